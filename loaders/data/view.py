@@ -209,9 +209,8 @@ class View:
         None has samples of two shards, where they lie in order.
         """
         with self.in_order():
-            step = max(
-                1, min(_MAX_PIECE, int(nbytes / max(1, sum(map(self._mean_nbytes, names)))))
-            )
+            mean = max(1, sum(map(self._mean_nbytes, names)))
+            step = max(1, min(_MAX_PIECE, int(nbytes / mean)))
             ends = self.store.ends.tolist() if self.numbers is None else [len(self)]
             for start, end in itertools.pairwise([0, *ends]):
                 for first in range(start, end, step):

@@ -228,16 +228,12 @@ class PackedDataset(Settled, BatchDataset[SampleT]):
 
         Transforms act on images, and views share one decode: with them both halves run on the host.
         """
-        if not self._splits:
-            return None
-        makers = makers_of(self._shown_fields, self.scale, device)
+        makers = makers_of(self._shown_fields, self.scale, device) if self._splits else {}
         if not makers:
             return None
         sizes = {name: make.size for name, make in makers.items()}
-        plan = replace(
-            self._planned(self._shown_fields, is_half=True),
-            unfinished=partial(with_groups, self.augment, sizes),
-        )
+        unfinished = partial(with_groups, self.augment, sizes)
+        plan = replace(self._planned(self._shown_fields, is_half=True), unfinished=unfinished)
         return SamplesOf(self, plan), Finisher(self.stored_fields, makers)
 
     @property

@@ -19,7 +19,7 @@ from loaders.augment.nd import check_ops, cut, output_lengths
 from loaders.augment.planning import fill_mask_of
 from loaders.codecs.raw import RawCodec
 from loaders.data.partial import BoxBytes, PartialRecords, RecordPart
-from loaders.datasets.reading.fixed import Layout
+from loaders.datasets.reading.fixed import Layout, torch_dtype
 from loaders.datasets.reading.known import geometry_of
 from loaders.datasets.reading.request import Reader
 from loaders.datasets.reading.samples import LIST, Form, in_form
@@ -196,7 +196,7 @@ class CropReader(Reader):
         ]
 
     def _layout(self, shape: tuple[int, ...]) -> Layout:
-        return Layout(self.codec.dtype, shape, is_image=False)
+        return Layout(torch_dtype(self.codec.dtype.name), shape, is_image=False)
 
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
         cuts, start = request.shared(("cuts", self.name), self._cuts, first, last)

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from loaders.buffers import Memory, scratch
@@ -17,6 +16,7 @@ from loaders.schema import Field, Image
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import numpy as np
     import numpy.typing as npt
 
     from loaders.data.gather import Found
@@ -90,7 +90,7 @@ class WideReader(FixedReader):
 class Layout:
     """How the values of one field lie in a batch; pictures are H x W x C in memory, whatever their axes are called."""
 
-    dtype: np.dtype[Any]
+    dtype: torch.dtype
     shape: tuple[int, ...]
     is_image: bool
 
@@ -99,21 +99,22 @@ class Layout:
         """Return the layout of a field of fixed shape."""
         shape = tuple(n for n in field.shape or () if n is not None)
         if isinstance(field, Image):
-            return cls(np.dtype(field.dtype), (*shape[1:], shape[0]), True)
-        return cls(np.dtype(field.served_dtype), shape, False)
+            return cls(torch_dtype(field.dtype), (*shape[1:], shape[0]), True)
+        return cls(torch_dtype(field.served_dtype), shape, False)
 
     def slot(
         self, name: str, num_samples: int, memory: Memory
     ) -> tuple[UInt8Array, npt.NDArray[Any]]:
         """Take memory for a batch; return the bytes, and the same as rows of numbers."""
         flat = memory.take(name, num_samples * math.prod(self.shape) * self.dtype.itemsize)
-        return flat, flat.view(self.dtype).reshape(num_samples, *self.shape)
+        rows = torch.from_numpy(flat).view(self.dtype).numpy()
+        return flat, rows.reshape(num_samples, *self.shape)
 
     def tensor(self, flat: UInt8Array | torch.Tensor, num_samples: int) -> torch.Tensor:
         """View bytes as the field's tensor; it shares and keeps them."""
         tensor = flat if isinstance(flat, torch.Tensor) else torch.from_numpy(flat)
-        if self.dtype != np.uint8:
-            tensor = tensor.view(torch_dtype(self.dtype.name))
+        if self.dtype is not torch.uint8:
+            tensor = tensor.view(self.dtype)
         if self.shape:
             tensor = tensor.view(num_samples, *self.shape)
         return tensor.permute(0, 3, 1, 2) if self.is_image else tensor
@@ -125,7 +126,7 @@ def served(records: torch.Tensor, field: Field) -> torch.Tensor:
     if field.served_dtype == field.dtype:
         return layout.tensor(records.flatten(), len(records))
     narrow = records.flatten().view(torch_dtype(field.dtype))
-    return narrow.to(torch_dtype(layout.dtype.name)).view(len(records), *layout.shape)
+    return narrow.to(layout.dtype).view(len(records), *layout.shape)
 
 
 def torch_dtype(name: str) -> torch.dtype:

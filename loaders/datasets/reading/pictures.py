@@ -224,9 +224,6 @@ class PictureReader(Reader):
                 kinds, values = plan.edits
                 edit(out, kinds[i].tolist(), values[i].tolist())
 
-    def _records(self, request: Request, first: int, last: int) -> Sequence[UInt8Array]:
-        return request.records(self.read_records, self.name, first, last)
-
     def wanted(self, request: Request, first: int, last: int) -> tuple[WantedPictures, int]:
         """Find pictures, read their headers, and draw their crops and flips; return where row ``first`` is, too."""
         return request.shared(("wanted", self.name), self._wanted, first, last)

@@ -279,4 +279,4 @@ def _half_reader(store: Store, name: str, field: Image, scale: float) -> Reader:
     nbytes = field.record_nbytes
     if nbytes is None:
         return CoefficientReader(store, name, DctCodec(field), side_of(scale))
-    return FixedReader(store, name, nbytes, Layout(np.dtype(np.uint8), (nbytes,), is_image=False))
+    return FixedReader(store, name, nbytes, Layout(torch.uint8, (nbytes,), is_image=False))
