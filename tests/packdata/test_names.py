@@ -17,7 +17,8 @@ from loaders.schema import Array, Text
 from packdata.cli import main
 from packdata.tables import pack_tables
 from packdata.tokens.files import list_files
-from packdata.tokens.texts import TextOptions, TextSource
+from packdata.tokens.options import TokenOptions
+from packdata.tokens.source import TokenSource
 from tests.refusals import At
 
 
@@ -84,7 +85,7 @@ def test_files_that_pyarrow_must_open_are_named(tmp_path: Path, odd: Path) -> No
     with pytest.raises(SourceError, check=At("ph\\udcff/t.feather'")):
         pack_tables(odd / "t.feather", tmp_path / "p")
     with pytest.raises(SourceError, check=At("ph\\udcff/t.parquet'")):
-        TextSource(list_files([odd / "t.parquet"])[0], TextOptions())
+        TokenSource(list_files([odd / "t.parquet"])[0], TokenOptions())
     assert main(["images", str(odd / "t.parquet"), str(tmp_path / "p")]) == 1
 
 

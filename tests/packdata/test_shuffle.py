@@ -77,9 +77,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small_pieces(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(made)
     monkeypatch.setattr("packdata.rows.PART_BYTES", 200)
-    monkeypatch.setattr("packdata.tokens.plan.PIECE_BYTES", 500)
-    for module in ("plan", "ids"):
-        monkeypatch.setattr(f"packdata.tokens.{module}.PIECE_TOKENS", 500)
+    monkeypatch.setattr("packdata.tokens.reading.DocumentFile.piece_bytes", 500)
+    monkeypatch.setattr("packdata.tokens.ids.IdsFile.piece_tokens", 500)
 
 
 def words(name: str, dst: Path, *more: str) -> list[str]:

@@ -9,7 +9,10 @@ import pytest
 from loaders.errors import SourceError
 from packdata.tokens.documents import Documents
 from packdata.tokens.files import SourceFile
-from packdata.tokens.texts import TextOptions, TextSource, split_at
+from packdata.tokens.options import TokenOptions
+from packdata.tokens.reading import DocumentFile
+from packdata.tokens.source import TokenSource
+from packdata.tokens.texts import split_at
 from tests.packdata.test_tokens import pack, texts, write
 from tests.refusals import At
 
@@ -19,7 +22,7 @@ MANY = 100_000  # characters; more bytes than are checked at once
 def read(path: Path, data: bytes, documents: str = "file") -> Documents:
     path.write_bytes(data)
     file = SourceFile(path, path.name, "text", None, len(data))
-    (piece,) = TextSource([file], TextOptions(documents)).pieces()
+    (piece,) = TokenSource([file], TokenOptions(documents=documents)).pieces()
     return piece.read()
 
 
@@ -61,7 +64,7 @@ def test_lines_lose_their_ends_and_keep_their_places() -> None:
         data = rng.choice(np.frombuffer(b"ab\r\n\r\n", np.uint8), int(rng.integers(1, 12)))
         text = data.tobytes()
 
-        documents = split_at(data, b"\n", is_line=True)
+        documents = split_at(text, b"\n", str, is_line=True)
 
         parts = text.split(b"\n")
         parts = [part.removesuffix(b"\r") for part in parts[:-1]] + parts[-1:]
@@ -73,27 +76,36 @@ def test_lines_lose_their_ends_and_keep_their_places() -> None:
         assert places == sorted(set(places))
 
 
-def cut_file(path: Path, data: bytes) -> TextSource:
-    """Cut at multiples of 150,000 bytes, whatever lies there."""
+@pytest.fixture
+def piece_bytes(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Files are cut at multiples of so many bytes, whatever lies there."""
+    monkeypatch.setattr(DocumentFile, "piece_bytes", 150_001)
+    return 150_001
+
+
+def cut_file(path: Path, data: bytes, piece_bytes: int) -> TokenSource:
     path.write_bytes(data)
     file = SourceFile(path, path.name, "text", None, len(data))
-    return TextSource([file], TextOptions(cut=150_001, piece_bytes=150_001))
+    return TokenSource([file], TokenOptions(row_tokens=piece_bytes), may_cut=True)
 
 
 @pytest.mark.parametrize("character", ["é", "€", "😀"])
-def test_characters_across_the_cuts_of_files_are_text(tmp_path: Path, character: str) -> None:
+def test_characters_across_the_cuts_of_files_are_text(
+    tmp_path: Path, character: str, piece_bytes: int
+) -> None:
     data = b"a" + character.encode() * 2 * MANY
 
-    pieces = [piece.read() for piece in cut_file(tmp_path / "a.txt", data).pieces()]
+    source = cut_file(tmp_path / "a.txt", data, piece_bytes)
+    pieces = [piece.read() for piece in source.pieces()]
 
     assert len(pieces) > 2
     assert b"".join(piece.data.tobytes() for piece in pieces) == data
 
 
-def test_a_bad_byte_in_a_cut_file_is_found_in_its_line(tmp_path: Path) -> None:
+def test_a_bad_byte_in_a_cut_file_is_found_in_its_line(tmp_path: Path, piece_bytes: int) -> None:
     data = ("é" * 60 + "\n").encode() * 3000
     at = 250_000 // 121 * 121
-    source = cut_file(tmp_path / "a.txt", data[:at] + b"\xff" + data[at:])
+    source = cut_file(tmp_path / "a.txt", data[:at] + b"\xff" + data[at:], piece_bytes)
     first, second, *_ = source.pieces()
 
     first.read()
@@ -120,10 +132,11 @@ def test_separators_across_the_cuts_part_the_same_documents(
         path.write_bytes(data.tobytes() if compression is None else gzip.compress(data.tobytes()))
         file = SourceFile(path, path.name, "text", compression, path.stat().st_size)
 
-        pieces = TextSource([file], TextOptions(mark, piece_bytes=piece_bytes)).pieces()
+        monkeypatch.setattr(DocumentFile, "piece_bytes", piece_bytes)
+        pieces = TokenSource([file], TokenOptions(documents=mark)).pieces()
 
         found = [document for piece in pieces for document in _texts(piece.read())]
-        assert found == _texts(split_at(data, mark.encode()))
+        assert found == _texts(split_at(data.tobytes(), mark.encode(), str))
 
 
 def test_a_run_of_separators_across_4_mib_is_cut_behind_it(tmp_path: Path) -> None:
@@ -131,9 +144,8 @@ def test_a_run_of_separators_across_4_mib_is_cut_behind_it(tmp_path: Path) -> No
     data = b"a" * (size - 1) + b"\n\n\n" + b"b" * 10 + b"\n\n" + b"c" * 3
     path = tmp_path / "a.txt"
     path.write_bytes(data)
-    source = TextSource(
-        [SourceFile(path, path.name, "text", None, len(data))], TextOptions("\n\n")
-    )
+    file = SourceFile(path, path.name, "text", None, len(data))
+    source = TokenSource([file], TokenOptions(documents="\n\n"))
 
     pieces = [piece.read() for piece in source.pieces()]
 

@@ -27,10 +27,11 @@ from packdata.packed.edit import CopyOptions, copy_dataset
 from packdata.packed.partition import split
 from packdata.tokens.documents import texts_of
 from packdata.tokens.files import list_files
-from packdata.tokens.ids import IdsSource
+from packdata.tokens.ids import IdsFile
 from packdata.tokens.plan import TokenOptions, open_tokenizer, pack_tokens, plan_tokens
+from packdata.tokens.reading import DocumentFile
+from packdata.tokens.source import TokenSource
 from packdata.tokens.stream import streams_of
-from packdata.tokens.texts import TextOptions, TextSource
 from packdata.tokens.tokenizer import JsonTokenizer, Vocabulary, train_bpe
 from tests.packdata.breaking import interrupted
 from tests.packdata.reading import PackedReader
@@ -222,8 +223,9 @@ def test_compressed_sources_give_what_plain_ones_give(tmp_path: Path, how: str, 
 @pytest.mark.parametrize("kind", ["txt", "txt.gz", "jsonl", "jsonl.gz", "parquet"])
 @pytest.mark.parametrize("piece_bytes", [1, 100, 1000, 1 << 20])
 def test_documents_do_not_depend_on_where_pieces_are_cut(
-    tmp_path: Path, kind: str, piece_bytes: int
+    tmp_path: Path, kind: str, piece_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(DocumentFile, "piece_bytes", piece_bytes)
     lines = [json.dumps({"text": w}) if "jsonl" in kind else w for w in WORDS]
     data = "\n".join(lines).encode()
     path = tmp_path / f"a.{kind}"
@@ -232,8 +234,8 @@ def test_documents_do_not_depend_on_where_pieces_are_cut(
     else:
         write(path, gzip.compress(data) if kind.endswith("gz") else data)
 
-    options = TextOptions(documents="line", piece_bytes=piece_bytes)
-    source = TextSource(list_files([path])[0], options)
+    options = TokenOptions(documents="line")
+    source = TokenSource(list_files([path])[0], options)
 
     pieces = list(source.pieces())
     assert len(pieces) == len(source)
@@ -244,27 +246,31 @@ def test_documents_do_not_depend_on_where_pieces_are_cut(
 
 
 def test_a_file_that_may_be_cut_anywhere_is_cut_through_characters_unharmed(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(DocumentFile, "piece_bytes", 7)
     text = "aä猫🐈" * 50
     path = write(tmp_path / "a.txt", text)
     zipped = write(tmp_path / "a.txt.gz", gzip.compress(text.encode()))
 
     for file in (path, zipped):
-        source = TextSource(list_files([file])[0], TextOptions(cut=7, piece_bytes=7))
+        source = TokenSource(list_files([file])[0], TokenOptions(row_tokens=7), may_cut=True)
         read = [piece.read() for piece in source.pieces()]
         assert b"".join(d.data.tobytes() for d in read).decode() == text
         assert [len(d.ends) for d in read] == [0] * (len(read) - 1) + [1]
 
 
-def read_all(source: TextSource) -> None:
+def read_all(source: TokenSource) -> None:
     for piece in source.pieces():
         for _, error in piece.read().rejects:
             raise error
 
 
-@pytest.mark.parametrize("cut", range(1, 12))
-def test_bytes_that_are_no_text_are_found_wherever_the_cut_is(tmp_path: Path, cut: int) -> None:
+@pytest.mark.parametrize("cut", range(2, 12))
+def test_bytes_that_are_no_text_are_found_wherever_the_cut_is(
+    tmp_path: Path, cut: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DocumentFile, "piece_bytes", cut)
     for bad in (
         b"ab\xffcd",
         b"abc\xe7\x8c",
@@ -273,7 +279,7 @@ def test_bytes_that_are_no_text_are_found_wherever_the_cut_is(tmp_path: Path, cu
         b"abcd\xe7\x8c\x80\x80",
     ):
         path = write(tmp_path / "a.txt", b"x\ny\n" + bad)
-        source = TextSource(list_files([path])[0], TextOptions(cut=cut, piece_bytes=cut))
+        source = TokenSource(list_files([path])[0], TokenOptions(row_tokens=cut), may_cut=True)
 
         with pytest.raises(SourceError, check=At("a.txt, line 3")):
             read_all(source)
@@ -588,15 +594,20 @@ def test_an_id_that_does_not_fit_is_an_error_that_names_file_and_position(
     assert not (tmp_path / "p").exists()
 
 
-def test_pieces_of_ids_cut_where_rows_or_documents_end(tmp_path: Path) -> None:
+def test_pieces_of_ids_cut_where_rows_or_documents_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng = np.random.default_rng(0)
     ids = rng.integers(0, 50, 5000).astype("<u2")
     files = list_files([write(tmp_path / "a.bin", ids.tobytes())])[0]
 
     for cut in (7, 64, None):
-        pieces = list(IdsSource(files, eod=0, cut=cut).pieces())
+        if cut is not None:
+            monkeypatch.setattr(IdsFile, "piece_tokens", cut)
+        options = TokenOptions(eod=0, row_tokens=cut or 64)
+        pieces = list(TokenSource(files, options, may_cut=cut is not None).pieces())
         assert np.array_equal(np.concatenate([piece.read().data for piece in pieces]), ids)
-        ends = [piece.read().ends + piece.start for piece in pieces]  # type: ignore[attr-defined]
+        ends = [piece.read().ends + piece.parts[0].start for piece in pieces]
         expected = np.union1d(np.flatnonzero(ids == 0) + 1, [5000])
         assert np.concatenate(ends).tolist() == expected.tolist()
 
@@ -767,7 +778,7 @@ def test_rows_of_several_parquet_files_are_each_their_own(tmp_path: Path) -> Non
 def test_the_bytes_do_not_depend_on_the_number_of_workers(
     tmp_path: Path, kind: str, bpe: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("packdata.tokens.plan.PIECE_BYTES", 700)
+    monkeypatch.setattr("packdata.tokens.reading.DocumentFile.piece_bytes", 700)
     source = write(tmp_path / "a.txt", "\n".join(WORDS))
     tokenizer = write(tmp_path / "t.json", bpe) if kind == "bpe" else None
     options = TokenOptions(documents="line", tokenizer=tokenizer, row_tokens=64)
@@ -1010,7 +1021,9 @@ def test_the_command_packs_and_tells_what_it_did(
 def test_an_interrupted_packing_goes_on_to_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: Any
 ) -> None:
-    monkeypatch.setattr("packdata.tokens.plan.PIECE_BYTES", 10_000)  # or all were one piece
+    monkeypatch.setattr(
+        "packdata.tokens.reading.DocumentFile.piece_bytes", 10_000
+    )  # or all were one piece
     text = "\n\n".join(f"document {i} " + "la " * (i % 50) for i in range(900))
     for i in range(6):
         write(tmp_path / f"in/{i}.txt", f"{i}: {text}")

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from loaders.errors import SourceError
 from packdata.readers import arrow_lines, filled_lines, json_object
-from packdata.tokens.documents import IGNORED, Documents, not_utf8, placed
+from packdata.tokens.documents import IGNORED, Documents, not_utf8, placed, rejected
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,10 +39,19 @@ class DocumentForm(ABC):
 
     Attributes:
         kind: ``text``, ``lists`` or ``chat``.
+        column: Where the documents are.
+        option: The option that names another column.
+        holds: What the columns have, for messages.
+        optional: Columns that files may lack.
         has_labels: Whether documents have labels.
+        targets_hint: What to do where no document has a target.
     """
 
     kind: ClassVar[str]
+    column: str
+    option: ClassVar[str]
+    holds: ClassVar[str]
+    optional: ClassVar[tuple[str, ...]] = ()
     has_labels: bool
     targets_hint: ClassVar[str] = "Are all labels -100?"
 
@@ -55,21 +64,37 @@ class DocumentForm(ABC):
         """Return what the rows are read by, for the identity of a packing."""
         return {}
 
-    def has_targets(self, documents: Documents) -> bool:
-        """Tell whether a document with labels has one that is learned."""
-        return documents.labels is not None and bool((documents.labels != IGNORED).any())
-
-    @abstractmethod
     def check(self, schema: pa.Schema, path: Path) -> None:
         """Raise SourceError if a file's columns cannot be read."""
+        for name in self.types:
+            if name not in schema.names:
+                if name in self.optional:
+                    continue
+                has = ", ".join(schema.names[:12])
+                raise SourceError(
+                    f"missing column {name!r}", path, f"Pass {self.option}, one of {has}"
+                )
+            kind = schema.field(name).type
+            if name not in self.optional and not self.takes(kind):
+                raise SourceError(f"column {name!r} holds {kind}, not {self.holds}", path)
+
+    @abstractmethod
+    def takes(self, kind: pa.DataType) -> bool:
+        """Tell whether a column of this type can be read."""
+
+    def value(self, value: Any, column: str) -> Any:
+        """Return what a JSON object has in a column; ValueError if that is no part of a document."""
+        return value
 
     @abstractmethod
     def of_table(self, table: pa.Table, place: Place) -> Documents:
         """Return each row as a document, less those that cannot be one."""
 
-    @abstractmethod
-    def value(self, row: Mapping[str, Any], column: str) -> Any:
-        """Return what a JSON object has in a column; ValueError if that is no part of a document."""
+    def of_rows(self, rows: Sequence[Sequence[Any]], place: Place) -> Documents:
+        """Return the document of each row of values, in the order of ``types``."""
+        columns = zip(*rows, strict=True) if rows else [()] * len(self.types)
+        arrays = [pa.array(c, kind) for c, kind in zip(columns, self.types.values(), strict=True)]
+        return self.of_table(pa.Table.from_arrays(arrays, [*self.types]), place)
 
     def of_lines(self, data: bytes, place: Place) -> Documents:
         """Return the documents of whole lines of JSON, one object each; blank lines are skipped.
@@ -96,40 +121,26 @@ class DocumentForm(ABC):
         for _, at, line in filled_lines(data):
             try:
                 row = json_object(line)
-                rows.append([self.value(row, name) for name in self.types])
+                rows.append([self._value_in(row, name) for name in self.types])
                 begins.append(at)
             except UnicodeDecodeError as error:
                 rejects.append(not_utf8(error.object[error.start], place(at)))
             except ValueError as error:
-                rejects.append((place(at), SourceError(str(error), place(at))))
+                rejects.append(rejected(place(at), str(error)))
         documents = self.of_rows(rows, lambda row: place(begins[row]))
         return replace(documents, rejects=(*rejects, *documents.rejects))
 
-    def of_rows(self, rows: Sequence[Sequence[Any]], place: Place) -> Documents:
-        """Return the document of each row of values, in the order of ``types``."""
-        columns = zip(*rows, strict=True) if rows else [()] * len(self.types)
-        arrays = [pa.array(c, kind) for c, kind in zip(columns, self.types.values(), strict=True)]
-        return self.of_table(pa.Table.from_arrays(arrays, [*self.types]), place)
+    def _value_in(self, row: Mapping[str, Any], column: str) -> Any:
+        if column in row:
+            return self.value(row[column], column)
+        if column in self.optional:
+            return None
+        raise ValueError(f"missing {column!r} among {sorted(row)[:8]}; see {self.option}")
 
 
 def one_array(column: pa.ChunkedArray) -> pa.Array:
     """Return a column as one array, without copying where it is one."""
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-
-
-def value_of(row: Mapping[str, Any], column: str, option: str) -> Any:
-    """Return a value of a JSON object; ValueError if it has none of that name."""
-    if column not in row:
-        raise ValueError(f"missing {column!r} among {sorted(row)[:8]}; see {option}")
-    return row[column]
-
-
-def type_of(schema: pa.Schema, column: str, path: Path, option: str) -> pa.DataType:
-    """Return the type of a column; SourceError if there is none, with the option that names another."""
-    if column not in schema.names:
-        has = ", ".join(schema.names[:12])
-        raise SourceError(f"missing column {column!r}", path, f"Pass {option}, one of {has}")
-    return schema.field(column).type
 
 
 @dataclass(frozen=True)
@@ -138,20 +149,24 @@ class Texts(DocumentForm):
 
     column: str
     kind = "text"
+    option = "text_column="
+    holds = "text"
     has_labels = False
 
     @property
     def types(self) -> Mapping[str, pa.DataType | None]:
         return {self.column: pa.large_string()}
 
-    def check(self, schema: pa.Schema, path: Path) -> None:
-        """Raise SourceError if the column is missing, or holds no text."""
-        kind = type_of(schema, self.column, path, "text_column=")
-        if pa.types.is_dictionary(kind):
-            kind = kind.value_type
+    def takes(self, kind: pa.DataType) -> bool:
+        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-        if not any(test(kind) for test in tests):
-            raise SourceError(f"column {self.column!r} holds {kind}, not text", path)
+        return any(test(kind) for test in tests)
+
+    def value(self, value: Any, column: str) -> str:
+        if not isinstance(value, str):
+            what = "null" if value is None else f"a {type(value).__name__}"
+            raise ValueError(f"{column!r} is {what}, not a text")
+        return value
 
     def of_table(self, table: pa.Table, place: Place) -> Documents:
         """Return each row as a document, less those that are null or not UTF-8."""
@@ -160,21 +175,10 @@ class Texts(DocumentForm):
         offsets = offsets[texts.offset :][: len(texts) + 1]
         data = np.frombuffer(texts.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[-1]]
         ends = offsets[1:] - offsets[0]
-        documents = Documents(data, ends, placed(ends, place))
-        try:
-            str(data.data, "utf-8")
-        except UnicodeDecodeError:
-            documents = documents.only_utf8()
+        documents = Documents(data, ends, placed(ends, place)).only_utf8()
         nulls = np.flatnonzero(texts.is_null().to_numpy(zero_copy_only=False)).tolist()
-        bad = [(where, SourceError("the text is null", where)) for where in map(place, nulls)]
+        bad = [rejected(where, "the text is null") for where in map(place, nulls)]
         return replace(documents, rejects=(*documents.rejects, *bad))
-
-    def value(self, row: Mapping[str, Any], column: str) -> str:
-        value = value_of(row, column, "text_column=")
-        if not isinstance(value, str):
-            what = "null" if value is None else f"a {type(value).__name__}"
-            raise ValueError(f"{column!r} is {what}, not a text")
-        return value
 
 
 @dataclass(frozen=True)
@@ -187,6 +191,8 @@ class Ids(DocumentForm):
     beside: tuple[str, ...] = ()
     drop: tuple[str, ...] = ()  # columns that are left out
     kind = "lists"
+    option = "ids_column="
+    holds = "lists of ids"
 
     @property
     def has_labels(self) -> bool:  # type: ignore[override]
@@ -206,12 +212,12 @@ class Ids(DocumentForm):
         more = {name: True for name in self.beside if name not in (LABELS, ATTENTION_MASK)}
         return {"ids_column": self.column, LABELS: LABELS in self.beside, **more}
 
+    def takes(self, kind: pa.DataType) -> bool:
+        return is_list_of_numbers(kind)
+
     def check(self, schema: pa.Schema, path: Path) -> None:
-        """Raise SourceError if a column is missing, holds no lists of numbers, or is one that the first file lacks."""
-        for name in self.types:
-            kind = type_of(schema, name, path, "ids_column=")
-            if not is_list_of_numbers(kind):
-                raise SourceError(f"column {name!r} holds {kind}, not lists of ids", path)
+        """Raise SourceError if a column cannot be read, or is one beside the ids that the first file lacks."""
+        super().check(schema, path)
         for name in self._unused & {*schema.names}:
             if is_list_of_numbers(schema.field(name).type):
                 raise _only_here(name, path)
@@ -225,11 +231,20 @@ class Ids(DocumentForm):
             name: [len(value) if are_numbers(value) else 0 for value in values or ()]
             for name, values in columns.items()
         }
-        ids = lengths.get(self.column, [0])
+        ids = lengths.get(self.column, [])
         for name in columns.keys() - {self.column, *BESIDE_IDS, *self.drop}:
             if lengths[name] == ids and max(ids, default=0) > 1:
                 what = f"column {name!r} has a number for each id of {self.column!r}"
                 raise SourceError(what, path, f"Pass drop={[name]} to pack without it")
+
+    def value(self, value: Any, column: str) -> npt.NDArray[np.int64]:
+        """Return whole numbers; beside the ids they may be flags, or floats."""
+        types = {int} if column == self.column else {int, float, bool}
+        if not isinstance(value, list) or not all(
+            type(x) in types and x % 1 == 0 and abs(x) < 1 << 63 for x in value
+        ):
+            raise ValueError(f"{column!r} is not a list of whole numbers")
+        return np.array(value, np.int64)
 
     def of_lines(self, data: bytes, place: Place) -> Documents:
         for name in self._unused:
@@ -244,17 +259,17 @@ class Ids(DocumentForm):
         good = np.ones(len(lengths), bool)
         rejects: list[Reject] = []
         for name, (values, sizes, has_null) in lists.items():
-            found = _sums(values, sizes) if name == SEQ_LENGTHS else sizes
+            found = sizes
+            if name == SEQ_LENGTHS:
+                before, ends = np.append(0, np.cumsum(values)), np.cumsum(sizes)
+                found = before[ends] - before[ends - sizes]
             bad = good & (has_null | (found != lengths))
             good &= ~bad
             for row in np.flatnonzero(bad).tolist():
                 what = f"{name!r} is for {found[row]} ids, and there are {lengths[row]}"
-                if has_null[row]:
-                    what = f"{name!r} is null, or holds one"
-                rejects.append((place(row), SourceError(what, place(row))))
-        used = {name: values for name, (values, *_) in lists.items()}
-        if not good.all():
-            used = {n: values[np.repeat(good, sizes)] for n, (values, sizes, _) in lists.items()}
+                what = f"{name!r} is null, or holds one" if has_null[row] else what
+                rejects.append(rejected(place(row), what))
+        used = {n: values[np.repeat(good, sizes)] for n, (values, sizes, _) in lists.items()}
         ids, labels = used[self.column], used.get(LABELS)
         for name in LOSS_MASKS:
             if name in used:
@@ -267,16 +282,6 @@ class Ids(DocumentForm):
             before = np.append(0, np.cumsum(kept, dtype=np.int64))
             ends, rows = before[ends], before[rows]
         return Documents(ids, ends, placed(rows, place), tuple(rejects), labels)
-
-    def value(self, row: Mapping[str, Any], column: str) -> npt.NDArray[np.int64]:
-        """Return whole numbers; beside the ids they may be flags, or floats."""
-        value = value_of(row, column, "ids_column=")
-        types = {int} if column == self.column else {int, float, bool}
-        if not isinstance(value, list) or not all(
-            type(x) in types and x % 1 == 0 and abs(x) < 1 << 63 for x in value
-        ):
-            raise ValueError(f"{column!r} is not a list of whole numbers")
-        return np.array(value, np.int64)
 
 
 def _only_here(name: str, where: Path | str) -> SourceError:
@@ -310,10 +315,3 @@ def _flat(
         has_null[np.repeat(np.arange(len(lengths)), lengths)[is_null]] = True
         values = pc.fill_null(values, 0)
     return values.to_numpy(zero_copy_only=False), lengths.astype(np.int64), has_null
-
-
-def _sums(values: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the sum of each list."""
-    before, ends = np.append(0, np.cumsum(values)), np.cumsum(lengths)
-    sums: npt.NDArray[np.int64] = before[ends] - before[ends - lengths]
-    return sums

@@ -88,9 +88,10 @@ class SourceFile:
     def unpacked(self) -> Any:
         """Return its decompressed bytes, mapped: they lie in a file without a name below ``TMPDIR``.
 
-        Raises:
-            SourceError: It is damaged, or cut off.
+        None if it is not compressed; SourceError if it is damaged, or cut off.
         """
+        if self.compression is None:
+            return None
         with self._decompressed() as source, tempfile.TemporaryFile(prefix="packdata-") as plain:
             shutil.copyfileobj(source, plain, 1 << 20)
             plain.flush()

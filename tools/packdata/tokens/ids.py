@@ -13,7 +13,6 @@ Source:
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,15 +20,16 @@ import numpy.typing as npt
 
 from loaders.errors import SourceError
 from packdata.sources.base import read_file
-from packdata.tokens.documents import Documents, Piece, TokenSource
+from packdata.tokens.documents import Documents
+from packdata.tokens.reading import DocumentFile, Range
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from pathlib import Path
 
     from packdata.tokens.files import SourceFile
+    from packdata.tokens.options import Eod
 
-PIECE_TOKENS = 2 << 20
 DEFAULT_DTYPE = "uint16"
 _NPY_MAGIC = b"\x93NUMPY"
 _LLMC_BYTES = 1024  # 256 int32: magic, version, number of tokens, zeros
@@ -44,39 +44,67 @@ _DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  # 6 and 7 
 _SCAN = 1 << 16
 _MIN_TEXT_BYTES = 32
 
-
-@dataclass(frozen=True, slots=True)
-class IdsFile:
-    """The ids of one file, mapped."""
-
-    file: SourceFile
-    ids: npt.NDArray[Any]  # 1-D
-    # Positions behind each document, if an index or rows have them.
-    ends: npt.NDArray[np.int64] | None = None
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def next_end(self, position: int, eod: int | None) -> int:
-        """Return the first position from ``position`` on behind which no document goes on."""
-        if self.ends is not None:
-            at = int(np.searchsorted(self.ends, position))
-            return int(self.ends[at]) if at < len(self.ends) else len(self)
-        first = max(position - 1, 0)  # an end right before it will do
-        while eod is not None and first < len(self):
-            found = np.flatnonzero(self.ids[first : first + _SCAN] == eod)
-            if len(found):
-                return first + int(found[0]) + 1
-            first += _SCAN
-        return len(self)
+# The ids of a file, 1-D and mapped; positions behind each document, or None where no index or row tells.
+_Opened = tuple[npt.NDArray[Any], npt.NDArray[np.int64] | None]
 
 
-def open_ids(file: SourceFile, bin_dtype: str | None) -> IdsFile:
-    """Map a file of ids; without a header they are of ``bin_dtype``, None for uint16, if they look like it.
+class IdsFile(DocumentFile):
+    """A file of ids.
+
+    Args:
+        file: The file.
+        bin_dtype: Type of ids without a header; None for uint16, if they look like it.
+        eod: The id behind which documents end, in a file without an index.
+        cut: The file may be cut at multiples of so many ids; None: only where a document ends.
 
     Raises:
         SourceError: It is not what its name says, or holds no whole numbers.
     """
+
+    piece_tokens = 2 << 20
+
+    def __init__(self, file: SourceFile, bin_dtype: str | None, eod: Eod, cut: int | None) -> None:
+        self._name, self._cut = file.name, cut
+        self._eod = eod if isinstance(eod, int) else None
+        self._ids, self._ends = _open_ids(file, bin_dtype)
+        self.itemsize = self._ids.dtype.itemsize
+
+    def ranges(self) -> Iterator[Range]:
+        start, size = 0, len(self._ids)
+        while start < size:
+            stop = min(start + (self._cut or self.piece_tokens), size)
+            stop = stop if self._cut else self._next_end(stop)
+            where = f"{self._name}, ids {start} to {stop - 1}"
+            yield Range(self, where, start, stop, self.piece_bytes)  # a piece by itself
+            start = stop
+
+    def _next_end(self, position: int) -> int:
+        """Return the first position from ``position`` on behind which no document goes on."""
+        if self._ends is not None:
+            at = int(np.searchsorted(self._ends, position))
+            return int(self._ends[at]) if at < len(self._ends) else len(self._ids)
+        first = max(position - 1, 0)  # an end right before it will do
+        while self._eod is not None and first < len(self._ids):
+            found = np.flatnonzero(self._ids[first : first + _SCAN] == self._eod)
+            if len(found):
+                return first + int(found[0]) + 1
+            first += _SCAN
+        return len(self._ids)
+
+    def read(self, given: Range) -> Documents:
+        """Return the ids and where documents end among them."""
+        ids, ends = self._ids[given.start : given.stop], np.empty(0, np.int64)
+        if self._ends is not None:
+            first, last = np.searchsorted(self._ends, [given.start, given.stop], "right")
+            ends = self._ends[first:last] - given.start
+        elif self._eod is not None:
+            ends = np.flatnonzero(ids == self._eod) + 1
+        if given.stop == len(self._ids):
+            ends = np.append(ends, len(ids))
+        return Documents(ids, np.unique(ends), lambda at: f"{self._name}, id {given.start + at}")
+
+
+def _open_ids(file: SourceFile, bin_dtype: str | None) -> _Opened:
     index = file.path.with_suffix(".idx")
     if file.kind == "ds":
         return _open_ds(file)
@@ -96,7 +124,7 @@ def open_ids(file: SourceFile, bin_dtype: str | None) -> IdsFile:
     return _open_flat(file, bin_dtype, head)
 
 
-def _open_npy(file: SourceFile, bin_dtype: str | None) -> IdsFile:
+def _open_npy(file: SourceFile, bin_dtype: str | None) -> _Opened:
     try:
         ids = np.load(file.path, mmap_mode="r", allow_pickle=False)
     except (ValueError, OSError, EOFError, SyntaxError) as error:
@@ -108,10 +136,10 @@ def _open_npy(file: SourceFile, bin_dtype: str | None) -> IdsFile:
         raise SourceError(f"unexpected array of shape {ids.shape}", file.path, hint)
     width = ids.shape[-1]
     ends = np.arange(width, ids.size + 1, width) if ids.ndim == 2 and ids.size else None
-    return IdsFile(file, ids.reshape(-1), ends)
+    return ids.reshape(-1), ends
 
 
-def _open_flat(file: SourceFile, dtype: str | None, head: bytes) -> IdsFile:
+def _open_flat(file: SourceFile, dtype: str | None, head: bytes) -> _Opened:
     item = np.dtype(dtype or DEFAULT_DTYPE).newbyteorder("<")
     if file.size % item.itemsize:
         what = f"{file.size} bytes are not a multiple of {item.itemsize} ({item.name})"
@@ -129,19 +157,19 @@ def _open_flat(file: SourceFile, dtype: str | None, head: bytes) -> IdsFile:
         if len(high) >= 8 and int(high.max()) * 64 < int(low.max()):
             what = f"every second id is below {int(high.max()) + 1} as uint16"
             raise SourceError(what, file.path, "Pass bin_dtype='uint32', or what the ids are")
-    return IdsFile(file, ids)
+    return ids, None
 
 
-def _open_llmc(file: SourceFile, head: bytes) -> IdsFile:
+def _open_llmc(file: SourceFile, head: bytes) -> _Opened:
     known, dtype = _LLMC[head[:4]]
     version, length = struct.unpack_from("<2i", head.ljust(12, b"\0"), 4)
     if version != known or length < 0:
         what = f"version {version} of llm.c's header, {length} ids"
         raise SourceError(what, file.path, f"Version {known} is read")
-    return IdsFile(file, _map(file, np.dtype(dtype), length, _LLMC_BYTES))
+    return _map(file, np.dtype(dtype), length, _LLMC_BYTES), None
 
 
-def _open_ds(file: SourceFile) -> IdsFile:
+def _open_ds(file: SourceFile) -> _Opened:
     index = file.path.with_name(f"{file.path.name}.index")
     data = read_file(index, str(index), "datatrove writes it: copy it beside the .ds")
     ends = np.frombuffer(data[: len(data) // 8 * 8], "<u8").astype(np.int64)
@@ -149,23 +177,10 @@ def _open_ds(file: SourceFile) -> IdsFile:
         raise SourceError("the ends of documents are not in order", index)
     length = int(ends[-1]) if len(ends) else 0
     wide = "<u4" if file.size == 4 * length else "<u2"
-    return IdsFile(file, _map(file, np.dtype(wide), length), ends)
+    return _map(file, np.dtype(wide), length), ends
 
 
-def _map(file: SourceFile, dtype: Any, length: int, offset: int = 0) -> npt.NDArray[Any]:
-    """Map so many ids behind a header; SourceError if the file has not as many."""
-    if file.size != offset + length * dtype.itemsize:
-        what = f"{file.size} bytes, for {length} ids of {dtype.itemsize} bytes"
-        raise SourceError(what, file.path, "Is it complete, and that of its index?")
-    try:
-        return (
-            np.memmap(file.path, dtype, "r", offset, (length,)) if length else np.empty(0, dtype)
-        )
-    except (OSError, ValueError) as error:
-        raise SourceError(f"the file cannot be mapped ({error})", file.path) from error
-
-
-def _open_pair(file: SourceFile, index: Path) -> IdsFile:
+def _open_pair(file: SourceFile, index: Path) -> _Opened:
     data = read_file(index, str(index))
     if len(data) < _HEADER.size or not data.startswith(_MAGIC):
         raise SourceError("the file does not begin as an index of Megatron-LM (MMIDIDX)", index)
@@ -187,72 +202,16 @@ def _open_pair(file: SourceFile, index: Path) -> IdsFile:
     is_in_order = (pointers == ends[:-1] * dtype.itemsize).all() and (lengths >= 0).all()
     if not (is_whole and is_in_order and (np.diff(bounds) >= 0).all()):
         raise SourceError("documents are not made of the sequences of the .bin, in order", index)
-    return IdsFile(file, _map(file, dtype, int(ends[-1])), ends[bounds[1:]])
+    return _map(file, dtype, int(ends[-1])), ends[bounds[1:]]
 
 
-@dataclass(frozen=True, slots=True)
-class IdsPiece:
-    """A range of one file."""
-
-    source: IdsFile
-    start: int  # position of its first id
-    stop: int  # position behind its last id
-    eod: int | None  # the id behind which documents end, in a file without an index
-
-    @property
-    def where(self) -> str:
-        return f"{self.source.file.name}, ids {self.start} to {self.stop - 1}"
-
-    def read(self) -> Documents:
-        """Return the ids and where documents end among them."""
-        ids, ends = self.source.ids[self.start : self.stop], self.source.ends
-        if ends is not None:
-            first, last = np.searchsorted(ends, [self.start, self.stop], "right")
-            ends = ends[first:last] - self.start
-        elif self.eod is not None:
-            ends = np.flatnonzero(ids == self.eod) + 1
-        else:
-            ends = np.empty(0, np.int64)
-        if self.stop == len(self.source):
-            ends = np.append(ends, len(ids))
-        where = f"{self.source.file.name}, id "
-        return Documents(ids, np.unique(ends), lambda at: f"{where}{self.start + at}")
-
-
-class IdsSource(TokenSource):
-    """Pieces of files of ids, in a fixed order.
-
-    Raises:
-        SourceError: A file is damaged, or of the wrong kind.
-    """
-
-    kind = "ids"
-    has_ids = True
-
-    def __init__(
-        self,
-        files: Sequence[SourceFile],
-        # Type of ids without a header; None for uint16, if they look like it.
-        bin_dtype: str | None = None,
-        eod: int | None = None,  # the id behind which documents end, in files without an index
-        # Pieces end at multiples of so many ids; None: only where a document ends.
-        cut: int | None = PIECE_TOKENS,
-    ) -> None:
-        self.eod, self.cut = eod, cut
-        opened = [open_ids(file, bin_dtype) for file in files]
-        self.itemsize = max(ids.ids.dtype.itemsize for ids in opened)
-        self.empty_files = [ids.file.name for ids in opened if not len(ids)]
-        self._plan = [piece for ids in opened for piece in self._cut(ids)]
-
-    def _cut(self, ids: IdsFile) -> Iterator[IdsPiece]:
-        start = 0
-        while start < len(ids):
-            if self.cut is not None:
-                stop = min(start + self.cut, len(ids))
-            else:
-                stop = ids.next_end(min(start + PIECE_TOKENS, len(ids)), self.eod)
-            yield IdsPiece(ids, start, stop, self.eod)
-            start = stop
-
-    def pieces(self, start: int = 0) -> Iterator[Piece]:
-        yield from map(self._plan.__getitem__, range(start, len(self)))
+def _map(file: SourceFile, dtype: Any, length: int, offset: int = 0) -> npt.NDArray[Any]:
+    """Map so many ids behind a header; SourceError if the file has not as many."""
+    if file.size != offset + length * dtype.itemsize:
+        what = f"{file.size} bytes, for {length} ids of {dtype.itemsize} bytes"
+        raise SourceError(what, file.path, "Is it complete, and that of its index?")
+    try:
+        mapped = np.memmap(file.path, dtype, "r", offset, (length,)) if length else None
+    except (OSError, ValueError) as error:
+        raise SourceError(f"the file cannot be mapped ({error})", file.path) from error
+    return np.empty(0, dtype) if mapped is None else mapped

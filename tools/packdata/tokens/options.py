@@ -118,6 +118,8 @@ class TokenOptions:
         if not 0 <= self.val_share < 1:
             raise ValueError(f"val_share must be in [0, 1), got {self.val_share}")
         check_options(self)
+        if not self.documents:
+            raise ValueError("documents must be 'file', 'line' or a separator, got ''")
         if self.tokenizer is not None and self.train_bpe is not None:
             raise ValueError("a tokenizer is given or made: leave out one of the two")
         for name, token in (("eod", self.eod), ("bos", self.bos)):

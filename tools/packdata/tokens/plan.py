@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import date
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +11,6 @@ from loaders.checks import shown
 from loaders.data.view import open_view
 from loaders.errors import SourceError
 from loaders.remote.url import is_url
-from packdata.delimited import CsvRows
 from packdata.describe import counted, describe_field, passed_over
 from packdata.packing.firstpass import FirstPass
 from packdata.packing.settings import PackSettings, check_options
@@ -23,16 +18,12 @@ from packdata.plan import pack_plan
 from packdata.sources.base import read_file
 from packdata.sources.listed import list_sources, with_beside, without_secrets
 from packdata.sources.opening import joined_splits
-from packdata.sources.row_kinds import open_row_file
-from packdata.tokens.chat import Chat, open_template
-from packdata.tokens.contents import BESIDE_IDS, Ids, Texts, are_numbers, is_list_of_numbers
 from packdata.tokens.files import IDS_KINDS, LINE_KINDS, identity_of, list_files
-from packdata.tokens.ids import DEFAULT_DTYPE, PIECE_TOKENS, IdsSource
-from packdata.tokens.options import Eod
+from packdata.tokens.ids import DEFAULT_DTYPE
 from packdata.tokens.options import TokenOptions as TokenOptions
 from packdata.tokens.recipe import NO_TARGET, TokensRecipe
+from packdata.tokens.source import TokenSource
 from packdata.tokens.stream import count
-from packdata.tokens.texts import PIECE_BYTES, TextOptions, TextSource
 from packdata.tokens.tokenizer import (
     BytesTokenizer,
     JsonTokenizer,
@@ -43,18 +34,15 @@ from packdata.tokens.tokenizer import (
 from packdata.wording import few
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from typing import Unpack
 
     from packdata.packing.settings import OnError
     from packdata.packing.shards import Format
     from packdata.packing.summary import Summary
-    from packdata.tokens.contents import DocumentForm
     from packdata.tokens.files import SourceFile
 
 TRAIN_BYTES = 256 << 20  # of the corpus are enough for a BPE
-_FIRST_BYTES, _FIRST_ROWS = 1 << 20, 64  # of a file, looked at for lists beside the ids
-_BOM = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,19 +71,18 @@ class TokensPlan:
         }
 
     def __str__(self) -> str:
-        return "\n".join(self._lines())
-
-    def _lines(self) -> Iterator[str]:
         files, recipe = self.files, self.recipe
-        size = sum(file.size for file in files)
         kinds = ", ".join(sorted({file.kind for file in files}))
-        much = f"{counted(len(files), 'file')} ({kinds}), {counted(size, 'byte')}"
-        yield f"{much}, in {counted(len(recipe), 'piece')}"
-        yield from self.notes()
+        size = counted(sum(file.size for file in files), "byte")
+        much = (
+            f"{counted(len(files), 'file')} ({kinds}), {size}, in {counted(len(recipe), 'piece')}"
+        )
+        lines = [much, *self.notes()]
         for target in recipe.targets:
-            yield f"  to {target.folder or 'the destination itself'}, as {self.format}:"
-            for name, field in target.schema.fields.items():
-                yield f"    {name}: {describe_field(field)}"
+            lines.append(f"  to {target.folder or 'the destination itself'}, as {self.format}:")
+            fields = target.schema.fields.items()
+            lines += [f"    {name}: {describe_field(field)}" for name, field in fields]
+        return "\n".join(lines)
 
     @property
     def splits(self) -> list[tuple[str, TokensRecipe]]:
@@ -104,12 +91,11 @@ class TokensPlan:
 
     def notes(self, packed: Summary | None = None) -> list[str]:
         """Say what is worth knowing of the source."""
-        recipe, notes = self.recipe, []
+        empty, notes = self.recipe.source.empty_files, passed_over(self.ignored)
         if packed is not None and (num := packed.counts.get(NO_TARGET, 0)):
-            notes.append(f"{counted(num, 'document')} without a target")
-        notes += passed_over(self.ignored)
-        if recipe.source.empty_files:
-            notes.append(f"empty: {few(recipe.source.empty_files)}")
+            notes.insert(0, f"{counted(num, 'document')} without a target")
+        if empty:
+            notes.append(f"empty: {few(empty)}")
         return [*notes, *joined_splits([file.path for file in self.files])]
 
     def amount(self, packed: Summary) -> str:
@@ -152,19 +138,20 @@ def plan_tokens(
         raise TypeError(f"options must be TokenOptions(...), got {shown(options)}")
     sources = [sources] if isinstance(sources, Path | str) else list(sources)
     files, ignored = list_files(sources)
-    kinds = Counter("ids" if f.kind in IDS_KINDS else "text" for f in files)
-    if len(kinds) > 1:
-        what = f"{counted(kinds['text'], 'file')} of text beside {kinds['ids']} of ids"
+    num_ids = sum(file.kind in IDS_KINDS for file in files)
+    if 0 < num_ids < len(files):
+        what = f"{counted(len(files) - num_ids, 'file')} of text beside {num_ids} of ids"
         raise SourceError(what, str(sources[0]), "Pack them one after the other")
     _check_used(options, {file.kind for file in files})
     first_pass = FirstPass() if first_pass is None else first_pass
     may_cut = on_error == "fail" and not options.val_share and shuffle is None
-    recipe = _recipe(files, options, first_pass, may_cut=may_cut)
+    source = TokenSource(files, options, may_cut=may_cut)
+    recipe = _recipe(files, source, options, first_pass)
     first_pass.check(recipe.identity)
     if not len(recipe):
         raise SourceError("all files are empty", str(sources[0]))
-    if isinstance(recipe.source, TextSource):
-        _check_targets(recipe.source, str(sources[0]))
+    if source.has_labels:
+        _check_targets(source, str(sources[0]))
     shown_sources = tuple(map(str, without_secrets(sources)))
     return TokensPlan(shown_sources, files, ignored, recipe, format or "parquet", first_pass)
 
@@ -183,163 +170,23 @@ def _check_used(options: TokenOptions, kinds: set[str]) -> None:
             raise ValueError(f"{used[0]} is for {what}, not {', '.join(sorted(kinds))}")
 
 
-def _check_targets(source: TextSource, where: str) -> None:
+def _check_targets(source: TokenSource, where: str) -> None:
     """Raise SourceError if no document has a target: the first pieces with documents usually end the search."""
     seen = False
-    for piece in source.pieces() if source.has_labels else ():
-        with suppress(SourceError):
-            documents = piece.read()
-            if documents.rejects or source.options.content.has_targets(documents):
-                return  # the packing names what is refused
-            seen |= len(documents) > 0
-    if seen:
-        what = "no document has a target: nothing would be learned"
-        raise SourceError(what, where, source.options.content.targets_hint)
-
-
-def _source_of(
-    files: Sequence[SourceFile], options: TokenOptions, *, may_cut: bool
-) -> TextSource | IdsSource:
-    if files[0].kind in IDS_KINDS:
-        cut = PIECE_TOKENS // options.row_tokens * options.row_tokens or options.row_tokens
-        return IdsSource(files, options.bin_dtype, _given(options.eod), cut if may_cut else None)
-    content = _content_of(files, options)
-    is_bytes = options.train_bpe is None and options.tokenizer in (None, "bytes")
-    # Then all rows but a file's last are full. With an id before or behind it a document is longer.
-    is_plain = is_bytes and content.kind == "text" and options.bos == "none"
-    cut = PIECE_BYTES // options.row_tokens * options.row_tokens or options.row_tokens
-    cuts = cut if is_plain and may_cut else None
-    return TextSource(files, TextOptions(options.documents, content, cuts, PIECE_BYTES))
-
-
-def _tokenizer_of(
-    source: TextSource | IdsSource, options: TokenOptions, first_pass: FirstPass
-) -> Tokenizer | None:
-    """Return what makes ids of a text, or made those of a source of ids, if that is known."""
-    if source.has_ids or not isinstance(source, TextSource):
-        if options.train_bpe is not None:
-            raise ValueError("train_bpe is for text, and these are ids")
-        return None if options.tokenizer is None else open_tokenizer(options.tokenizer)
-    if options.vocab_size is not None:
-        raise ValueError("vocab_size is for ids: a tokenizer has its own")
-    if (num_ids := options.train_bpe) is None:
-        return open_tokenizer(options.tokenizer or "bytes", is_chat=source.kind == "chat")
-
-    def train() -> str:
-        return train_bpe(source.documents_of(TRAIN_BYTES), num_ids).decode()
-
-    data = first_pass.get("tokenizer", train).encode()
-    return JsonTokenizer(data, "the trained tokenizer")
-
-
-def _vocabulary_of(
-    source: TextSource | IdsSource,
-    options: TokenOptions,
-    tokenizer: Tokenizer | None,
-    first_pass: FirstPass,
-) -> Vocabulary:
-    begin, end = (None, None) if tokenizer is None else (tokenizer.begin, tokenizer.end)
-    bos = begin if options.bos == "auto" else _given(options.bos)
-    eod = end if options.eod == "auto" and source.kind == "text" else _given(options.eod)
-    size, itemsize = options.vocab_size, source.itemsize
-    if size is None and tokenizer is not None:
-        size = tokenizer.vocab_size
-    if isinstance(tokenizer, BytesTokenizer) and not source.has_ids:
-        size = _size_with(tokenizer.vocab_size, {"eod": eod, "bos": bos})
-    if size is None and itemsize > 2:
-        largest = int(first_pass.get("largest", lambda: _largest_in(source, eod, bos)))
-        # No fewer than two bytes, so that parts of one corpus agree.
-        itemsize = itemsize if largest >= 1 << 16 else 2
-    return Vocabulary.of(size, itemsize, eod, bos)
-
-
-def _content_of(files: Sequence[SourceFile], options: TokenOptions) -> DocumentForm:
-    """Return what the rows of some files hold, by the options, else by the first file's columns.
-
-    Raises:
-        SourceError: They hold conversations, and no template is given; or the template cannot be read.
-    """
-    rows = [file for file in files if file.kind in LINE_KINDS]
-    content = _content_of_rows(rows, options) if rows else Texts("text")
-    if content.kind != "text" and len(rows) < len(files):
-        what = f"{counted(len(files) - len(rows), 'file')} of plain text beside {content.kind}"
-        raise SourceError(what, rows[0].path, "Pack them one after the other")
-    return content
-
-
-def _content_of_rows(rows: Sequence[SourceFile], options: TokenOptions) -> DocumentForm:
-    if options.chat_template is not None:
-        day = None if options.chat_date is None else date.fromisoformat(options.chat_date)
-        template = open_template(options.chat_template, options.tokenizer, day)
-        return Chat(options.messages_column or "messages", template)
-    columns = _first_values(rows[0])
-    text = options.text_column
-    if text is None and (options.tokenizer or options.train_bpe) and "text" in columns:
-        text = "text"
-    if text is None and (options.ids_column is not None or "input_ids" in columns):
-        lists = [name for name in BESIDE_IDS if columns.get(name) is not None]
-        beside = tuple(name for name in lists if name not in options.drop)
-        ids = Ids(options.ids_column or "input_ids", beside, options.drop)
-        for file in rows:
-            ids.check_first(_first_values(file), file.path)
-        return ids
-    if text is None and "text" not in columns and "messages" in columns:
-        raise SourceError("conversations ('messages')", rows[0].path, "Pass chat_template=")
-    return Texts(text or "text")
-
-
-def _first_values(file: SourceFile) -> dict[str, list[Any] | None]:
-    """Return the first values of the columns that hold lists of numbers, None for others."""
-    if file.kind == "csv":
-        return dict.fromkeys(CsvRows(file.path).columns)
-    if file.kind == "jsonl":
-        rows = [*islice(_first_objects(file), _FIRST_ROWS)]
-        first = rows[0] if rows else {}
-        return {n: [r.get(n) for r in rows] if are_numbers(v) else None for n, v in first.items()}
-    table = open_row_file(file.path)
-    lists = [field.name for field in table.schema if is_list_of_numbers(field.type)]
-    firsts = table.groups[:1] if lists else []
-    batches = (batch for group in firsts for batch in table.batches(group, lists, _FIRST_ROWS))
-    found: dict[str, Any] = next((batch.to_pydict() for batch in batches), {})
-    return {name: found.get(name, [] if name in lists else None) for name in table.schema.names}
-
-
-def _first_objects(file: SourceFile) -> Iterator[dict[str, Any]]:
-    """Yield the first objects of JSON lines, as far as they can be read: the packing names what cannot."""
-    with suppress(ValueError, RecursionError):
-        for line in file.head(_FIRST_BYTES).removeprefix(_BOM).split(b"\n"):
-            if isinstance(row := json.loads(line) if line.strip() else None, dict):
-                yield row
-
-
-def _given(token: Eod) -> int | None:
-    return None if isinstance(token, str) else token
-
-
-def _size_with(size: int, added: dict[str, int | None]) -> int:
-    """Return the size of a vocabulary of bytes with ids of their own behind these."""
-    for name, token in sorted(added.items(), key=lambda item: item[1] or 0):
-        if token is not None and token > size:
-            what = f"{name} must be a byte (0 to 255) or {size}, an id of its own behind them"
-            raise ValueError(f"{what}, got {token}")
-        size = max(size, (token or 0) + 1)
-    return size
-
-
-def _largest_in(source: TextSource | IdsSource, *others: int | None) -> int:
-    """Look for the largest id in all pieces; the packing names what cannot be read."""
-    largest = max((other for other in others if other is not None), default=0)
     for piece in source.pieces():
         with suppress(SourceError):
-            ids = piece.read().data
-            largest = max(largest, int(ids.max(initial=0)))
-    return largest
+            documents = piece.read()
+            if documents.rejects or documents.has_targets:
+                return  # the packing names what is refused
+            seen |= len(documents) > 0
+    if seen and source.content is not None:
+        what = "no document has a target: nothing would be learned"
+        raise SourceError(what, where, source.content.targets_hint)
 
 
 def _recipe(
-    files: Sequence[SourceFile], options: TokenOptions, first_pass: FirstPass, *, may_cut: bool
+    files: Sequence[SourceFile], source: TokenSource, options: TokenOptions, first_pass: FirstPass
 ) -> TokensRecipe:
-    source = _source_of(files, options, may_cut=may_cut)
     tokenizer = _tokenizer_of(source, options, first_pass)
     vocabulary = _vocabulary_of(source, options, tokenizer, first_pass)
     about: dict[str, Any] = {
@@ -353,15 +200,73 @@ def _recipe(
         "row_tokens": options.row_tokens,
         "val_share": options.val_share,
         "seed": options.seed,
+        **({} if source.content is None else source.content.to_json()),
+        **({} if vocabulary.bos is None else {"bos": vocabulary.bos}),
     }
-    if isinstance(source, TextSource):
-        about |= source.options.content.to_json()
-    if vocabulary.bos is not None:
-        about["bos"] = vocabulary.bos
     provenance = {"recipe": "tokens", "source": [f.name for f in files[:16]], **about}
     identity = {"recipe": "tokens", "files": identity_of(files), "cut": source.cut, **about}
     made: dict[str, Any] = {"identity": identity, "provenance": provenance}
     return TokensRecipe(source, options, vocabulary, tokenizer, **made)
+
+
+def _tokenizer_of(
+    source: TokenSource, options: TokenOptions, first_pass: FirstPass
+) -> Tokenizer | None:
+    """Return what makes ids of a text, or made those of a source of ids, if that is known."""
+    num_ids, given = options.train_bpe, options.tokenizer
+    if source.has_ids:
+        if num_ids is not None:
+            raise ValueError("train_bpe is for text, and these are ids")
+        return None if given is None else open_tokenizer(given)
+    if options.vocab_size is not None:
+        raise ValueError("vocab_size is for ids: a tokenizer has its own")
+    if num_ids is None:
+        return open_tokenizer(given or "bytes", is_chat=source.kind == "chat")
+    data = first_pass.get(
+        "tokenizer", lambda: train_bpe(source.texts(TRAIN_BYTES), num_ids).decode()
+    )
+    return JsonTokenizer(data.encode(), "the trained tokenizer")
+
+
+def _vocabulary_of(
+    source: TokenSource,
+    options: TokenOptions,
+    tokenizer: Tokenizer | None,
+    first_pass: FirstPass,
+) -> Vocabulary:
+    begin, end = (None, None) if tokenizer is None else (tokenizer.begin, tokenizer.end)
+    bos, eod = (each if isinstance(each, int) else None for each in (options.bos, options.eod))
+    bos = begin if options.bos == "auto" else bos
+    eod = end if options.eod == "auto" and source.kind == "text" else eod
+    size, itemsize = options.vocab_size, source.itemsize
+    if size is None and tokenizer is not None:
+        size = tokenizer.vocab_size
+    if isinstance(tokenizer, BytesTokenizer) and not source.has_ids:
+        size = _size_with(tokenizer.vocab_size, {"eod": eod, "bos": bos})
+    if size is None and itemsize > 2:
+        largest = int(first_pass.get("largest", lambda: _largest_in(source, eod, bos)))
+        # No fewer than two bytes, so that parts of one corpus agree.
+        itemsize = itemsize if largest >= 1 << 16 else 2
+    return Vocabulary.of(size, itemsize, eod, bos)
+
+
+def _size_with(size: int, added: dict[str, int | None]) -> int:
+    """Return the size of a vocabulary of bytes with ids of their own behind these."""
+    for name, token in sorted(added.items(), key=lambda item: item[1] or 0):
+        if token is not None and token > size:
+            what = f"{name} must be a byte (0 to 255) or {size}, an id of its own behind them"
+            raise ValueError(f"{what}, got {token}")
+        size = max(size, (token or 0) + 1)
+    return size
+
+
+def _largest_in(source: TokenSource, *others: int | None) -> int:
+    """Look for the largest id in all pieces; the packing names what cannot be read."""
+    largest = max((other for other in others if other is not None), default=0)
+    for piece in source.pieces():
+        with suppress(SourceError):
+            largest = max(largest, int(piece.read().data.max(initial=0)))
+    return largest
 
 
 def open_tokenizer(name: Path | str, *, is_chat: bool = False) -> Tokenizer:

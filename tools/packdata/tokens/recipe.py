@@ -10,7 +10,7 @@ import numpy as np
 from loaders.errors import SourceError
 from loaders.schema import Array, Field, Schema, Tokens
 from packdata.recipe import Block, Recipe, Tally, Target
-from packdata.tokens.documents import IGNORED, joined
+from packdata.tokens.documents import IGNORED, joined, rejected
 from packdata.tokens.rows import (
     DOCUMENT_ENDS,
     LABELS,
@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from packdata.recipe import Draw
-    from packdata.tokens.documents import Documents, Piece, Reject, TokenSource
+    from packdata.tokens.documents import Documents
     from packdata.tokens.options import TokenOptions
+    from packdata.tokens.source import Piece, TokenSource
     from packdata.tokens.tokenizer import Tokenizer, Vocabulary
 
 
@@ -110,59 +111,47 @@ class TokensRecipe(Recipe):
             SourceError: A part of a document is not UTF-8, or an id does not fit; with the place.
         """
         documents = item.read().without_empty()
+        rejects, parts = documents.rejects, [replace(documents, rejects=())]
         is_cut = len(documents.data) > (documents.ends[-1] if len(documents) else 0)
         if is_cut and (self.val_share or draw is not None):
             raise SourceError("a document goes on behind it", item.where, "Do not cut documents")
         if draw is not None:
-            documents = documents.in_order(draw(len(documents)))
-        if not self.val_share:
-            return [self._block(documents, documents.rejects)]
-        is_val = documents.hashes(self.seed) * 2.0**-64 < self.val_share
-        train, val = documents.select(~is_val), documents.select(is_val)
-        return [self._block(train, documents.rejects), self._block(val)]
-
-    def _block(self, documents: Documents, rejects: Sequence[Reject] = ()) -> Block:
+            parts = [documents.take(draw(len(documents)))]
+        if self.val_share:
+            is_val = parts[0].hashes(self.seed) * 2.0**-64 < self.val_share
+            parts = [parts[0].take(np.flatnonzero(some)) for some in (~is_val, is_val)]
         if not self.source.has_ids and self.tokenizer is not None:
-            documents, refused = _encoded(documents, self.tokenizer)
-            rejects = (*rejects, *refused)
-        self.vocabulary.check_labels(documents)
-        documents = replace(documents, data=self.vocabulary.narrow(documents))
+            parts = [_encoded(part, self.tokenizer) for part in parts]
+        first, *more = map(self._block, parts)
+        refused = [reject for part in parts for reject in part.rejects]
+        return [replace(first, rejects=(*rejects, *refused)), *more]
+
+    def _block(self, documents: Documents) -> Block:
+        documents = self.vocabulary.narrow(documents)
         if self.source.kind != "ids":
             bos, eod = self.vocabulary.bos, self.vocabulary.eod
             only_missing = self.source.kind != "text"
             documents = enclose(documents, bos, eod, only_missing=only_missing)
-        ends = np.asarray(documents.ends, np.int64)
         labels = documents.labels
         if labels is None and self.source.has_labels:  # every document was left out
             labels = np.empty(0, np.int32)
-        if labels is not None and len(ends):
-            learned = np.concatenate([np.zeros(1, np.int64), np.cumsum(labels != IGNORED)])
-            self.tally.add(NO_TARGET, int((learned[ends] == learned[documents.starts]).sum()))
-        block = block_of(documents.data, ends, self.row_tokens, labels)
-        return replace(block, rejects=rejects)
+        if labels is not None and len(documents):
+            learned = np.append(0, np.cumsum(labels != IGNORED))
+            is_none = learned[documents.ends] == learned[documents.starts]
+            self.tally.add(NO_TARGET, int(is_none.sum()))
+        return block_of(documents.data, documents.ends, self.row_tokens, labels)
 
 
-def _encoded(documents: Documents, tokenizer: Tokenizer) -> tuple[Documents, Sequence[Reject]]:
-    """Return the ids of documents, and those that the tokenizer does not encode, each with its reason."""
-    try:
-        return _encode(documents, tokenizer), ()
-    except ValueError:
-        found: list[Documents] = []
-        rejects: list[Reject] = []
-    for i in range(len(documents)):
-        one = documents.one(i)
-        try:
-            found.append(_encode(one, tokenizer))
-        except ValueError as error:
-            rejects.append((one.place(0), SourceError(str(error), one.place(0))))
-    return joined(found), rejects
-
-
-def _encode(documents: Documents, tokenizer: Tokenizer) -> Documents:
+def _encoded(documents: Documents, tokenizer: Tokenizer) -> Documents:
+    """Return the ids of documents, less those that the tokenizer does not encode."""
     try:
         return tokenizer.encode(documents).without_empty()
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # a panic of its library is no Exception
+        numbers = np.arange(len(documents))
+        if len(numbers) > 1:
+            return joined([_encoded(documents.take(numbers[[i]]), tokenizer) for i in numbers])
         what = f"the tokenizer cannot encode the document ({type(error).__name__}: {error})"
-        raise ValueError(what) from error
+        reject = rejected(documents.place(0), what)
+        return replace(documents.take(numbers[:0]), rejects=(reject,))

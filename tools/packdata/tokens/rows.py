@@ -33,27 +33,22 @@ def enclose(
     With ``only_missing``, not where a document begins or ends so already. All documents begin here where there is a
     ``bos``.
     """
-    ids, starts, ends = documents.data, documents.starts, documents.ends
-    before = np.full(len(ends), bos is not None)
-    behind = np.full(len(ends), eod is not None)
+    ids, labels, starts, ends = documents.data, documents.labels, documents.starts, documents.ends
+    before, behind = np.full(len(ends), bos is not None), np.full(len(ends), eod is not None)
     if only_missing and len(ends):
         before &= ids[starts] != bos
         behind &= ids[ends - 1] != eod
     # Where one document ends the next one begins: its end comes first.
     at = np.concatenate([ends[behind], starts[before]])
-    added = np.concatenate([np.full(behind.sum(), eod or 0), np.full(before.sum(), bos or 0)])
-    labels = documents.labels
+    added = np.repeat([eod or 0, bos or 0], [behind.sum(), before.sum()])
     if labels is not None:
         # An end is a target where what stands before it is one; a begin follows from nothing.
-        is_learned = labels[ends[behind] - 1] != IGNORED
-        targets = [np.where(is_learned, eod or 0, IGNORED), np.full(before.sum(), IGNORED)]
-        labels = np.insert(labels, at, np.concatenate(targets).astype(labels.dtype))
-    return replace(
-        documents,
-        data=np.insert(ids, at, added.astype(ids.dtype)),
-        ends=ends + np.cumsum(before) + np.cumsum(behind),
-        labels=labels,
-    )
+        targets = np.where(labels[at - 1] != IGNORED, added, IGNORED)
+        targets[behind.sum() :] = IGNORED
+        labels = np.insert(labels, at, targets.astype(labels.dtype))
+    ids = np.insert(ids, at, added.astype(ids.dtype))
+    ends = ends + np.cumsum(before) + np.cumsum(behind)
+    return replace(documents, data=ids, ends=ends, labels=labels)
 
 
 def block_of(

@@ -9,17 +9,17 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import xxhash
 
 from loaders.codecs.tokenizer import BytesDecoder, JsonDecoder, import_tokenizers
 from loaders.errors import SourceError
-from packdata.tokens.documents import IGNORED, Documents, joined, one_document, texts_of
+from packdata.tokens.documents import IGNORED, Documents, texts_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     import numpy.typing as npt
@@ -48,9 +48,9 @@ class BytesTokenizer(BytesDecoder):
     digest: str | None = None  # of the file
 
     def encode(self, documents: Documents) -> Documents:
-        if documents.labels is None:
-            return documents
-        labels = np.where(documents.labels != 0, documents.data.astype(np.int32), IGNORED)
+        labels = documents.labels
+        if labels is not None:
+            labels = np.where(labels != IGNORED, documents.data.astype(np.int32), IGNORED)
         return replace(documents, labels=labels)
 
 
@@ -82,30 +82,34 @@ class JsonTokenizer(JsonDecoder):
         return next((token for token in ids if token is not None), None)
 
     def encode(self, documents: Documents) -> Documents:
-        """Return the ids of each document, and their labels where its bytes have some."""
-        if documents.labels is not None:
-            return self._encode_labelled(documents)
-        batch = self._tokenizer.encode_batch_fast(texts_of(documents), add_special_tokens=False)
+        """Return the ids of each document; of characters with a label, these are labels, too."""
+        has_labels = documents.labels is not None
+        # Of a fast batch no places are known.
+        encode = self._tokenizer.encode_batch if has_labels else self._tokenizer.encode_batch_fast
+        batch = encode(texts_of(documents), add_special_tokens=False)
         ids = [encoding.ids for encoding in batch]
         lengths = np.fromiter(map(len, ids), np.int64, len(ids))
         flat = np.fromiter(itertools.chain.from_iterable(ids), np.uint32, int(lengths.sum()))
-        return Documents(flat, np.cumsum(lengths), documents.place)
+        labels = None
+        if has_labels:
+            is_learned = _is_learned(documents, [encoding.offsets for encoding in batch])
+            labels = np.where(is_learned, flat.astype(np.int32), IGNORED)
+        return Documents(flat, np.cumsum(lengths), documents.place, documents.rejects, labels)
 
-    def _encode_labelled(self, documents: Documents) -> Documents:
-        """Return ids, of which those have a label that hold a character with a label."""
-        batch = self._tokenizer.encode_batch(texts_of(documents), add_special_tokens=False)
-        found = []
-        for i, encoding in enumerate(batch):
-            one = documents.one(i)
-            ids = np.array(encoding.ids, np.uint32)
-            is_first = one.data & 0xC0 != 0x80  # byte of a character
-            wanted = np.asarray(one.labels)[is_first]
-            before = np.cumsum(np.append(0, wanted), dtype=np.int64)
-            spans = np.array(encoding.offsets, np.int64).reshape(-1, 2)
-            is_wanted = before[spans[:, 1]] > before[spans[:, 0]]
-            labels = np.where(is_wanted, ids.astype(np.int32), IGNORED)
-            found.append(one_document(ids, labels, one.place))
-        return joined(found)
+
+def _is_learned(
+    documents: Documents, places: Sequence[Sequence[tuple[int, int]]]
+) -> npt.NDArray[np.bool_]:
+    """Tell which tokens hold a character with a label, by the characters of each in its document."""
+    is_first = documents.data & 0xC0 != 0x80  # byte of a character
+    numbers = np.append(0, np.cumsum(is_first))  # of the characters that the bytes are of
+    learned = np.append(0, np.cumsum(np.asarray(documents.labels)[is_first] != IGNORED))
+    spans = [
+        np.array(each, np.int64).reshape(-1, 2) + first
+        for each, first in zip(places, numbers[documents.starts], strict=True)
+    ]
+    first, last = np.concatenate([np.empty((0, 2), np.int64), *spans]).T
+    return np.asarray(learned[last] > learned[first])
 
 
 Tokenizer = BytesTokenizer | JsonTokenizer
@@ -175,30 +179,21 @@ class Vocabulary:
                 raise ValueError(f"{name} must be an id below {limit}, got {token}")
         return cls(size, f"uint{width}", eod, bos)
 
-    def narrow(self, documents: Documents) -> npt.NDArray[Any]:
-        """Return ids in the stored width; SourceError with the place of one that does not fit."""
-        ids, dtype = documents.data, np.dtype(self.dtype)
+    def narrow(self, documents: Documents) -> Documents:
+        """Return documents with ids in the stored width; SourceError with the place of an id or label that has none."""
+        ids, labels, dtype = documents.data, documents.labels, np.dtype(self.dtype)
         limit = int(np.iinfo(dtype).max) + 1 if self.size is None else self.size
+        if labels is not None:
+            most = min(limit, 1 << 31)  # labels are int32
+            bad = ((labels < 0) | (labels >= most)) & (labels != IGNORED)
+            if bad.any():
+                at = int(bad.argmax())
+                what = f"label {int(labels[at])} is not {IGNORED}, and not in [0, {most})"
+                raise SourceError(what, documents.place(at))
         known = np.iinfo(ids.dtype)
-        may_not_fit = known.max >= limit or known.min < 0
-        if may_not_fit and len(ids) and (int(ids.max()) >= limit or int(ids.min()) < 0):
+        may_not_fit = len(ids) > 0 and (known.max >= limit or known.min < 0)
+        if may_not_fit and (int(ids.max()) >= limit or int(ids.min()) < 0):
             at = int(np.argmax((ids >= limit) | (ids < 0)))
-            what, hint = (
-                f"id {int(ids[at])} is not in [0, {limit})",
-                "Pass vocab_size=, bin_dtype=",
-            )
-            raise SourceError(what, documents.place(at), hint)
-        return ids.astype(dtype, copy=False)
-
-    def check_labels(self, documents: Documents) -> None:
-        """Raise SourceError, with its place, for a label that is neither an id nor -100."""
-        labels = documents.labels
-        if labels is None or not len(labels):
-            return
-        limit = 1 << 8 * np.dtype(self.dtype).itemsize if self.size is None else self.size
-        limit = min(limit, 1 << 31)  # labels are int32
-        bad = ((labels < 0) | (labels >= limit)) & (labels != IGNORED)
-        if bad.any():
-            at = int(bad.argmax())
-            what = f"label {int(labels[at])} is not {IGNORED}, and not in [0, {limit})"
-            raise SourceError(what, documents.place(at))
+            what = f"id {int(ids[at])} is not in [0, {limit})"
+            raise SourceError(what, documents.place(at), "Pass vocab_size=, bin_dtype=")
+        return replace(documents, data=ids.astype(dtype, copy=False))
