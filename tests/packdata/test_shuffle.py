@@ -77,7 +77,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small_pieces(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(made)
     monkeypatch.setattr("packdata.rows.PART_BYTES", 200)
-    monkeypatch.setattr("packdata.tokens.reading.DocumentFile.piece_bytes", 500)
+    monkeypatch.setattr("packdata.tokens.documents.DocumentFile.piece_bytes", 500)
     monkeypatch.setattr("packdata.tokens.ids.IdsFile.piece_tokens", 500)
 
 

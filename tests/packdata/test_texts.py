@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from loaders.errors import SourceError
-from packdata.tokens.documents import Documents
+from packdata.tokens.documents import DocumentFile, Documents
 from packdata.tokens.files import SourceFile
 from packdata.tokens.options import TokenOptions
-from packdata.tokens.reading import DocumentFile
 from packdata.tokens.source import TokenSource
 from packdata.tokens.texts import split_at
 from tests.packdata.test_tokens import pack, texts, write

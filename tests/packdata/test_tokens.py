@@ -25,11 +25,10 @@ from packdata.inspect.verify import verify
 from packdata.packed.combine import extend, merge
 from packdata.packed.edit import CopyOptions, copy_dataset
 from packdata.packed.partition import split
-from packdata.tokens.documents import texts_of
+from packdata.tokens.documents import DocumentFile, texts_of
 from packdata.tokens.files import list_files
 from packdata.tokens.ids import IdsFile
 from packdata.tokens.plan import TokenOptions, open_tokenizer, pack_tokens, plan_tokens
-from packdata.tokens.reading import DocumentFile
 from packdata.tokens.source import TokenSource
 from packdata.tokens.stream import streams_of
 from packdata.tokens.tokenizer import JsonTokenizer, Vocabulary, train_bpe
@@ -778,7 +777,7 @@ def test_rows_of_several_parquet_files_are_each_their_own(tmp_path: Path) -> Non
 def test_the_bytes_do_not_depend_on_the_number_of_workers(
     tmp_path: Path, kind: str, bpe: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("packdata.tokens.reading.DocumentFile.piece_bytes", 700)
+    monkeypatch.setattr("packdata.tokens.documents.DocumentFile.piece_bytes", 700)
     source = write(tmp_path / "a.txt", "\n".join(WORDS))
     tokenizer = write(tmp_path / "t.json", bpe) if kind == "bpe" else None
     options = TokenOptions(documents="line", tokenizer=tokenizer, row_tokens=64)
@@ -1022,7 +1021,7 @@ def test_an_interrupted_packing_goes_on_to_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: Any
 ) -> None:
     monkeypatch.setattr(
-        "packdata.tokens.reading.DocumentFile.piece_bytes", 10_000
+        "packdata.tokens.documents.DocumentFile.piece_bytes", 10_000
     )  # or all were one piece
     text = "\n\n".join(f"document {i} " + "la " * (i % 50) for i in range(900))
     for i in range(6):

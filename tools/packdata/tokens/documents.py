@@ -1,12 +1,14 @@
-"""Documents end to end: what every file gives, and every tokenizer takes."""
+"""Documents end to end: what every file gives, range by range, and every tokenizer takes."""
 
 from __future__ import annotations
 
+import threading
+from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +17,9 @@ import xxhash
 
 from loaders.errors import SourceError
 from packdata.readers import UTF8_HINT
+
+if TYPE_CHECKING:
+    from packdata.sources.objects import RemoteFile
 
 Place = Callable[[int], str]
 Reject = tuple[str, SourceError]
@@ -39,7 +44,7 @@ class Documents:
 
     @property
     def starts(self) -> npt.NDArray[np.int64]:
-        return np.concatenate([np.zeros(1, np.int64), self.ends])[: len(self.ends)]
+        return np.append(0, self.ends)[:-1]
 
     @property
     def has_targets(self) -> bool:
@@ -47,22 +52,19 @@ class Documents:
 
     def without_empty(self) -> Documents:
         """Leave out documents of no length."""
-        keep = self.ends > self.starts
-        return self if keep.all() else replace(self, ends=self.ends[keep])
+        return replace(self, ends=self.ends[self.ends > self.starts])
 
     def take(self, chosen: npt.NDArray[np.int64]) -> Documents:
         """Return some documents, by number, in any order, without the rejects; all of them must end here."""
         starts, stops = self.starts[chosen], self.ends[chosen]
-        ends, bounds = (
-            np.cumsum(stops - starts),
-            [*zip(starts.tolist(), stops.tolist(), strict=True)],
-        )
+        ends = np.cumsum(stops - starts)
+        bounds = [*zip(starts.tolist(), stops.tolist(), strict=True)]
 
         def cut(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
             return np.concatenate([values[:0], *(values[a:b] for a, b in bounds)])
 
         def place(at: int) -> str:
-            number = int(np.searchsorted(ends, at, "right"))
+            number = np.searchsorted(ends, at, "right")
             return self.place(at + int(stops[number] - ends[number]))
 
         labels = None if self.labels is None else cut(self.labels)
@@ -77,13 +79,12 @@ class Documents:
             return self
         except pa.ArrowInvalid:
             data, good, rejects = self.data.tobytes(), [], [*self.rejects]
-        bounds = zip(self.starts.tolist(), self.ends.tolist(), strict=True)
-        for number, (start, end) in enumerate(bounds):
+        for number, (start, end) in enumerate(zip(self.starts, self.ends, strict=True)):
             try:
                 str(memoryview(data)[start:end], "utf-8")
                 good.append(number)
             except UnicodeDecodeError as error:
-                at = start + error.start
+                at = int(start) + error.start
                 rejects.append(not_utf8(data[at], self.place(at)))
         return replace(self.take(np.array(good, np.int64)), rejects=tuple(rejects))
 
@@ -111,12 +112,15 @@ def joined(documents: Sequence[Documents]) -> Documents:
         number = bisect_right(firsts, at) - 1
         return documents[number].place(at - firsts[number])
 
-    data = np.concatenate([each.data for each in documents])
     ends = [each.ends + first for each, first in zip(documents, firsts, strict=True)]
     labels = [each.labels for each in documents if each.labels is not None]
-    rejects = tuple(reject for each in documents for reject in each.rejects)
-    with_labels = np.concatenate(labels) if labels else None
-    return Documents(data, np.concatenate(ends), place, rejects, with_labels)
+    return Documents(
+        np.concatenate([each.data for each in documents]),
+        np.concatenate(ends),
+        place,
+        tuple(reject for each in documents for reject in each.rejects),
+        np.concatenate(labels) if labels else None,
+    )
 
 
 def rejected(where: str, why: str, hint: str = "") -> Reject:
@@ -134,3 +138,53 @@ def texts_of(documents: Documents) -> list[str]:
     data = documents.data.tobytes()
     starts, ends = documents.starts.tolist(), documents.ends.tolist()
     return [data[a:b].decode() for a, b in zip(starts, ends, strict=True)]
+
+
+class Range(NamedTuple):
+    """What is read of a file at once."""
+
+    file: DocumentFile
+    where: str  # for messages
+    start: int  # bytes, ids, or rows
+    stop: int
+    nbytes: int  # about what it holds
+    # What must be read from its beginning, and is kept by this key: an unpacked file, a group of rows.
+    key: Any = None
+    stored: RemoteFile | None = None  # fetches its bytes ahead
+
+
+class DocumentFile(ABC):
+    """One file, whose documents are read range by range, each on any thread."""
+
+    piece_bytes = 4 << 20  # of a range, and of what is packed together
+    itemsize = 4  # of an id, of a file of ids
+
+    @abstractmethod
+    def ranges(self) -> Iterator[Range]:
+        """Yield all ranges; SourceError if the file cannot be read, or lacks a column."""
+
+    @abstractmethod
+    def read(self, given: Range) -> Documents:
+        """Return the documents of a range, less those that cannot be one; SourceError if it is damaged."""
+
+    def ahead(self, given: Range) -> Range:
+        """Return a range with what fetches it ahead, if it lies in a store."""
+        return given
+
+
+class Recent:
+    """Keeps the last two of what several threads read: unpacked files, groups of rows."""
+
+    def __init__(self) -> None:
+        self._lock, self._kept = threading.Lock(), dict[Any, Any]()
+
+    def __reduce__(self) -> tuple[type[Recent], tuple[()]]:
+        return Recent, ()
+
+    def get(self, key: Any, make: Callable[[], Any]) -> Any:
+        """Return what is kept by a key, made first if there is none."""
+        with self._lock:
+            if key not in self._kept:
+                self._kept = dict([*self._kept.items()][-1:])
+                self._kept[key] = make()
+            return self._kept[key]

@@ -20,8 +20,7 @@ import numpy.typing as npt
 
 from loaders.errors import SourceError
 from packdata.sources.base import read_file
-from packdata.tokens.documents import Documents
-from packdata.tokens.reading import DocumentFile, Range
+from packdata.tokens.documents import DocumentFile, Documents, Range
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,17 +48,7 @@ _Opened = tuple[npt.NDArray[Any], npt.NDArray[np.int64] | None]
 
 
 class IdsFile(DocumentFile):
-    """A file of ids.
-
-    Args:
-        file: The file.
-        bin_dtype: Type of ids without a header; None for uint16, if they look like it.
-        eod: The id behind which documents end, in a file without an index.
-        cut: The file may be cut at multiples of so many ids; None: only where a document ends.
-
-    Raises:
-        SourceError: It is not what its name says, or holds no whole numbers.
-    """
+    """A file of ids; it may be cut at multiples of ``cut`` of them, None: only where a document ends."""
 
     piece_tokens = 2 << 20
 

@@ -16,23 +16,20 @@ from packdata.describe import counted
 from packdata.packing.pool import OrderedPool
 from packdata.sources.row_kinds import ROW_KINDS, open_row_file
 from packdata.tokens.chat import Chat, open_template
-from packdata.tokens.columns import CsvFile, TableFile
 from packdata.tokens.contents import BESIDE_IDS, Ids, Texts, are_numbers, is_list_of_numbers
-from packdata.tokens.documents import joined, texts_of
+from packdata.tokens.documents import DocumentFile, Recent, joined, texts_of
 from packdata.tokens.files import IDS_KINDS, LINE_KINDS
 from packdata.tokens.ids import IdsFile
-from packdata.tokens.reading import DocumentFile, Recent
-from packdata.tokens.texts import TextFile
+from packdata.tokens.texts import CsvFile, TableFile, TextFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from packdata.sources.objects import RemoteFile
     from packdata.tokens.contents import DocumentForm
-    from packdata.tokens.documents import Documents
+    from packdata.tokens.documents import Documents, Range
     from packdata.tokens.files import SourceFile
     from packdata.tokens.options import TokenOptions
-    from packdata.tokens.reading import Range
 
 _AT_ONCE = 16  # objects that are looked at
 _FIRST_BYTES, _FIRST_ROWS = 1 << 20, 64  # of a file, looked at for lists beside the ids
@@ -62,18 +59,11 @@ class Piece:
 
 
 class TokenSource:
-    """The documents of some files, in pieces, in a fixed order.
-
-    Args:
-        files: All of text, or all of ids.
-        options: How they are read.
-        may_cut: Whether a document may be cut into pieces, where its tokens do not depend on that.
+    """The documents of files, all of text or all of ids, in pieces in a fixed order.
 
     Attributes:
         content: What rows hold; None of files of ids.
         kind: ``text``, ``chat``, ``lists`` (of ids, by document), or ``ids`` (files of them).
-        has_ids: True if its documents are ids.
-        has_labels: True if its documents have labels.
         itemsize: Bytes of its widest ids.
         cut: Files may be cut at multiples of so many ids or bytes; None: only where a document ends.
         runs: As of a recipe.
@@ -197,7 +187,11 @@ def _first_values(file: SourceFile) -> dict[str, list[Any] | None]:
     if file.kind == "csv":
         return dict.fromkeys(CsvRows(file.path).columns)
     if file.kind == "jsonl":
-        rows = [*islice(_first_objects(file), _FIRST_ROWS)]
+        lines = file.head(_FIRST_BYTES).removeprefix(_BOM).split(b"\n")
+        rows: list[Any] = []
+        with suppress(ValueError, RecursionError):  # the packing names what cannot be read
+            rows += map(json.loads, islice(filter(bytes.strip, lines), _FIRST_ROWS))
+        rows = [row for row in rows if isinstance(row, dict)]
         first = rows[0] if rows else {}
         return {n: [r.get(n) for r in rows] if are_numbers(v) else None for n, v in first.items()}
     table = open_row_file(file.path)
@@ -206,11 +200,3 @@ def _first_values(file: SourceFile) -> dict[str, list[Any] | None]:
     batches = (batch for group in firsts for batch in table.batches(group, lists, _FIRST_ROWS))
     found: dict[str, Any] = next((batch.to_pydict() for batch in batches), {})
     return {name: found.get(name, [] if name in lists else None) for name in table.schema.names}
-
-
-def _first_objects(file: SourceFile) -> Iterator[dict[str, Any]]:
-    """Yield the first objects of JSON lines, as far as they can be read: the packing names what cannot."""
-    with suppress(ValueError, RecursionError):
-        for line in file.head(_FIRST_BYTES).removeprefix(_BOM).split(b"\n"):
-            if isinstance(row := json.loads(line) if line.strip() else None, dict):
-                yield row
