@@ -31,7 +31,7 @@ from packdata.tokens.ids import IdsFile
 from packdata.tokens.plan import TokenOptions, open_tokenizer, pack_tokens, plan_tokens
 from packdata.tokens.source import TokenSource
 from packdata.tokens.stream import streams_of
-from packdata.tokens.tokenizer import JsonTokenizer, Vocabulary, train_bpe
+from packdata.tokens.tokenizer import JsonTokenizer, dtype_of, train_bpe
 from tests.packdata.breaking import interrupted
 from tests.packdata.reading import PackedReader
 from tests.packdata.recipes import contents
@@ -626,7 +626,7 @@ def test_pieces_of_ids_cut_where_rows_or_documents_end(
     ],
 )
 def test_the_smallest_width_that_holds_the_vocabulary_is_chosen(size: int, dtype: str) -> None:
-    assert Vocabulary.of(size, 8, None).dtype == dtype
+    assert dtype_of(size, 8) == dtype
 
 
 def test_an_end_of_document_can_be_an_id_of_its_own_behind_the_bytes(tmp_path: Path) -> None:

@@ -42,11 +42,7 @@ _OPEN, _CLOSE = "\ue000{9b1d6f32-generation}\ue001", "\ue000{9b1d6f32-endgenerat
 class ChatTemplate:
     """A template in Jinja, with the special tokens (``bos_token``, ``eos_token``, ...) that it may spell out.
 
-    Args:
-        text: The template.
-        tokens: Special tokens by name.
-        where: What to call it.
-        day: What it gets if it asks for the time: that day's midnight.
+    If the template asks for the time, it gets midnight of ``day``.
 
     Raises:
         LoadersError: ``jinja2`` is not installed.

@@ -11,6 +11,7 @@ from loaders.checks import shown
 from loaders.data.view import open_view
 from loaders.errors import SourceError
 from loaders.remote.url import is_url
+from loaders.schema import Tokens
 from packdata.describe import counted, describe_field, passed_over
 from packdata.packing.firstpass import FirstPass
 from packdata.packing.settings import PackSettings, check_options
@@ -28,7 +29,7 @@ from packdata.tokens.tokenizer import (
     BytesTokenizer,
     JsonTokenizer,
     Tokenizer,
-    Vocabulary,
+    dtype_of,
     train_bpe,
 )
 from packdata.wording import few
@@ -188,25 +189,25 @@ def _recipe(
     files: Sequence[SourceFile], source: TokenSource, options: TokenOptions, first_pass: FirstPass
 ) -> TokensRecipe:
     tokenizer = _tokenizer_of(source, options, first_pass)
-    vocabulary = _vocabulary_of(source, options, tokenizer, first_pass)
+    field, bos = _field_of(source, options, tokenizer, first_pass)
     about: dict[str, Any] = {
         "documents": options.documents,
         "text_column": options.text_column or "text",
         "tokenizer": None if tokenizer is None else tokenizer.name,
         "trained": options.train_bpe,
-        "eod": vocabulary.eod,
-        "vocab_size": vocabulary.size,
+        "eod": field.eod,
+        "vocab_size": field.vocab_size,
         "bin_dtype": options.bin_dtype or DEFAULT_DTYPE,
         "row_tokens": options.row_tokens,
         "val_share": options.val_share,
         "seed": options.seed,
         **({} if source.content is None else source.content.to_json()),
-        **({} if vocabulary.bos is None else {"bos": vocabulary.bos}),
+        **({} if bos is None else {"bos": bos}),
     }
     provenance = {"recipe": "tokens", "source": [f.name for f in files[:16]], **about}
     identity = {"recipe": "tokens", "files": identity_of(files), "cut": source.cut, **about}
     made: dict[str, Any] = {"identity": identity, "provenance": provenance}
-    return TokensRecipe(source, options, vocabulary, tokenizer, **made)
+    return TokensRecipe(source, options, field, bos, tokenizer, **made)
 
 
 def _tokenizer_of(
@@ -228,12 +229,13 @@ def _tokenizer_of(
     return JsonTokenizer(data.encode(), "the trained tokenizer")
 
 
-def _vocabulary_of(
+def _field_of(
     source: TokenSource,
     options: TokenOptions,
     tokenizer: Tokenizer | None,
     first_pass: FirstPass,
-) -> Vocabulary:
+) -> tuple[Tokens, int | None]:
+    """Return how ids are stored, and the id to put before documents."""
     begin, end = (None, None) if tokenizer is None else (tokenizer.begin, tokenizer.end)
     bos, eod = (each if isinstance(each, int) else None for each in (options.bos, options.eod))
     bos = begin if options.bos == "auto" else bos
@@ -247,7 +249,15 @@ def _vocabulary_of(
         largest = int(first_pass.get("largest", lambda: _largest_in(source, eod, bos)))
         # No fewer than two bytes, so that parts of one corpus agree.
         itemsize = itemsize if largest >= 1 << 16 else 2
-    return Vocabulary.of(size, itemsize, eod, bos)
+    field = Tokens(
+        dtype=dtype_of(size, itemsize, eod=eod, bos=bos),
+        row_tokens=options.row_tokens,
+        vocab_size=size,
+        eod=eod,
+        tokenizer=None if tokenizer is None else tokenizer.name,
+        tokenizer_xxh3_128=None if tokenizer is None else tokenizer.digest,
+    )
+    return field, bos
 
 
 def _size_with(size: int, added: dict[str, int | None]) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loaders.errors import SourceError
-from loaders.schema import Array, Field, Schema, Tokens
+from loaders.schema import Array, Field, Schema
 from packdata.recipe import Block, Recipe, Tally, Target
 from packdata.tokens.documents import IGNORED, joined, rejected
 from packdata.tokens.rows import (
@@ -20,15 +20,17 @@ from packdata.tokens.rows import (
     enclose,
     ends_dtype,
 )
+from packdata.tokens.tokenizer import narrow
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from loaders.schema import Tokens
     from packdata.recipe import Draw
     from packdata.tokens.documents import Documents
     from packdata.tokens.options import TokenOptions
     from packdata.tokens.source import Piece, TokenSource
-    from packdata.tokens.tokenizer import Tokenizer, Vocabulary
+    from packdata.tokens.tokenizer import Tokenizer
 
 
 NO_TARGET = "no target"  # of documents that are counted
@@ -48,43 +50,32 @@ class TokensRecipe(Recipe):
         self,
         source: TokenSource,  # where the pieces come from
         options: TokenOptions,
-        vocabulary: Vocabulary,  # the width and limits of ids
+        field: Tokens,  # how ids are stored
+        bos: int | None,  # the id to put before documents
         # Of a text source; of a source of ids, what they stand for, if known.
         tokenizer: Tokenizer | None,
         *,
         identity: Mapping[str, Any],  # what the source and options are
         provenance: Mapping[str, Any],  # the same for people
     ) -> None:
-        self.source, self.vocabulary, self.tokenizer = source, vocabulary, tokenizer
+        self.source, self.field, self.bos, self.tokenizer = source, field, bos, tokenizer
         self.row_tokens, self.val_share = options.row_tokens, options.val_share
         self.seed = options.seed
         self.identity, self.provenance = identity, provenance
-        schema = self._schema()
+        fields: dict[str, Field] = {
+            TOKENS: field,
+            NUM_TOKENS: Array(dtype="int32"),
+            DOCUMENT_ENDS: Array(dtype=ends_dtype(self.row_tokens), dims=(None,)),
+        }
+        if source.has_labels:
+            fields[LABELS] = Array(dtype="int32", dims=(self.row_tokens,))
         files = {}
         if tokenizer is not None and tokenizer.file is not None:
             files[tokenizer.name] = tokenizer.file
         folders = ("train", "val") if self.val_share else ("",)
-        self.targets: Sequence[Target] = [Target(f, schema, files) for f in folders]
+        self.targets: Sequence[Target] = [Target(f, Schema(fields), files) for f in folders]
         self.runs, self.tally = source.runs, Tally()
         self.divides = len(folders) > 1
-
-    def _schema(self) -> Schema:
-        tokenizer, vocabulary = self.tokenizer, self.vocabulary
-        fields: dict[str, Field] = {
-            TOKENS: Tokens(
-                dtype=vocabulary.dtype,
-                row_tokens=self.row_tokens,
-                vocab_size=vocabulary.size,
-                eod=vocabulary.eod,
-                tokenizer=None if tokenizer is None else tokenizer.name,
-                tokenizer_xxh3_128=None if tokenizer is None else tokenizer.digest,
-            ),
-            NUM_TOKENS: Array(dtype="int32"),
-            DOCUMENT_ENDS: Array(dtype=ends_dtype(self.row_tokens), dims=(None,)),
-        }
-        if self.source.has_labels:
-            fields[LABELS] = Array(dtype="int32", dims=(self.row_tokens,))
-        return Schema(fields)
 
     def __len__(self) -> int:
         return len(self.source)
@@ -127,11 +118,10 @@ class TokensRecipe(Recipe):
         return [replace(first, rejects=(*rejects, *refused)), *more]
 
     def _block(self, documents: Documents) -> Block:
-        documents = self.vocabulary.narrow(documents)
+        documents = narrow(documents, self.field)
         if self.source.kind != "ids":
-            bos, eod = self.vocabulary.bos, self.vocabulary.eod
             only_missing = self.source.kind != "text"
-            documents = enclose(documents, bos, eod, only_missing=only_missing)
+            documents = enclose(documents, self.bos, self.field.eod, only_missing=only_missing)
         labels = documents.labels
         if labels is None and self.source.has_labels:  # every document was left out
             labels = np.empty(0, np.int32)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import numpy.typing as npt
+
+    from loaders.schema import Tokens
 
 END_OF_TEXT = "<|endoftext|>"
 # Of GPT-2, GPT-NeoX and Qwen; Llama 2 and T5; Llama 3; Gemma; Mistral; DeepSeek.
@@ -153,47 +155,36 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> bytes:
     return str(tokenizer.to_str()).encode()
 
 
-@dataclass(frozen=True, slots=True)
-class Vocabulary:
-    """What is known of the ids: enough to choose their width and to check them."""
+def dtype_of(size: int | None, itemsize: int, **used: int | None) -> str:
+    """Return the smallest type that holds a vocabulary, or else the source's own; ValueError if ids are beyond."""
+    if size is None:
+        width = {1: 8, 2: 16}.get(itemsize, 32)
+    elif size > _MAX_VOCAB:
+        raise ValueError(f"a vocabulary has at most {_MAX_VOCAB} ids, got {size}")
+    else:
+        width = 8 if size <= 1 << 8 else 16 if size <= 1 << 16 else 32
+    limit = 1 << width if size is None else size
+    for name, token in used.items():
+        if token is not None and not 0 <= token < limit:
+            raise ValueError(f"{name} must be an id below {limit}, got {token}")
+    return f"uint{width}"
 
-    size: int | None  # ids are below it, or None if only the dtype limits them
-    dtype: str  # uint8, uint16 or uint32
-    eod: int | None  # the id that ends documents, or None
-    bos: int | None = None  # the id to put before documents, or None
 
-    @classmethod
-    def of(
-        cls, size: int | None, itemsize: int, eod: int | None, bos: int | None = None
-    ) -> Vocabulary:
-        """Choose the smallest width that holds a vocabulary, or else the source's own."""
-        if size is None:
-            width = {1: 8, 2: 16}.get(itemsize, 32)
-        elif size > _MAX_VOCAB:
-            raise ValueError(f"a vocabulary has at most {_MAX_VOCAB} ids, got {size}")
-        else:
-            width = 8 if size <= 1 << 8 else 16 if size <= 1 << 16 else 32
-        limit = 1 << width if size is None else size
-        for name, token in (("eod", eod), ("bos", bos)):
-            if token is not None and not 0 <= token < limit:
-                raise ValueError(f"{name} must be an id below {limit}, got {token}")
-        return cls(size, f"uint{width}", eod, bos)
-
-    def narrow(self, documents: Documents) -> Documents:
-        """Return documents with ids in the stored width; SourceError with the place of an id or label that has none."""
-        ids, labels, dtype = documents.data, documents.labels, np.dtype(self.dtype)
-        limit = int(np.iinfo(dtype).max) + 1 if self.size is None else self.size
-        if labels is not None:
-            most = min(limit, 1 << 31)  # labels are int32
-            bad = ((labels < 0) | (labels >= most)) & (labels != IGNORED)
-            if bad.any():
-                at = int(bad.argmax())
-                what = f"label {int(labels[at])} is not {IGNORED}, and not in [0, {most})"
-                raise SourceError(what, documents.place(at))
-        known = np.iinfo(ids.dtype)
-        may_not_fit = len(ids) > 0 and (known.max >= limit or known.min < 0)
-        if may_not_fit and (int(ids.max()) >= limit or int(ids.min()) < 0):
-            at = int(np.argmax((ids >= limit) | (ids < 0)))
-            what = f"id {int(ids[at])} is not in [0, {limit})"
-            raise SourceError(what, documents.place(at), "Pass vocab_size=, bin_dtype=")
-        return replace(documents, data=ids.astype(dtype, copy=False))
+def narrow(documents: Documents, field: Tokens) -> Documents:
+    """Return documents with ids as they are stored; SourceError with the place of an id or label that does not fit."""
+    ids, labels, dtype = documents.data, documents.labels, np.dtype(field.dtype)
+    limit = field.vocab_size or int(np.iinfo(dtype).max) + 1
+    if labels is not None:
+        most = min(limit, 1 << 31)  # labels are int32
+        bad = ((labels < 0) | (labels >= most)) & (labels != IGNORED)
+        if bad.any():
+            at = int(bad.argmax())
+            what = f"label {int(labels[at])} is not {IGNORED}, and not in [0, {most})"
+            raise SourceError(what, documents.place(at))
+    known = np.iinfo(ids.dtype)
+    may_not_fit = len(ids) > 0 and (known.max >= limit or known.min < 0)
+    if may_not_fit and (int(ids.max()) >= limit or int(ids.min()) < 0):
+        at = int(np.argmax((ids >= limit) | (ids < 0)))
+        what = f"id {int(ids[at])} is not in [0, {limit})"
+        raise SourceError(what, documents.place(at), "Pass vocab_size=, bin_dtype=")
+    return replace(documents, data=ids.astype(dtype, copy=False))
