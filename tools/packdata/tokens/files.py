@@ -24,7 +24,7 @@ from packdata.sources.listed import (
     place_of_source,
 )
 from packdata.sources.refused import check_folder, check_mode, check_name, check_no_log, nothing_at
-from packdata.sources.row_kinds import ROW_KINDS, listed_files, row_kind
+from packdata.sources.row_kinds import ROW_KINDS, listed_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -39,6 +39,7 @@ _KINDS = {
     ".npy": "npy",
     ".bin": "bin",
     ".ds": "ds",
+    **{f".{kind}": kind for kind in sorted(ROW_KINDS)},
 }
 IDS_KINDS = ("npy", "bin", "ds")
 LINE_KINDS = frozenset({"jsonl", "csv", *ROW_KINDS})  # of named columns
@@ -51,23 +52,14 @@ _NOT_READ = (
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """One file.
-
-    Attributes:
-        path: Where it is.
-        name: What to call it: the part of its path that differs between the files.
-        kind: ``text``, ``jsonl``, ``csv``, ``npy``, ``bin``, ``ds`` or a kind of rows.
-        compression: As Arrow calls it, or None.
-        size: Its bytes on disk.
-        stored: The object of a store that it is, or None.
-    """
+    """One file."""
 
     path: Path
-    name: str
-    kind: str
-    compression: str | None
-    size: int
-    stored: RemoteFile | None = None
+    name: str  # what to call it: the part of its path that differs between the files
+    kind: str  # ``text``, ``jsonl``, ``csv``, ``npy``, ``bin``, ``ds`` or a kind of rows
+    compression: str | None  # as Arrow calls it
+    size: int  # bytes on disk
+    stored: RemoteFile | None = None  # the object of a store that it is
 
     def read(self, start: int, stop: int) -> bytes:
         """Return a range of its bytes, fewer at the end; SourceError if that fails."""
@@ -82,8 +74,7 @@ class SourceFile:
         if self.compression is None:
             return self.read(0, nbytes)
         with self._decompressed() as source:
-            data: bytes = source.read(nbytes)
-        return data
+            return bytes(source.read(nbytes))
 
     def unpacked(self) -> Any:
         """Return its decompressed bytes, mapped: they lie in a file without a name below ``TMPDIR``.
@@ -137,13 +128,14 @@ def list_files(sources: Sequence[Path | str]) -> tuple[list[SourceFile], Counter
             files += [_source_file(file, file.name) for file in found if not _is_index(file)]
     if not files:
         what = f"no text and no ids among {', '.join(sorted(ignored)) or 'its files'}"
-        known = ", ".join([*_KINDS, *(f".{kind}" for kind in sorted(ROW_KINDS))])
-        hint = f"Known are {known}, text and lines compressed, too; '*.py' takes others"
+        hint = (
+            f"Known are {', '.join(_KINDS)}, text and lines compressed, too; '*.py' takes others"
+        )
         raise SourceError(what, str(sources[0]), hint)
     paths = [file.path for file in files]
-    twice = next((path for path, n in Counter(paths).items() if n > 1), None)
-    if twice is not None:
-        raise SourceError("duplicate file", twice)
+    for path, num in Counter(paths).items():
+        if num > 1:
+            raise SourceError("duplicate file", path)
     opened_in_order(paths)
     return files, ignored
 
@@ -165,10 +157,9 @@ def _list_folder(folder: Path, ignored: Counter[str]) -> Iterator[SourceFile]:
             for entry in shown
         ]
     for name, path in sorted(found):
-        kind, _ = _kind_of(path.name)
         # A plain .json or .csv beside others is often no data: it is read by its own path.
-        is_data = kind is not None and kind != "csv" and (path.suffix.lower() != ".json")
-        if is_data:
+        kind = _KINDS.get(suffix_inside(path.name), "csv")
+        if kind != "csv" and path.suffix.lower() != ".json":
             yield _source_file(path, name)
         elif not _is_index(path):
             ignored[suffix_inside(path.name)] += 1
@@ -178,17 +169,8 @@ def _is_index(path: Path) -> bool:
     return path.suffix.lower() == ".idx" and path.with_suffix(".bin").exists()
 
 
-def _kind_of(name: str) -> tuple[str | None, str | None]:
-    """Return the kind of a file by its name, None for an unknown one, and its compression."""
-    if (kind := row_kind(name)) is not None:
-        return kind, None
-    compression = compression_of(name)
-    inside = row_kind(name.rpartition(".")[0]) if compression else None
-    return inside or _KINDS.get(suffix_inside(name)), compression
-
-
 def _source_file(path: Path, name: str) -> SourceFile:
-    kind, compression = _kind_of(path.name)
+    kind, compression = _KINDS.get(suffix_inside(path.name)), compression_of(path.name)
     hint = foreign_hint(path.name)
     if suffix_inside(path.name) in _NOT_READ:
         hint = "Unpack archives, save ids with numpy.save; of .bin and .idx pass the .bin"
