@@ -81,6 +81,7 @@ class TextFile(DocumentFile):
         blob = given.stored() if given.stored else self._bytes(given.start, stop)
         if len(blob) < given.nbytes:
             raise SourceError("the file became shorter while it was read", self._file.name)
+        begin = len(_BOM) if given.start == 0 and blob.startswith(_BOM) else 0
 
         @cache
         def lines_before() -> int:
@@ -88,20 +89,15 @@ class TextFile(DocumentFile):
             parts = (self._bytes(at, min(at + self.piece_bytes, given.start)) for at in steps)
             return 1 + sum(part.count(b"\n") for part in parts)
 
-        def line(at: int) -> str:
-            number = lines_before() + blob.count(b"\n", 0, at)
+        def place(at: int) -> str:
+            number = lines_before() + blob.count(b"\n", 0, begin + at)
             return f"{self._file.name}, line {number}"
 
         if blob.count(0, 0, _CHECKED_BYTES) > min(len(blob), _CHECKED_BYTES) // _MAX_NUL_SHARE:
             hint = "UTF-16 becomes UTF-8 by iconv; ids are read from .npy or .bin"
             reject = rejected(given.where, "the file is full of NUL bytes, not text", hint)
             return Documents(np.empty(0, np.uint8), np.empty(0, np.int64), str, (reject,))
-        begin = len(_BOM) if given.start == 0 and blob.startswith(_BOM) else 0
         text, is_last = blob[begin : given.nbytes], given.stop == self._size
-
-        def place(at: int) -> str:
-            return line(begin + at)
-
         if self._is_json:
             return self._content.of_lines(text, place)
         if self._mark is not None:
@@ -112,7 +108,7 @@ class TextFile(DocumentFile):
         # Characters that go on behind it are checked here, and not there.
         first = 0 if given.start == 0 else _num_continued(blob)
         last = given.nbytes + _num_continued(blob[given.nbytes :])
-        checked = _whole(memoryview(blob)[first:last], lambda at: line(first + at))
+        checked = _whole(memoryview(blob)[first:last], lambda at: place(first - begin + at))
         for _, error in checked.only_utf8().rejects:
             raise error
         return documents if is_last else Documents(documents.data, documents.ends[:0], place)
