@@ -31,11 +31,11 @@ def main(connection: Connection, slots: int, owner: int) -> None:
     threading.Thread(target=_end_with, args=(owner,), daemon=True).start()
     code = 0
     try:
-        payload = connection.recv_bytes()
-        # Not at the top: it imports torch, which takes seconds, and the watch has begun by now.
-        from loaders.backends.serving import serve
+        # Not at the top: they import torch, which takes seconds, and the watch has begun by now.
+        from loaders.backends.serving import Serving
+        from loaders.backends.slots import SharedSlots
 
-        serve(payload, connection, slots)
+        Serving(connection, SharedSlots(slots)).listen()
     except (EOFError, ConnectionError):
         pass  # the trainer has closed its end
     except BaseException:  # or it would wait for us

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from loaders.device.accelerator import Accelerator
 
-    Usage = tuple[
-        float, ...
-    ]  # so far: seconds; CPU seconds of the trainer's thread and the workers'; waits
+    # So far: seconds; CPU seconds of the trainer's thread and the workers'; waits.
+    Usage = tuple[float, ...]
 
 _MIN_S = 1.0  # of steps
 _WAITS_PER_S = 100

@@ -75,14 +75,8 @@ class Maker:
 
     def for_child(self) -> Maker:
         """Return a copy without what belongs to this process."""
-        return replace(
-            self,
-            pin=False,
-            locks_slots=False,
-            slots=Slots(),
-            count_replaced=_count_nothing,
-            watched=None,
-        )
+        ours: dict[str, Any] = {"count_replaced": _count_nothing, "watched": None}
+        return replace(self, pin=False, locks_slots=False, slots=Slots(), **ours)
 
     @property
     def num_replaced(self) -> int:

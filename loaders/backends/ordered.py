@@ -49,35 +49,23 @@ class Pool(Protocol):
 class OrderedBatches:
     """The batches of one epoch.
 
-    Args:
-        pool: Makes them.
-        indices: The indices of each batch.
-        prefetch_batches: Batches, or chunks of small ones, in flight beside what is handed over, whatever the number
-            of workers; 0 makes each when it is asked for.
-        chunk_size: Batches of a chunk, at most; the first chunks are smaller.
-        is_together: Whether those of a chunk are handed over at once.
-        timeout_s: RuntimeError, as torch's, after so long without a batch, which can still be had; 0 waits.
-        stall_warning_s: Log what every worker is doing after so long; 0 does not.
-        watch: Notes when training steps begin and end.
-
     An error of a batch, or of the indices, is raised where the batch would have come; the batches
-    behind it can still be had.
-
-    Attributes:
-        num_taken: Batches that were returned, or whose error was raised.
+    behind it can still be had. ``num_taken`` counts batches that were returned, or whose error was raised.
     """
 
     def __init__(
         self,
         pool: Pool,
-        indices: Iterator[Any],
+        indices: Iterator[Any],  # of each batch
         *,
+        # Batches, or chunks of small ones, in flight beside what is handed over, whatever the number of workers;
+        # 0 makes each when it is asked for.
         prefetch_batches: int,
-        chunk_size: int = 1,
-        is_together: bool = False,
-        timeout_s: float = 0,
-        stall_warning_s: float = 0,
-        watch: GilWatch | None = None,
+        chunk_size: int = 1,  # batches of a chunk, at most; the first chunks are smaller
+        is_together: bool = False,  # whether those of a chunk are handed over at once
+        timeout_s: float = 0,  # RuntimeError, as torch's, after so long without a batch; 0 waits
+        stall_warning_s: float = 0,  # log what workers are doing after so long; 0 does not
+        watch: GilWatch | None = None,  # notes when training steps begin and end
     ) -> None:
         self._pool, self._prefetch_batches = pool, prefetch_batches
         self._is_together = is_together
@@ -144,9 +132,7 @@ class OrderedBatches:
             try:
                 self._pool.put(self._chunk, self._turn)
                 self._turn += 1
-            except (
-                Exception
-            ) as error:  # it comes behind the batches that are ready, and ends the iteration
+            except Exception as error:  # it comes behind the batches that are ready, and ends all
                 self._chunk, self._turn, self._chunks = Chunk([]), 0, iter(())
                 self._failed, self._is_broken = error, True
                 return
@@ -172,9 +158,8 @@ class OrderedBatches:
         try:
             return self._pool.take(patience)
         except BaseException as error:
-            self.num_taken += (
-                len(self._pool) < num_before
-            )  # else the batch is late, or the wait was interrupted
+            # Else the batch is late, or the wait was interrupted.
+            self.num_taken += len(self._pool) < num_before
             if isinstance(error, StopIteration):
                 raise _not_the_end(error) from error
             raise

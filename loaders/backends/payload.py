@@ -23,12 +23,8 @@ if TYPE_CHECKING:
     from loaders.data.shards import MemoryShard
     from loaders.datasets.memory.memfile import Place
 
-_COUNTERS = (
-    "epoch",
-    "num_epochs_told",
-    "_num_untold",
-    "_has_warned",
-)  # of the trainer's own reads
+# Of the trainer's own reads.
+_COUNTERS = ("epoch", "num_epochs_told", "_num_untold", "_has_warned")
 
 
 def pack(maker: Maker) -> bytes:
@@ -102,9 +98,8 @@ class _Unpacker(pickle.Unpickler):
         place, path = given
         file = _mapped.get(place) or open_memory_file(place)
         if file is None:
-            raise LoadersError(
-                "the memory of the dataset is gone: its process has ended, or dropped it"
-            )
+            what = "the memory of the dataset is gone: its process has ended, or dropped it"
+            raise LoadersError(what)
         return HeldShard(path, _mapped.setdefault(place, file).columns, [file])
 
 

@@ -20,8 +20,7 @@ _EARLY = (
 class TorchBatches:
     """Wraps torch's iterator for one epoch; its attributes can be read here, too.
 
-    Attributes:
-        num_taken: Batches that were returned, or whose error was raised.
+    ``num_taken`` counts batches that were returned, or whose error was raised.
     """
 
     is_ready = False

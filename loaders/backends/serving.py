@@ -29,25 +29,11 @@ if TYPE_CHECKING:
     from loaders.backends.maker import Made, Maker
 
 
-def serve(payload: bytes, connection: Connection, slots: int) -> None:
-    """Report that the child is up, or why not; then serve until the trainer closes its end (EOFError)."""
-    serving = Serving(connection, SharedSlots(slots))
-    os.close(slots)
-    try:
-        serving.change(payload)
-    except Exception as error:  # a module that only the trainer can import, say
-        serving.answer(portable(error))
-        return
-    serving.answer(None)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1, signal.SIGUSR2])
-    serving.listen()
-
-
 class Serving:
     """Does what the trainer asks for.
 
     Each message to the trainer has the number of a pass, a group of it, and a status: samples that were replaced since
-    the last one, groups that are ready, changes of slots. The first one has number 0, and an error or None.
+    the last one, groups that are ready, changes of slots. To a change the answer has number 0, and an error or None.
     """
 
     _pool: Any = None
@@ -64,16 +50,22 @@ class Serving:
             getattr(self, kind)(*values)
 
     def change(self, data: bytes) -> None:
-        """Switch to another maker: work under way belongs to a pass that was abandoned."""
+        """Switch to a maker, the first one or another; work under way belongs to a pass that was abandoned."""
         if self._pool is not None:
             self._pool.close()
-        self._maker: Maker = unpack(data)
+        try:
+            self._maker: Maker = unpack(data)
+        except Exception as error:  # a module that only the trainer can import, say
+            self._answer(portable(error))
+            return
         self._maker.slots = self._slots
         self._num_reported = self._maker.num_replaced  # of replaced samples
         self._chunk, self._turn = Chunk([]), 0  # to be made next
         self._passes: deque[int] = deque()  # of the groups that are not sent yet
         self._pool = thread_pool(self._maker, on_done=self._send_ready)
         dump_in_child(self._pool.describe)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1, signal.SIGUSR2])
+        self._answer(None)
 
     def make(self, number: int, batches: list[Any], is_together: bool) -> None:
         """Make a chunk for a pass: all of it, or the batch of its first turn."""
@@ -91,10 +83,9 @@ class Serving:
         if hasattr(self._maker.dataset, "set_epoch"):
             self._maker.dataset.set_epoch(epoch)
 
-    def answer(self, value: Any) -> None:
-        """Send None where all is well, or what is not."""
+    def _answer(self, error: BaseException | None) -> None:
         with self._sending:
-            self._connection.send_bytes(dump((0, value, (0, 0, [])), self._slots)[0])
+            self._connection.send_bytes(dump((0, error, (0, 0, [])), self._slots)[0])
 
     def _send_ready(self) -> None:
         """Send the groups that are done, unless another thread is sending them already."""

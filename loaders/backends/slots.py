@@ -74,9 +74,8 @@ class SharedSlots(Slots):
         self._memory = _SharedFile(fd)
         self._lock = threading.Lock()
         self._end = 0
-        self._dead: deque[tuple[int, int]] = (
-            deque()
-        )  # slots that are not removed yet: bytes and place
+        # Slots that are not removed yet: bytes and place.
+        self._dead = deque[tuple[int, int]]()
         self._held: dict[int, Any] = {}  # storages by place, that the trainer has
         self._changes: list[tuple[int, int]] = []
 
@@ -109,10 +108,7 @@ class SharedSlots(Slots):
             self._collect()
             place = -(-self._end // unit) * unit
             if place + size > self._memory.nbytes:
-                what = (
-                    f"no memory for another batch buffer of {size} bytes, beside {place} of them"
-                )
-                raise MemoryError(what)
+                raise MemoryError(f"no memory for a batch buffer of {size} bytes, beside {place}")
             self._end = place + size
             self._changes.append((place, size))
         slot = self._memory.array(place, size)
@@ -163,14 +159,9 @@ class _Pickler(pickle.Pickler):
 
 def is_plain(tensor: torch.Tensor) -> bool:
     """Tell whether a tensor is bytes and strides; any other pickles as torch does it."""
-    return (
-        tensor.layout is torch.strided
-        and tensor.device.type == "cpu"
-        and not tensor.requires_grad
-        and not tensor.is_quantized
-        and not tensor.is_conj()
-        and not tensor.is_neg()
-    )
+    is_dense = tensor.layout is torch.strided and tensor.device.type == "cpu"
+    is_odd = tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg()
+    return is_dense and not is_odd
 
 
 class MappedSlots:
@@ -178,7 +169,7 @@ class MappedSlots:
 
     def __init__(self, fd: int, lock: Callable[[UInt8Array], None] | None = None) -> None:
         self._memory, self._lock = _SharedFile(fd), lock
-        self._leases: Leases[int] = Leases()
+        self._leases = Leases[int]()
         self._slots: dict[int, UInt8Array] = {}
         self._seen_by_forks: set[int] = set()
         _mapped.add(self)

@@ -65,32 +65,25 @@ _BEGIN = (
 
 
 class Child:
-    """A process that makes batches on as many threads as the maker says; for one pool after another.
-
-    Args:
-        maker: Makes them; a copy goes to the process.
+    """A process that makes batches on as many threads as the makers say that it follows; for one pool after another.
 
     Attributes:
         pid: Of the process.
-        is_late: True once a batch was waited for in vain, until something comes: another pool has another child.
-        num_passes: How many pools it worked for; each group is asked for, and comes, with the number of its pass.
+        slots: Where its batches lie.
         end: Ends it; ``end.alive`` is False then.
-
-    Raises:
-        UnsendableError: It cannot be given the dataset, or what goes with it, or does not find what that needs.
-        RuntimeError: It died, or did not begin in time.
     """
 
     def __init__(self, maker: Maker) -> None:
-        self.is_late, self.num_passes, self._owner = False, 0, os.getpid()
+        self.is_late = False  # a batch was waited for in vain: another pool has another child
+        self.num_passes = 0  # pools; a group is asked for, and comes, with the number of its own
+        self._owner = os.getpid()
         self._epoch: int | None = None
-        payload = pack(maker)
-        self._digest = xxhash.xxh3_128_hexdigest(payload)
+        self._digest = ""  # of its maker
         self._connection, theirs = Pipe()
         slots = make_file()
         try:
             lock = partial(page_lock, what="a batch slot") if maker.locks_slots else None
-            self._slots = MappedSlots(slots, lock)
+            self.slots = MappedSlots(slots, lock)
             self._process = _start(theirs, slots)
         except BaseException:
             self._connection.close()  # which ends a child that has begun
@@ -106,23 +99,7 @@ class Child:
         self.end = weakref.finalize(self, _end, self._process, self._connection, ours, self._owner)
         self._poll = select.poll()  # a tenth of what ``Connection.poll`` takes
         self._poll.register(self._connection.fileno(), select.POLLIN)
-        try:
-            self._begin(payload)
-        except BaseException:
-            self.end()
-            raise
-
-    def _begin(self, payload: bytes) -> None:
         self._write(pickle.dumps(sys.path))
-        self._write(payload)
-        deadline = time.monotonic() + _START_TIMEOUT_S
-        while (message := self.receive(deadline)) is None and time.monotonic() < deadline:
-            pass
-        if message is None:
-            what = f"the loader's child process (pid {self.pid}) has not begun"
-            raise RuntimeError(f"{what} after {_START_TIMEOUT_S:.0f} s")
-        if (error := message[1]) is not None:
-            raise UnsendableError("what it needs", f"{type(error).__name__}: {error}")
 
     @property
     def is_usable(self) -> bool:
@@ -135,25 +112,31 @@ class Child:
         """Whether a message is here."""
         return self.end.alive and bool(self._poll.poll(0))
 
-    @property
-    def slot_bytes(self) -> int:
-        """Bytes of its batch slots."""
-        return self._slots.nbytes
+    def follow(self, payload: bytes, epoch: int | None) -> None:
+        """Give the child a maker (see ``pack``), where it has another one or none, and the epoch.
 
-    @property
-    def num_leased(self) -> int:
-        """Tensors of batches that live, and lie in its slots."""
-        return self._slots.num_leased
-
-    def follow(self, maker: Maker, epoch: int | None) -> None:
-        """Give the child another maker of the same loader, where it differs, and the epoch."""
-        payload = pack(maker)
+        Raises:
+            UnsendableError: It does not find what this needs.
+            RuntimeError: It died, or does not answer in time.
+        """
         if (digest := xxhash.xxh3_128_hexdigest(payload)) != self._digest:
             self.send("change", payload)
+            self._wait_for_answer()
             self._digest = digest
         if epoch != self._epoch:
             self.send("epoch", epoch)
             self._epoch = epoch
+
+    def _wait_for_answer(self) -> None:
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        message = None
+        while message is None or message[0]:  # a group of a pass that was left
+            message = self.receive(deadline)
+            if message is None and time.monotonic() > deadline:
+                what = f"the loader's child process (pid {self.pid}) has not begun"
+                raise RuntimeError(f"{what} after {_START_TIMEOUT_S:.0f} s")
+        if (error := message[1]) is not None:
+            raise UnsendableError("what it needs", f"{type(error).__name__}: {error}")
 
     def check(self) -> None:
         """Raise RuntimeError if the child was ended, or is another process's."""
@@ -164,7 +147,7 @@ class Child:
 
     def send(self, kind: str, *values: Any) -> None:
         """Ask it for something, by the name of a method of ``Serving``; RuntimeError if it died."""
-        message = self._slots.free(), kind, *values
+        message = self.slots.free(), kind, *values
         self._write(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 
     def _write(self, data: bytes) -> None:
@@ -190,13 +173,11 @@ class Child:
                 raise self._death(None)
             return None
         try:
-            message: Message = self._slots.load(self._connection.recv_bytes())
-            self._slots.change(message[2][2])
+            message: Message = self.slots.load(self._connection.recv_bytes())
+            self.slots.change(message[2][2])
         except (EOFError, OSError) as error:
             raise self._death(error) from None
-        except (
-            BaseException
-        ):  # in the middle of a message, perhaps; or what follows cannot be read
+        except BaseException:  # in the middle of a message, perhaps
             self.end()
             raise
         self.is_late = False
@@ -249,12 +230,11 @@ class ChildPool:
 
     def __init__(self, maker: Maker, child: Child) -> None:
         self.num_ready = 0
-        self._child, self._count_replaced = child, maker.count_replaced
+        self.child, self._count_replaced = child, maker.count_replaced
         self._pinned = maker.pinned if maker.pin else None
         child.num_passes += 1
         self._pass = child.num_passes
         self._under_way = 0
-        self._is_closed = False
         self._sent: Chunk | None = None  # whose indices the child has
 
     def __len__(self) -> int:
@@ -263,22 +243,18 @@ class ChildPool:
     @property
     def is_ready(self) -> bool:
         """Whether a message of the child is here."""
-        return self._is_open and self._child.has_message
+        return self._is_open and self.child.has_message
 
     @property
     def _is_open(self) -> bool:
-        return not self._is_closed and self._pass == self._child.num_passes
+        return self._pass == self.child.num_passes
 
     def put(self, chunk: Chunk, turn: int) -> None:
-        """Ask for a turn of a chunk.
-
-        The indices of a chunk go with the first turn that is asked for.
-        """
+        """Ask for a turn of a chunk; its indices go with the first one that is asked for."""
         if chunk is self._sent:
-            self._call(self._child.send, "next", self._pass)
+            self._call(self.child.send, "next", self._pass)
         else:
-            batches = chunk.batches if chunk.is_together else chunk.batches[turn:]
-            self._call(self._child.send, "make", self._pass, batches, chunk.is_together)
+            self._call(self.child.send, "make", self._pass, chunk.batches, chunk.is_together)
             self._sent = chunk
         self._under_way += 1
 
@@ -294,15 +270,15 @@ class ChildPool:
         self._under_way -= 1
         if isinstance(group, SplitBatches):
             num_in_slots = sum(tensor.nbytes >= SMALL_BYTES for tensor in group.whole)
-            group.is_copied = self._child.num_leased > num_in_slots * (1 + MAX_KEPT)
+            group.is_copied = self.child.slots.num_leased > num_in_slots * (1 + MAX_KEPT)
         return group if self._pinned is None else list(map(self._pinned, group))
 
     def _next_group(self, deadline: float) -> Any:
         while True:
-            message = self._call(self._child.receive, deadline)  # another thread may close this
+            message = self._call(self.child.receive, deadline)  # another thread may close this
             if message is None:
                 if time.monotonic() >= deadline:
-                    self._child.is_late = True
+                    self.child.is_late = True
                     raise Late(self.describe())
                 continue
             number, group, (num_replaced, self.num_ready, _) = message
@@ -318,50 +294,42 @@ class ChildPool:
         try:
             return function(*args)
         except RuntimeError:
-            if not self._child.end.alive:
+            if not self.child.end.alive:
                 self._under_way = 0
             raise
 
     def describe(self) -> str:
         """Make the child write to stderr what each worker is doing: the connection may be in use."""
-        pid = self._child.pid
         if not self._is_open:
             return "this epoch has ended"
-        if self._child.end.alive:
-            os.kill(pid, signal.SIGUSR1)
-            return f"child process {pid} writes to stderr what its workers do"
-        return f"child process {pid} has ended"
+        if not self.child.end.alive:
+            return f"child process {self.child.pid} has ended"
+        os.kill(self.child.pid, signal.SIGUSR1)
+        return f"child process {self.child.pid} writes to stderr what its workers do"
 
     def close(self) -> None:
         """Leave the child to another pool."""
-        self._is_closed = True
+        self._pass = 0
 
 
-class KeptChild:
-    """The child process that a loader keeps from epoch to epoch."""
+def child_pool(child: Child | None, maker: Maker, epoch: int | None) -> ChildPool:
+    """Return a pool over a loader's child, or over a new one where that one cannot be used any more.
 
-    def __init__(self) -> None:
-        self._child: Child | None = None
-
-    @property
-    def slot_bytes(self) -> int:
-        """Bytes of its slots."""
-        return 0 if self._child is None else self._child.slot_bytes
-
-    def end(self) -> None:
-        """End it."""
-        if self._child is not None:
-            self._child.end()
-        self._child = None
-
-    def pool(self, maker: Maker, epoch: int | None) -> ChildPool:
-        """Return a pool over the child, which is started where there is none."""
-        if self._child is not None and not self._child.is_usable:
-            self.end()
-        if self._child is None:
-            self._child = Child(maker)
-        self._child.follow(maker, epoch)
-        return ChildPool(maker, self._child)
+    Raises:
+        UnsendableError: It cannot be given the dataset, or what goes with it, or does not find what that needs.
+        RuntimeError: It died, or did not begin in time.
+    """
+    payload = pack(maker)
+    if child is None or not child.is_usable:
+        if child is not None:
+            child.end()
+        child = Child(maker)
+    try:
+        child.follow(payload, epoch)
+    except BaseException:
+        child.end()
+        raise
+    return ChildPool(maker, child)
 
 
 def killed_by(number: int) -> str:

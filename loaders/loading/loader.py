@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from loaders.backends.ordered import Pool
-    from loaders.backends.subprocess import KeptChild
+    from loaders.backends.subprocess import Child
     from loaders.device.accelerator import Accelerator
     from loaders.loading.options import MoreArguments, Served
     from loaders.profiling import profile
@@ -252,7 +252,7 @@ class DataLoader(OrderedLoader[BatchT]):
         self._slots = Slots(pinned_buffer if pins(self.device) else None)
         self._batches: Callable[[], Any] = lambda: None  # those being served, while they are
         self.__dict__.setdefault("_delivery", lambda: None)
-        self._child: KeptChild | None = None
+        self._child: Child | None = None
         self._gil = GilWatch()
         self.__dict__.pop("_torch_loader", None)
         self._ahead: list[Ahead] = []  # tells fetchers of the pass
@@ -284,6 +284,7 @@ class DataLoader(OrderedLoader[BatchT]):
         self._end("this iteration ended with loader.close(): begin a new one")
         if self._child is not None:
             self._child.end()
+            self._child = None
 
     def _end(self, why: str) -> None:
         delivery = self._delivery()
@@ -401,11 +402,11 @@ class DataLoader(OrderedLoader[BatchT]):
         return thread_pool(maker)
 
     def _child_pool(self, maker: Maker) -> Pool:
-        from loaders.backends.subprocess import KeptChild  # which loads on Linux alone
+        from loaders.backends.subprocess import child_pool  # which loads on Linux alone
 
-        if self._child is None:
-            self._child = KeptChild()
-        return self._child.pool(maker, self._set_to)
+        pool = child_pool(self._child, maker, self._set_to)
+        self._child = pool.child
+        return pool
 
     def _maker(self) -> Maker:
         return Maker(
@@ -485,7 +486,8 @@ class DataLoader(OrderedLoader[BatchT]):
     def stats(self) -> LoaderStats:
         """Return the counters as they are now."""
         batches = self._batches()
-        self._stats.slot_bytes = self._slots.nbytes + getattr(self._child, "slot_bytes", 0)
+        of_child = 0 if self._child is None else self._child.slots.nbytes
+        self._stats.slot_bytes = self._slots.nbytes + of_child
         self._stats.num_ready = getattr(batches, "num_ready", 0)
         here = getattr(self._served, "num_replaced", 0) - self._num_before
         self._stats.num_replaced = here + self._num_replaced

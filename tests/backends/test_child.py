@@ -56,7 +56,11 @@ class Side:
         self.slots = MappedSlots(fd)
         connection: Any = self.held
         self.child = module.Serving(connection, SharedSlots(fd))
+        self.held.may_go.set()
         self.child.change(b"")
+        assert self.received() is None
+        self.held.may_go.clear()
+        self.held.began.clear()
         os.close(fd)
         self.listener = threading.Thread(target=self.listen)
         self.listener.start()

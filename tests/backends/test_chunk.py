@@ -11,7 +11,7 @@ import torch
 from loaders import DataLoader, Mixture, RAMDataset, ShardDataset, augment, concat
 from loaders.backends.chunk import Chunk, chunks
 from loaders.backends.maker import Maker
-from loaders.backends.subprocess import Child, ChildPool
+from loaders.backends.subprocess import child_pool
 from loaders.codecs.picture import encode_jpeg
 from loaders.data.finder import ShardFinder
 from loaders.data.gather import Gather
@@ -395,35 +395,31 @@ def test_sources_that_are_read_as_one_share_chunks_and_others_do_not(pictures: O
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("first", [0, 2, 4])
-def test_a_child_is_told_of_a_chunk_once_wherever_it_begins(
-    pictures: Opens, first: int, monkeypatch: pytest.MonkeyPatch
+def test_the_indices_of_a_chunk_are_sent_to_a_child_once(
+    pictures: Opens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may take over from threads, which made the batches before."""
     dataset, sent = pictures("raw"), []
-
-    send = Child.send
-
-    def noted(self: Child, kind: str, number: int, *values: Any) -> None:
-        sent.append((kind, len(values[0]) if values else 0))
-        send(self, kind, number, *values)
-
-    monkeypatch.setattr(Child, "send", noted)
     work = maker(dataset)
+    pool = child_pool(None, work, None)
+    send = pool.child.send
+
+    def noted(kind: str, number: int, *values: Any) -> None:
+        sent.append((kind, len(values[0]) if values else 0))
+        send(kind, number, *values)
+
+    monkeypatch.setattr(pool.child, "send", noted)
     asked = batches(dataset), batches(dataset, epoch=4)
     chunks = Chunk(asked[0]), Chunk(asked[1])
-    turns = [(chunks[0], turn) for turn in range(first, 5)] + [(chunks[1], t) for t in range(5)]
-    pool = ChildPool(work, Child(work))
+    turns = [(chunk, turn) for chunk in chunks for turn in range(5)]
     try:
-        for turn, batch in zip(turns, [*asked[0][first:], *asked[1]], strict=True):
+        for turn, batch in zip(turns, [*asked[0], *asked[1]], strict=True):
             pool.put(*turn)
             (one,) = pool.take(TIMEOUT_S)
             assert_same(one, work.make(batch))
     finally:
         pool.close()
 
-    num = 5 - first
-    assert sent == [("make", num), *[("next", 0)] * (num - 1), ("make", 5)] + [("next", 0)] * 4
+    assert sent == [("make", 5), *[("next", 0)] * 4] * 2
 
 
 class Picky:

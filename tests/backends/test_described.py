@@ -23,7 +23,7 @@ def test_a_child_says_what_it_is_doing_before_its_first_batch(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     maker = Maker(Waiting(tmp_path / "go"), list, 1, True, 1)
-    pool = backend.ChildPool(maker, backend.Child(maker))
+    pool = backend.child_pool(None, maker, None)
     pool.put(Chunk([[2]]), 0)
     told: list[str] = []
 

@@ -68,7 +68,7 @@ loader = DataLoader(ShardDataset(sys.argv[1], fields=["label"]), 2, num_workers=
 while True:
     batches = iter(loader)
     for batch in batches:
-        print(batches._batches._pool._child.pid, flush=True)
+        print(batches._batches._pool.child.pid, flush=True)
 """
 
 
@@ -108,7 +108,7 @@ def test_a_child_ends_with_its_parent_though_another_process_holds_the_socket_op
         if holder == 0:
             time.sleep(60)
             os._exit(0)
-        os.write(theirs, f"{pool._child.pid} {holder}".encode())
+        os.write(theirs, f"{pool.child.pid} {holder}".encode())
         os.kill(os.getpid(), signal.SIGKILL)
     child, holder = map(int, os.read(ours, 100).split())
     os.waitpid(parent, 0)
@@ -130,15 +130,15 @@ def test_a_child_has_no_descriptor_of_its_parent_and_ignores_what_launchers_send
         os.set_inheritable(fd, True)
     pool = pool_of(Maker(Squares(), list, 2, True, 1))
     for number in ignored:  # while it begins, too
-        os.kill(pool._child.pid, number)
+        os.kill(pool.child.pid, number)
     pool.put(Chunk([[1, 2]]), 0)
     assert pool.take(30) == [[1, 4]]
     for number in ignored:
-        os.kill(pool._child.pid, number)
-    proc = Path(f"/proc/{pool._child.pid}")
+        os.kill(pool.child.pid, number)
+    proc = Path(f"/proc/{pool.child.pid}")
     theirs = {os.readlink(fd) for fd in (proc / "fd").iterdir() if int(fd.name) > 2}
     ours = {os.readlink(f"/proc/self/fd/{fd}") for fd in (*pipe, file)}
-    end = os.readlink(f"/proc/self/fd/{pool._child._connection.fileno()}")
+    end = os.readlink(f"/proc/self/fd/{pool.child._connection.fileno()}")
     pool.put(Chunk([[3]]), 0)
     assert pool.take(30) == [[9]]
     pool.close()

@@ -12,7 +12,8 @@ from loaders import DataLoader, RAMDataset
 from loaders.backends.chunk import Chunk
 from loaders.backends.maker import Maker
 from loaders.backends.ordered import OrderedBatches
-from loaders.backends.subprocess import Child, ChildPool
+from loaders.backends.subprocess import ChildPool
+from loaders.backends.subprocess import child_pool as pool_of_child
 from loaders.backends.threads import thread_pool
 from loaders.datasets.reading.request import Request
 from loaders.datasets.reading.samples import collate
@@ -80,7 +81,7 @@ def test_a_batch_that_takes_longer_keeps_its_place() -> None:
 
 
 def child_pool(work: Maker) -> ChildPool:
-    return ChildPool(work, Child(work))
+    return pool_of_child(None, work, None)
 
 
 KINDS = [thread_pool, pytest.param(child_pool, marks=pytest.mark.slow)]

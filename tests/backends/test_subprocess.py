@@ -42,7 +42,7 @@ def child_loader(data: Any, *args: Any, **settings: Any) -> DataLoader:
 
 
 def pool_of(maker: Maker) -> backend.ChildPool:
-    return backend.ChildPool(maker, backend.Child(maker))
+    return backend.child_pool(None, maker, None)
 
 
 def children() -> list[int]:
@@ -383,7 +383,7 @@ def test_a_child_that_cannot_understand_ends_with_an_error(
     """Or its parent would wait for it."""
     pool = pool_of(Maker(Squares(), list, 2, True, 1))
     pool.put(Chunk([[1, 2]]), 0)
-    pool._child.send("make")
+    pool.child.send("make")
     pool.put(Chunk([[3, 4]]), 0)
 
     with pytest.raises(RuntimeError):
