@@ -180,7 +180,8 @@ def epochs(
         plan = Plan(order.length, batch_size, node, nodes, num_lanes=lanes)
         reading = LoaderPass(dataset, origin, order, plan, 0)
         needs = reading.needs()
-        reads = needs.which[needs.starts < reading.num_samples].tolist()
+        here = zip(needs.starts, needs.reads, strict=True)
+        reads = [n for at, each in here if at < reading.num_samples for n in each.tolist()]
         first.append(downloads(reads, sizes, cache_bytes))
         later.append(needs.epoch_bytes(cache_bytes) - first[-1])
     part = sum(sizes) / sum(-(-size // PART_BYTES) for size in sizes)

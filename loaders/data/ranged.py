@@ -108,7 +108,7 @@ def _fetch(origin: Origin, shards: Sequence[FileShard], spans: Sequence[Span]) -
         if end > start
     ]
     came = iter(origin.ranges(wanted))
-    return [bytes(next(came)) if end > start else b"" for start, end in spans]
+    return [next(came) if end > start else b"" for start, end in spans]
 
 
 def _verified(

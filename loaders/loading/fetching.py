@@ -1,4 +1,4 @@
-"""What a loader will read of datasets at URLs: told to the fetcher, and refused where a cache cannot serve it."""
+"""What a loader will read of datasets at URLs: sent to the fetcher, and refused where a cache cannot serve it."""
 
 from __future__ import annotations
 
@@ -74,12 +74,9 @@ class LoaderPass:
         """How many this rank reads in this epoch."""
         return self._plan.num_remaining_steps * self._plan.batch_size
 
-    def needs(self) -> Needs:
-        """Return what this rank reads, in this epoch and the next one."""
-        return self._needs_of(self._plan)
-
-    def _needs_of(self, plan: Plan) -> Needs:
-        return Needs.of(self.files, self._stretches(plan))
+    def needs(self, plan: Plan | None = None) -> Needs:
+        """Return what this rank, or another plan, reads in this epoch and the next one."""
+        return Needs.of(self.files, self._stretches(plan or self._plan))
 
     def _stretches(self, plan: Plan) -> Iterator[tuple[int, Int64s]]:
         start = 0
@@ -99,7 +96,7 @@ class LoaderPass:
         files = np.concatenate(found)
         return files[files >= 0]
 
-    def tell_of_scattered(self) -> None:
+    def warn_of_scattered(self) -> None:
         """Say once that a view has few samples of many shards: these are fetched whole."""
         view = self._dataset.view if isinstance(self._dataset, PackedDataset) else None
         if view is None or view.numbers is None:
@@ -127,8 +124,8 @@ class LoaderPass:
         nodes = self._plan.world_size // (ranks or 1)
         if is_whole and (nodes == 1 or all(map(self._is_here, self.files))):
             return
-        node = self._needs_of(self._plan.of_node(ranks or 1))
-        files = [self.files[n] for n in np.unique(node.which).tolist()]
+        node = self.needs(self._plan.of_node(ranks or 1))
+        files = [self.files[n] for n in node.upcoming()]
         read = sum(file.size for file in files)
         downloaded = node.epoch_bytes(budget) / 2  # of two epochs
         if is_whole:
@@ -176,26 +173,23 @@ def _origins(dataset: BatchDataset[Any]) -> list[Origin]:
 
 
 def tell_ahead(
-    dataset: BatchDataset[Any],
-    order: Order,
-    current: Pass,
-    num_at_once: int,
+    dataset: BatchDataset[Any], order: Order, current: Pass, num_at_once: int
 ) -> list[Ahead]:
-    """Return what tells fetchers, once it is started, what a pass will read, so many batches at once.
+    """Return what sends fetchers, once it is started, what a pass will read, so many batches at once.
 
     Raises:
         CacheError: The cache of a dataset is too small for this order.
     """
-    told: list[Ahead] = []
+    ahead: list[Ahead] = []
     if all(store.is_all_open for store in dataset.stores):
-        return told  # nothing is to be fetched, and nothing that is mapped is evicted
+        return ahead  # nothing is to be fetched, and nothing that is mapped is evicted
     dataset = dataset.dataset if isinstance(dataset, SamplesOf) else dataset
     for origin in _origins(dataset):
         reading = LoaderPass(dataset, origin, order, current.plan, current.epoch, num_at_once)
-        reading.tell_of_scattered()
+        reading.warn_of_scattered()
         reading.check()
-        told.append(Ahead(origin, reading.needs, lambda: _position(current)))
-    return told
+        ahead.append(Ahead(origin, reading.needs, lambda: _position(current)))
+    return ahead
 
 
 def _position(current: Pass) -> tuple[int, bool]:
@@ -205,20 +199,18 @@ def _position(current: Pass) -> tuple[int, bool]:
 
 def _ranks_of_node(plan: Plan) -> int | None:
     """Return how many ranks of this node read, as launchers say it; None: they do not."""
-    told = os.environ.get("LOCAL_WORLD_SIZE", "")
-    ranks = int(told) if told.isdecimal() else 0
+    given = os.environ.get("LOCAL_WORLD_SIZE", "")
+    ranks = int(given) if given.isdecimal() else 0
     return ranks if ranks and not plan.world_size % ranks else None
 
 
 def remote_counts(dataset: BatchDataset[Any]) -> dict[str, float]:
     """Return what fetchers have counted for the URLs of a dataset, and what their caches hold."""
-    counts, caches = Counter[str](), dict[Any, dict[str, float]]()
+    counts, caches = Counter[str](), set[Any]()
     for origin in _origins(dataset):
         found = origin.counts()
-        caches[origin.inside] = {
-            name: found.pop(name) for name in ("cached_bytes", "budget_bytes")
-        }
+        if origin.inside in caches:
+            found |= {"cached_bytes": 0, "budget_bytes": 0}  # they are of the cache
+        caches.add(origin.inside)
         counts.update(found)
-    for cache in caches.values():
-        counts.update(cache)
     return dict(counts)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from loaders.remote.needs import Needs
     from loaders.remote.origin import Origin
-    from loaders.remote.wire import Connection
+    from loaders.remote.wire import Connection, File
 
     Position = tuple[int, bool]
 
@@ -33,16 +33,13 @@ _AGAIN_S = 1.0
 
 
 class Ahead:
-    """Sends the fetcher what one reader will read, from ``start`` on.
-
-    Args:
-        origin: Where from.
-        make_needs: Returns what will be read; called on the thread.
-        position: How many samples the reader has had, and whether it has ended.
-    """
+    """Sends the fetcher what one reader will read, from ``start`` on."""
 
     def __init__(
-        self, origin: Origin, make_needs: Callable[[], Needs], position: Callable[[], Position]
+        self,
+        origin: Origin,
+        make_needs: Callable[[], Needs],  # what will be read; called on the thread
+        position: Callable[[], Position],  # how many samples the reader has had; has it ended?
     ) -> None:
         self._ended = threading.Event()
         args = self._ended, origin, make_needs, position  # not self: that would keep it alive
@@ -86,7 +83,7 @@ def _follow(
     position: Callable[[], Position],
 ) -> None:
     """Send the order whenever the reader comes to another stretch, and the files of it the first time."""
-    files: list[list[str | int]] | None = [[*file] for file in needs.files]
+    files: list[File] | None = needs.files
     last, sent_at, pause_s = -1, 0.0, _LEAST_S
     while not ended.is_set():
         at, is_over = position()
@@ -94,8 +91,8 @@ def _follow(
         is_new = (stretch := needs.stretch(at)) != last
         if is_new or time.monotonic() - sent_at > _AGAIN_S:
             upcoming = needs.upcoming(at) if is_new else None
-            answer = connection.ask({"op": "order", "files": files, "upcoming": upcoming})
-            limit, before, origin.max_mapped = answer["limit"], origin.max_mapped, answer["limit"]
+            limit = connection.ask("order", files=files, upcoming=upcoming)
+            before, origin.max_mapped = origin.max_mapped, limit
             if limit is not None and limit != before:
                 close_beyond(limit)
             files, last, sent_at = None, stretch, time.monotonic()

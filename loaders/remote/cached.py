@@ -19,15 +19,7 @@ MAP_S = 1.0  # for so long the file that a client was given last stays: it is ab
 
 
 class CacheFolder:
-    """The verified files of a cache, by hash.
-
-    Args:
-        inside: The cache folder of this version, locked.
-
-    Attributes:
-        files: Path and bytes of each.
-        used_bytes: What they take.
-    """
+    """The verified files of a cache: ``files`` has path and bytes of each, by hash; ``used_bytes`` they take."""
 
     def __init__(self, inside: Path) -> None:
         self._lock = inside / "lock"

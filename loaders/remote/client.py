@@ -16,6 +16,7 @@ import sys
 import time
 import weakref
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,14 +44,7 @@ _PASSED = frozenset(  # to the fetcher, which serves several jobs: nothing of on
 
 
 class Client:
-    """Asks the fetcher of a folder, for this process.
-
-    Args:
-        inside: The cache folder of this version.
-        hello: What each connection says first.
-
-    Thread-safe.
-    """
+    """Asks the fetcher of a folder, for this process; each connection says hello first. Thread-safe."""
 
     def __init__(self, inside: Path, hello: Callable[[], dict[str, Any]]) -> None:
         self.inside, self._hello = inside, hello
@@ -59,18 +53,13 @@ class Client:
         self._owner = os.getpid()
         self._lock = ForkLock()
 
-    def ask(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Return the answer to a message.
-
-        Raises:
-            RemoteError: What the store answers is of no use, or the fetcher does not answer.
-            CacheError: The folder cannot be used.
-        """
+    def ask(self, op: str, **about: Any) -> Any:
+        """Return the answer to a question, or raise its error; RemoteError if the fetcher is silent."""
         for _ in range(_ATTEMPTS):
             with suppress(*_NOBODY):
                 connection = self._take()
                 try:
-                    return connection.ask(message)
+                    return connection.ask(op, **about)
                 finally:
                     self._give(connection)
         what = f"its fetcher died {_ATTEMPTS} times during one request"
@@ -93,48 +82,40 @@ class Client:
             connection.close()
 
     def connect(self) -> Connection:
-        """Return a new connection, which has said hello; a fetcher is started if none runs.
-
-        Raises:
-            CacheError: None could be started.
-        """
+        """Return a new connection, which has said hello; a fetcher is started if none runs."""
         connection = _connected(self.inside)
         try:
-            connection.ask(self._hello())
+            connection.ask("hello", **self._hello())
         except BaseException:
             connection.close()
             raise
         return connection
 
 
+@dataclass(frozen=True, slots=True)
 class ReadOnlyCache:
-    """Answers in the place of a fetcher, for a cache that cannot be written: what lies in it is served.
+    """Answers in the place of a fetcher, for a cache that cannot be written: what lies in it is served."""
 
-    Args:
-        inside: The cache folder of this version.
-        manifest: The folder of the manifest that it has of a URL.
-        error: That it cannot be written: raised for what does not lie in it.
-    """
+    inside: Path  # the cache folder of this version
+    manifest: Path  # the folder of the manifest that it has of a URL
+    error: CacheError  # that it cannot be written: raised for what does not lie in it
 
-    def __init__(self, inside: Path, manifest: Path, error: CacheError) -> None:
-        self.inside, self._manifest, self._error = inside, manifest, error
-
-    def ask(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Return the answer to a message, as ``Client.ask``."""
-        match message["op"]:
+    def ask(self, op: str, **about: Any) -> Any:
+        """Return the answer to a question, as ``Client.ask``."""
+        match op:
             case "stats":
-                return {"stats": {"cached_bytes": 0, "budget_bytes": 1 << 62}}
+                return {"cached_bytes": 0, "budget_bytes": 1 << 62}
             case "manifest":
-                return {"folder": str(self._manifest)}
-            case "file" if (path := small_file(self._manifest, message["name"])).exists():
-                return {"path": str(path)}
-            case "shard" if shard_path(self.inside, message["file"], message["hash"]).exists():
-                return {"limit": None}
-        raise self._error
+                return self.manifest
+            case "file" if (path := small_file(self.manifest, about["name"])).exists():
+                return {"path": path}
+            case "shard" if shard_path(self.inside, *about["file"][::2]).exists():
+                return None
+        raise self.error
 
     def connect(self) -> Connection:
         """Raise the error."""
-        raise self._error
+        raise self.error
 
 
 def client_of(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from loaders.remote.faults import StoreFault
@@ -49,7 +49,6 @@ WAYS = {
     f"AZURE_STORAGE_ACCOUNT_KEY, {_ANYWAY}",
 }
 _FIND_S, _METADATA_S = 4.0, 2.0
-_RENEW_S = 360  # above the five minutes before the end at which obstore asks anew
 
 
 def from_environment(
@@ -72,72 +71,51 @@ def has_credentials(kind: str, options: Mapping[str, Any]) -> bool:
 class ProfileCredentials:
     """Credentials of ``~/.aws`` (keys, SSO, roles) or of the metadata service, by botocore, renewed before they expire.
 
-    Args:
-        profile: The profile's name; default: that of the environment.
-        environment: The variables of the client: its profiles lie in its home.
-
-    Attributes:
-        fault: Why there were none when they were last asked for.
+    ``environment`` has the variables of the client: its profiles lie in its home, and it may name one.
     """
 
     def __init__(self, profile: str | None, environment: Mapping[str, str]) -> None:
         self._profile, self._environment = profile, environment
         self._credentials: Any = None
-        self.config: dict[str, Any] = {}
-        self.fault: StoreFault | None = None
+        self.config: dict[str, Any] = {}  # obstore looks for it
+        self.fault: StoreFault | None = None  # why there were none when they were last asked for
 
     async def __call__(self) -> dict[str, Any]:
-        """Return credentials as obstore takes them.
-
-        Those that can be renewed are said to expire soon, so that obstore asks again: botocore knows when to renew.
-        """
+        """Return credentials as obstore takes them; it asks again soon, as botocore knows when to renew them."""
         self.fault = None
         try:
-            found, expires = await asyncio.wait_for(asyncio.to_thread(self._find), _FIND_S)
-        except TimeoutError:
-            what = f"no credentials were found within {_FIND_S:.0f} s"
+            found = await asyncio.wait_for(asyncio.to_thread(self._find), _FIND_S)
+        except Exception as error:  # of botocore: no such profile, SSO that has ended
+            is_late = isinstance(error, TimeoutError)
+            what = f"no credentials were found within {_FIND_S:.0f} s" if is_late else str(error)
             self.fault = StoreFault("denied", what, WAYS["s3"])
             raise
-        except Exception as error:  # of botocore: no such profile, SSO that has ended
-            self.fault = StoreFault("denied", str(error), WAYS["s3"])
-            raise
-        return {
-            "access_key_id": found.access_key,
-            "secret_access_key": found.secret_key,
-            "token": found.token,
-            "expires_at": expires,
-        }
+        keys = {"access_key_id": found.access_key, "secret_access_key": found.secret_key}
+        return keys | {"token": found.token, "expires_at": datetime.now(UTC)}
 
-    def _find(self) -> tuple[Any, datetime | None]:
+    def _find(self) -> Any:
         if self._credentials is None:
             self._credentials = self._session().get_credentials()
         if self._credentials is None:
             raise LookupError("there are no credentials")
-        found, expires = self._credentials.get_frozen_credentials(), None
-        if hasattr(self._credentials, "refresh_needed"):
-            is_soon = self._credentials.refresh_needed(_RENEW_S)
-            expires = datetime.now(UTC) + timedelta(seconds=0 if is_soon else _RENEW_S)
-        return found, expires
+        return self._credentials.get_frozen_credentials()
 
     def _session(self) -> Any:
         """Return what looks where boto3 looks, as its own process would."""
         from botocore.session import Session
 
         given = self._environment
-        home = given.get("HOME", "~")
+        folder = f"{given.get('HOME', '~')}/.aws"
         variables = {
-            "credentials_file": given.get(
-                "AWS_SHARED_CREDENTIALS_FILE", f"{home}/.aws/credentials"
-            ),
-            "config_file": given.get("AWS_CONFIG_FILE", f"{home}/.aws/config"),
+            "credentials_file": given.get("AWS_SHARED_CREDENTIALS_FILE", f"{folder}/credentials"),
+            "config_file": given.get("AWS_CONFIG_FILE", f"{folder}/config"),
             "region": given.get("AWS_REGION") or given.get("AWS_DEFAULT_REGION"),
             "ca_bundle": given.get("AWS_CA_BUNDLE"),
             "metadata_service_timeout": _METADATA_S,
             "metadata_service_num_attempts": 1,
         }
-        session = Session(
-            profile=self._profile or given.get("AWS_PROFILE") or given.get("AWS_DEFAULT_PROFILE")
-        )
+        profile = self._profile or given.get("AWS_PROFILE") or given.get("AWS_DEFAULT_PROFILE")
+        session = Session(profile=profile)
         for name, value in variables.items():
             if value is not None:
                 session.set_config_variable(name, value)

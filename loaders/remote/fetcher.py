@@ -20,6 +20,7 @@ import fcntl
 import json
 import logging
 import os
+import pickle
 import signal
 import socket
 import sys
@@ -29,23 +30,20 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loaders.errors import CacheError, ManifestError, RemoteError
+from loaders.errors import CacheError, LoadersError, ManifestError, RemoteError
 from loaders.remote.cached import CacheFolder
 from loaders.remote.faults import StoreFault, hide_secrets
 from loaders.remote.folder import default_size, manifest_folder, shard_path, small_file
 from loaders.remote.objects import OBJECT_OPS
 from loaders.remote.source import ServedURL
 from loaders.remote.transfer import Download
-from loaders.remote.url import URL
 from loaders.remote.wire import (
     BEAT_S,
-    ERRORS,
+    LENGTH_BYTES,
     MAX_CONNECTIONS,
-    MAX_LINE_BYTES,
     SOCKET_NAME,
     File,
     encoded,
-    error_message,
     peer,
     socket_name,
 )
@@ -53,6 +51,8 @@ from loaders.system.publish import publish_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from loaders.remote.url import URL
 
 logger = logging.getLogger("loaders.remote.fetcher")
 IDLE_S = 3.0
@@ -65,30 +65,17 @@ _NO_NEED = 1 << 62  # bytes: further ahead than any file that a client is known 
 
 
 class Connected:
-    """A client's connection, and what the client has said.
+    """A client's connection, and what the client has said."""
 
-    Args:
-        writer: Of it.
-        pid: The process at its other end; 0 for one of another container.
-
-    Attributes:
-        size: How large it wants the cache to be.
-        source: Where it reads.
-        counts: What is counted for its dataset, in whichever process.
-        sizes: The files that it may read, or asked for: bytes by hash.
-        files: Those of its order.
-        upcoming: Those that it will read, the next one first.
-    """
-
-    source: ServedURL
+    source: ServedURL  # where it reads
 
     def __init__(self, writer: asyncio.StreamWriter, pid: int) -> None:
-        self.writer, self.pid = writer, pid
-        self.size: int | None = None
-        self.counts = Counter[str]()
-        self.sizes: dict[str, int] = {}
-        self.files: list[File] = []
-        self.upcoming: list[File] = []
+        self.writer, self.pid = writer, pid  # 0: of another container
+        self.size: int | None = None  # how large it wants the cache to be
+        self.counts = Counter[str]()  # of its dataset, in whichever process
+        self.sizes: dict[str, int] = {}  # of the files that it may read, or asked for, by hash
+        self.files: list[File] = []  # of its order
+        self.upcoming: list[File] = []  # which it will read, the next one first
         self._descriptor = -1
         with contextlib.suppress(OSError):
             self._descriptor = os.pidfd_open(pid)
@@ -103,11 +90,7 @@ class Connected:
 
 
 class Fetcher:
-    """Serves the clients of a folder.
-
-    Args:
-        inside: The cache folder of this version, locked.
-    """
+    """Serves the clients of a cache folder, that of this version, which is locked."""
 
     def __init__(self, inside: Path) -> None:
         self._inside = inside
@@ -136,20 +119,20 @@ class Fetcher:
         begun = (each for each in self._downloads.values() if each.task and not each.done.done())
         return sum(each.file.size for each in begun)
 
-    def _limit(self) -> dict[str, int | None]:
+    def _limit(self) -> int | None:
         """Return how many bytes a process may map, where what all clients read does not fit into the cache."""
         files, budget = dict[str, int](), self.budget
         for client in self._clients:
             files |= client.sizes
         processes = {each.pid or each for each in self._clients if each.sizes}
         fits = sum(files.values()) <= budget
-        return {"limit": None if fits else budget // max(1, len(processes))}
+        return None if fits else budget // max(1, len(processes))
 
     # -- clients -----------------------------------------------------------------------------------
 
     async def run(self, listening: socket.socket, on_ready: Callable[[], object]) -> None:
         """Serve until all clients have gone."""
-        options: dict[str, Any] = {"limit": MAX_LINE_BYTES}
+        options: dict[str, Any] = {}
         if sys.version_info >= (3, 13):
             # Else asyncio looks for the socket by the name that it was bound to, which is of a descriptor.
             options["cleanup_socket"] = False
@@ -178,9 +161,10 @@ class Fetcher:
         client = Connected(writer, pid)
         self._clients.add(client)
         try:
-            while line := await reader.readline():
-                await self._answer(client, json.loads(line))
-        except (OSError, asyncio.IncompleteReadError, ValueError) as error:
+            while True:
+                size = int.from_bytes(await reader.readexactly(LENGTH_BYTES), "little")
+                await self._answer(client, await reader.readexactly(size))
+        except (OSError, EOFError) as error:
             logger.debug("a client has gone: %s", type(error).__name__)
         finally:
             self._clients.discard(client)
@@ -193,33 +177,27 @@ class Fetcher:
             self._last_seen = time.monotonic()
             client.close()
 
-    async def _answer(self, client: Connected, message: dict[str, Any]) -> None:
-        """Send the answer to a message, and meanwhile that it is being worked on."""
-        writer, began = client.writer, time.monotonic()
-        task = asyncio.ensure_future(self._do(client, **message))
+    async def _answer(self, client: Connected, question: bytes) -> None:
+        """Send the answer to a question, and meanwhile that it is being worked on."""
+        writer, task = client.writer, asyncio.ensure_future(self._read(client, question))
         try:
             while not (await asyncio.wait({task}, timeout=BEAT_S))[0]:
-                writer.write(encoded({"wait": True}))
+                writer.write(encoded(...))
                 await writer.drain()
             answer = task.result()
         except Exception as error:  # whatever it is: a client that hears nothing asks again
             if self._stored.is_removed():
                 self._stop.set()
                 raise ConnectionAbortedError from error  # who hears nothing asks the next one
-            writer.write(encoded(error_message(self._told(error, self._inside))))
-        else:
-            data = answer.pop("data", b"")
-            writer.write(encoded({"ok": True, **answer}))
-            writer.write(data)
+            answer = self._told(error, self._inside)
         finally:
             task.cancel()
-            if message["op"] in ("shard", "ranges"):
-                client.counts["waited_us"] += round(1e6 * (time.monotonic() - began))
+        writer.write(encoded(answer))
         await writer.drain()
 
     def _told(self, error: Exception, place: Path) -> Exception:
         """Return the error that a client gets."""
-        if isinstance(error, ERRORS):
+        if isinstance(error, LoadersError):
             return error
         if isinstance(error, OSError):
             what = f"it cannot be written ({error.strerror or error})"
@@ -229,40 +207,52 @@ class Fetcher:
         what = f"its fetcher has a defect: {hide_secrets(repr(error), {})}"
         return RemoteError(what, place, "Report it")
 
-    async def _do(self, client: Connected, op: str, **message: Any) -> Any:
-        """Return the answer to a message, which is for a method of its name, or for what ``objects`` does."""
-        if op not in OBJECT_OPS:
-            return await getattr(self, f"_on_{op}")(client, **message)
+    async def _read(self, client: Connected, question: bytes) -> Any:
+        op, about = pickle.loads(question)  # noqa: S301  # of a process of our own user
+        return await self.do(client, op, **about)
+
+    async def do(self, client: Connected, op: str, **about: Any) -> Any:
+        """Return the answer to a question, which is for a method of its name, or for what ``objects`` does."""
+        began = time.monotonic()
         try:
-            return await OBJECT_OPS[op](client.source, **message)
+            if op in OBJECT_OPS:
+                return await OBJECT_OPS[op](client.source, **about)
+            return await getattr(self, f"_on_{op}")(client, **about)
         finally:
             if op == "put":  # it may be a manifest, of whichever folder
                 self._put_at = time.monotonic()
+            if op in ("shard", "ranges"):
+                client.counts["waited_us"] += round(1e6 * (time.monotonic() - began))
 
-    async def _on_hello(self, client: Connected, size: int | None, **about: Any) -> dict[str, Any]:
+    async def _on_hello(self, client: Connected, size: int | None, **about: Any) -> None:
         client.size = size
         client.counts = self._counts.setdefault(about["id"], client.counts)
-        client.source = self._source(about)
-        return {}
+        client.source = self._source(**about)
 
-    def _source(self, hello: dict[str, Any]) -> ServedURL:
+    def _source(
+        self,
+        id: str,
+        url: URL,
+        storage: dict[str, Any],
+        environment: dict[str, str],
+        missing: list[str],
+    ) -> ServedURL:
         """Return what reads a URL: made anew where the client brings all that this needs."""
-        if hello["id"] not in self._sources:
-            if hello["missing"]:
-                names = ", ".join(hello["missing"])
-                what = f"{names} of storage= is not pickled, and not set in this process"
+        if id not in self._sources:
+            if missing:
+                what = f"{', '.join(missing)} of storage= is not pickled, and not set here"
                 hint = "Set them in the environment of this process, too, or open the URL here"
-                raise RemoteError(what, hello["url"], hint)
-            how = hello["url"], hello["storage"], hello["environment"]
-            key = json.dumps(how, sort_keys=True)  # all ranks share one client of the store
+                raise RemoteError(what, url, hint)
+            # All ranks share one client of the store.
+            key = repr((url, sorted(storage.items()), sorted(environment.items())))
             if key not in self._sources:
-                self._sources[key] = ServedURL(URL(how[0]), how[1], how[2])
-            self._sources[hello["id"]] = self._sources[key]
-        return self._sources[hello["id"]]
+                self._sources[key] = ServedURL(url, storage, environment)
+            self._sources[id] = self._sources[key]
+        return self._sources[id]
 
     async def _on_stats(self, client: Connected) -> dict[str, Any]:
         source, counts = client.source, client.counts
-        stats = {
+        return {
             "bytes": source.num_bytes,
             "requests": source.num_requests,
             "retries": source.num_retries,
@@ -272,7 +262,6 @@ class Fetcher:
             "cached_bytes": self._stored.used_bytes,
             "budget_bytes": self.budget,
         }
-        return {"stats": stats}
 
     # -- manifests ---------------------------------------------------------------------------------
 
@@ -281,7 +270,7 @@ class Fetcher:
         folder.mkdir(mode=0o700, exist_ok=True)
         return folder
 
-    async def _on_manifest(self, client: Connected, again: bool) -> dict[str, Any]:
+    async def _on_manifest(self, client: Connected, again: bool) -> Path:
         """Fetch the manifest, unless that was done right now; offline the last one is used."""
         source, folder = client.source, self._folder(client.source)
         path = folder / "manifest.json"
@@ -289,7 +278,7 @@ class Fetcher:
             asked = time.monotonic()
             is_new = asked - source.manifest_at < _MANIFEST_S and source.manifest_at > self._put_at
             if is_new and not again and path.exists():
-                return {"folder": str(folder)}
+                return folder
             try:
                 got = await source.get("manifest.json")
             except StoreFault as fault:
@@ -305,7 +294,7 @@ class Fetcher:
                 about = {"url": str(source.url), "etag": got.etag}
                 publish_bytes(folder / "about.json", json.dumps(about).encode())
             source.manifest_at = asked
-            return {"folder": str(folder)}
+            return folder
 
     async def _on_file(self, client: Connected, name: str) -> dict[str, Any]:
         """Fetch a file that lies beside the manifest; the client checks its content."""
@@ -318,13 +307,12 @@ class Fetcher:
             raise source.refused("fetched", name, fault) from None
         path = small_file(self._folder(source), name)
         publish_bytes(path, got.data)
-        return {"path": str(path), "etag": got.etag, "version": got.version}
+        return {"path": path, "etag": got.etag, "version": got.version}
 
     # -- shards ------------------------------------------------------------------------------------
 
-    async def _on_shard(self, client: Connected, **about: Any) -> dict[str, Any]:
+    async def _on_shard(self, client: Connected, file: File) -> int | None:
         """Answer when a file is published."""
-        file = File(**about)
         client.sizes[file.hash] = file.size
         client.counts["hits" if self._stored.has(file.hash) else "misses"] += 1
         while not self._stored.has(file.hash):
@@ -337,12 +325,12 @@ class Fetcher:
         return self._limit()
 
     async def _on_order(
-        self, client: Connected, files: list[Any] | None, upcoming: list[int] | None
-    ) -> dict[str, Any]:
+        self, client: Connected, files: list[File] | None, upcoming: list[int] | None
+    ) -> int | None:
         """Note the files of a client's dataset, and the numbers of those that it will read; None: as before."""
         if files is not None:
-            client.files = [File(*each) for each in files]
-            client.sizes |= {file.hash: file.size for file in client.files}
+            client.files = files
+            client.sizes |= {file.hash: file.size for file in files}
         if upcoming is not None:
             client.upcoming = [client.files[number] for number in upcoming]
             self._measure()

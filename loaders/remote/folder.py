@@ -41,15 +41,10 @@ CACHE_FORMS = 'a size such as "500GB", a folder, or {"path": ..., "size": ...}'
 
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """What was asked for by ``cache=``.
+    """What was asked for by ``cache=``."""
 
-    Attributes:
-        folder: Where, or None: the default.
-        size_bytes: How large, or None: the default.
-    """
-
-    folder: Path | None = None
-    size_bytes: int | None = None
+    folder: Path | None = None  # where; None: the default
+    size_bytes: int | None = None  # how large; None: the default
 
     @classmethod
     def parse(cls, given: Any) -> Cache:
@@ -59,19 +54,14 @@ class Cache:
             TypeError: It is something else.
             ValueError: A mapping has other names, or a value is none of these.
         """
-        if given is None or isinstance(given, cls):
-            return given or cls()
-        if isinstance(given, Mapping):
-            return cls._of_mapping(given)
-        if isinstance(given, int) and not isinstance(given, bool):
-            return cls(size_bytes=_size(given))
-        if not isinstance(given, str | os.PathLike):
-            raise TypeError(f"cache must be {CACHE_FORMS}, got {shown(given)}")
-        is_size = isinstance(given, str) and _SIZE.fullmatch(given)
-        return cls(size_bytes=_size(given)) if is_size else cls(folder=_folder(given))
-
-    @classmethod
-    def _of_mapping(cls, given: Mapping[str, Any]) -> Cache:
+        if isinstance(given, cls):
+            return given
+        if not isinstance(given, Mapping):
+            if isinstance(given, bool) or not isinstance(given, str | os.PathLike | int | None):
+                raise TypeError(f"cache must be {CACHE_FORMS}, got {shown(given)}")
+            is_path = not isinstance(given, str | int | None)
+            is_path = is_path or (isinstance(given, str) and not _SIZE.fullmatch(given))
+            given = {"path" if is_path else "size": given}
         if unknown := set(given) - {"path", "size"}:
             hint = gone("cache={'mode': 'records'}") if "mode" in unknown else ""
             raise ValueError(f"cache must be {CACHE_FORMS}, got {sorted(unknown)}{hint}")
@@ -123,9 +113,7 @@ def default_folder() -> Path:
 
 def is_on_disk(folder: Path) -> bool:
     """Tell whether a folder, there or to be made, is one where this user may write to a local disk."""
-    above = folder
-    while not above.exists() and above != above.parent:
-        above = above.parent
+    above = _existing(folder)
     mount = mount_of(above)
     is_disk = mount is None or not (mount.kind == "tmpfs" or mount.is_network)
     return os.access(above, os.W_OK) and is_disk
@@ -147,9 +135,8 @@ def check_folder(folder: Path) -> None:
     if found.st_uid != os.getuid():
         raise CacheError(f"it belongs to another user (uid {found.st_uid})", folder, _ASK)
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not found.st_mode & stat.S_ISVTX:
-        raise CacheError(
-            "others may write to it", folder, "Run 'chmod go-w' on it, or give another"
-        )
+        hint = "Run 'chmod go-w' on it, or give another"
+        raise CacheError("others may write to it", folder, hint)
     strange = sorted(name for name in names if not _OURS.fullmatch(name))
     if strange or (names and TAG_NAME not in names and "lost+found" not in names):
         what = f"it is no cache, and not empty ({', '.join(strange[:3]) or 'no tag'})"

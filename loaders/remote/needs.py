@@ -5,6 +5,7 @@ An epoch is cut into stretches of samples; for each it is known which shards its
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
@@ -23,36 +24,28 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Needs:
-    """The shards that one loader will read.
+    """The shards that one loader will read."""
 
-    Attributes:
-        files: All that it may read.
-        starts: ``(K,)`` int64: where stretches begin, in samples from where the loader began, ascending.
-        which: ``(K,)`` int64: for each start the number of a file that is read there; a stretch of several files has
-            its start several times.
-    """
-
-    files: list[File]
-    starts: Int64s
-    which: Int64s
+    files: list[File]  # all that it may read
+    starts: list[int]  # where stretches begin, in samples from where the loader began, ascending
+    reads: list[Int64s]  # the numbers of the files that are read in each stretch
 
     @classmethod
     def of(cls, files: list[File], stretches: Iterable[tuple[int, Int64s]]) -> Needs:
         """Make it of where each stretch begins, and which files are read there."""
-        pairs = [(start, np.unique(files_of)) for start, files_of in stretches]
-        starts = [np.full(len(found), start, np.int64) for start, found in pairs]
-        which = [found.astype(np.int64) for _, found in pairs]
-        none = np.zeros(0, np.int64)
-        return cls(files, np.concatenate([none, *starts]), np.concatenate([none, *which]))
+        needs = cls(files, [], [])
+        for start, read in stretches:
+            needs.starts.append(start)
+            needs.reads.append(np.unique(read))
+        return needs
 
     def stretch(self, position: int) -> int:
-        """Return where in ``starts`` the stretch of a position begins."""
-        last = max(0, int(np.searchsorted(self.starts, position, "right")) - 1)
-        return int(np.searchsorted(self.starts[:last], self.starts[last])) if last else 0
+        """Return the number of the stretch of a position."""
+        return max(0, bisect_right(self.starts, position) - 1)
 
     def upcoming(self, position: int = 0) -> list[int]:
         """Return the numbers of the files that will be read after so many samples, the next one first."""
-        which, at = np.unique(self.which[self.stretch(position) :], return_index=True)
+        which, at = np.unique(_joined(self.reads[self.stretch(position) :]), return_index=True)
         upcoming: list[int] = which[np.argsort(at, kind="stable")].tolist()
         return upcoming
 
@@ -62,17 +55,16 @@ class Needs:
         A cache below that cannot hold what is read, and what is read next.
         """
         sizes = np.array([file.size for file in self.files], np.int64)
-        starts, first = np.unique(self.starts, return_index=True)
-        ends = np.append(first[1:], len(self.which))
-        most = 0
-        for n in range(len(starts)):
-            last = ends[min(n + 1, len(starts) - 1)]
-            most = max(most, int(sizes[np.unique(self.which[first[n] : last])].sum()))
-        return most
+        pairs = zip(self.reads, [*self.reads[1:], _joined([])], strict=False)
+        return max((int(sizes[np.union1d(*pair)].sum()) for pair in pairs), default=0)
 
     def epoch_bytes(self, budget: int) -> int:
         """Return how many bytes would be downloaded for all of it, from an empty cache of this size."""
-        return downloads(self.which.tolist(), [file.size for file in self.files], budget)
+        return downloads(_joined(self.reads).tolist(), [file.size for file in self.files], budget)
+
+
+def _joined(reads: list[Int64s]) -> Int64s:
+    return np.concatenate([np.zeros(0, np.int64), *reads])
 
 
 def downloads(reads: list[int], sizes: list[int], budget: int) -> int:
@@ -93,9 +85,7 @@ def downloads(reads: list[int], sizes: list[int], budget: int) -> int:
         following[at] = seen.get(reads[at], never)
         seen[reads[at]] = at
     held, used, total = dict[int, int](), 0, 0  # by file: when it is read next
-    last = list[
-        tuple[int, int]
-    ]()  # the same, what is read last first; with entries that are outdated
+    last = list[tuple[int, int]]()  # the same, what is read last first; some are outdated
     for at, file in enumerate(reads):
         if file not in held:
             total += sizes[file]

@@ -11,7 +11,6 @@ import re
 import threading
 import uuid
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -20,10 +19,12 @@ from loaders.errors import RemoteError
 from loaders.remote.folder import Cache, shard_path
 from loaders.remote.mapping import limit_of_each
 from loaders.remote.url import PUBLIC_OPTIONS, URL, endpoint_of, url_of
+from loaders.remote.wire import File
 from loaders.system.locks import ForkLock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from loaders.remote.client import Client, ReadOnlyCache
 
@@ -32,37 +33,23 @@ _VARIABLES = re.compile(r"(AWS|GOOGLE|AZURE|HF|ALLUXIO|FSSPEC)_\w+|HOME")
 
 
 class Origin:
-    """A dataset at a URL, and the cache that its files come through.
-
-    Args:
-        url: Where it lies.
-        cache: Where downloads go, and how many bytes of them are kept.
-        storage: How the store is reached, with secrets.
-        missing: Options that were left out of a pickle.
-        number: Of all copies, for the fetcher; default: a new one.
-
-    Attributes:
-        max_mapped: How many bytes of the cache this process may map; None: all.
-        said: Warnings that were logged, once.
-
-    Thread-safe.
-    """
+    """A dataset at a URL, and the cache that its files come through. Thread-safe."""
 
     def __init__(
         self,
         url: URL,
-        cache: Cache,
-        storage: Mapping[str, Any],
-        missing: Sequence[str] = (),
-        number: str = "",
+        cache: Cache,  # where downloads go, and how many bytes of them are kept
+        storage: Mapping[str, Any],  # how the store is reached, with secrets
+        missing: Sequence[str] = (),  # options that were left out of a pickle
+        number: str = "",  # of all copies, for the fetcher; default: a new one
     ) -> None:
         self.url, self.cache = url, cache
         self._storage, self._missing = dict(storage), missing
         self._id = number or uuid.uuid4().hex
         self._client: Client | ReadOnlyCache | None = None
-        self.max_mapped: int | None = None
+        self.max_mapped: int | None = None  # bytes of the cache, by this process; None: all
         self._waits: dict[int, str] = {}  # by thread
-        self.said = set[Any]()
+        self.said = set[Any]()  # warnings that were logged, once
         self._lock = ForkLock()
 
     def __reduce__(self) -> Any:
@@ -80,15 +67,9 @@ class Origin:
 
     def _hello(self) -> dict[str, Any]:
         variables = {n: value for n, value in os.environ.items() if _VARIABLES.fullmatch(n)}
-        return {
-            "op": "hello",
-            "size": self.cache.size_bytes,
-            "url": str(self.url),
-            "id": self._id,
-            "storage": self._storage,
-            "missing": self._missing,
-            "environment": variables,
-        }
+        reached = {"url": self.url, "storage": self._storage, "environment": variables}
+        about = {"id": self._id, "missing": self._missing, "size": self.cache.size_bytes}
+        return reached | about
 
     @property
     def client(self) -> Client | ReadOnlyCache:
@@ -105,12 +86,12 @@ class Origin:
         """The cache folder of this version."""
         return self.client.inside
 
-    def ask(self, message: dict[str, Any], what: str) -> dict[str, Any]:
+    def ask(self, what: str, op: str, **about: Any) -> Any:
         """Return the fetcher's answer; ``waits`` says meanwhile what is waited for."""
         thread = threading.get_ident()
         self._waits[thread] = what
         try:
-            return self.client.ask(message)
+            return self.client.ask(op, **about)
         finally:
             self._waits.pop(thread, None)
 
@@ -121,24 +102,20 @@ class Origin:
     def manifest(self) -> Path:
         """Return the folder in which the manifest lies as a file: of one that is opened again the manifest of now.
 
-        Raises:
-            ManifestError: There is none at the URL.
-            RemoteError: It cannot be fetched.
+        ManifestError if there is none at the URL, RemoteError if it cannot be fetched.
         """
-        message = {"op": "manifest", "again": self.url in _opened}
+        is_again = self.url in _opened
         _opened.add(self.url)
-        return Path(self.client.ask(message)["folder"])
+        folder: Path = self.client.ask("manifest", again=is_again)
+        return folder
 
     def small_file(self, name: str) -> Path:
-        """Return a small file that lies beside the manifest, such as a tokenizer, as a file of the cache.
-
-        Raises:
-            RemoteError: It cannot be fetched.
-        """
-        found = self.client.ask({"op": "file", "name": name})
+        """Return a small file that lies beside the manifest, as a file of the cache; RemoteError if there is none."""
+        found = self.client.ask("file", name=name)
         if found["path"] is None:
             raise RemoteError(f"missing ({found['answer']})", self.url / name, found["hint"])
-        return Path(found["path"])
+        path: Path = found["path"]
+        return path
 
     def place(self, file: str, digest: str) -> Path:
         """Return where a shard lies in the cache, if it does."""
@@ -147,14 +124,11 @@ class Origin:
     def shard(self, file: str, size_bytes: int, digest: str) -> Path:
         """Return a shard as a file of the cache, when it is there and verified.
 
-        It may be evicted before it is opened: then ask again.
-
-        Raises:
-            RemoteError: It cannot be fetched; the same error for all that wait for it.
-            CacheError: There is no room for it.
+        It may be evicted before it is opened: then ask again. RemoteError if it cannot be fetched, the same for all
+        that wait for it; CacheError if there is no room.
         """
-        message = {"op": "shard", "file": file, "size": size_bytes, "hash": digest}
-        self.max_mapped = self.ask(message, f"fetching {self.url / file}")["limit"]
+        wanted = File(file, size_bytes, digest)
+        self.max_mapped = self.ask(f"fetching {self.url / file}", "shard", file=wanted)
         return self.place(file, digest)
 
     @property
@@ -162,17 +136,14 @@ class Origin:
         """How many bytes of the cache one reader of this process may map; None: all."""
         return None if self.max_mapped is None else limit_of_each(self.max_mapped)
 
-    def ranges(self, wanted: Sequence[tuple[str, int, int]]) -> list[memoryview]:
-        """Return ranges of objects: of each its name, and where the range begins and ends. Nothing of them is kept.
+    def ranges(self, wanted: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Return ranges of objects, as bytes, of which nothing is kept.
 
-        Raises:
-            RemoteError: One cannot be fetched.
+        Of each is wanted: its name, where the range begins and ends, and of an object that was listed its mark: in the
+        place of one that is another by now is a text that says so. RemoteError if one cannot be fetched.
         """
-        got, what = list[memoryview](), f"fetching {len(wanted)} ranges of {self.url}"
-        view = memoryview(self.ask({"op": "ranges", "wanted": wanted}, what).get("data", b""))
-        for _, start, end in wanted:
-            got.append(view[: end - start])
-            view = view[end - start :]
+        what = f"fetching {len(wanted)} ranges of {self.url}"
+        got: list[Any] = self.ask(what, "ranges", wanted=wanted)
         return got
 
     def budget(self) -> int:
@@ -181,7 +152,7 @@ class Origin:
 
     def counts(self) -> dict[str, Any]:
         """Return what the fetcher has counted for this dataset since it started, and what its cache holds."""
-        counts: dict[str, Any] = self.client.ask({"op": "stats"})["stats"]
+        counts: dict[str, Any] = self.client.ask("stats")
         return counts
 
 

@@ -81,17 +81,11 @@ class ServedURL:
         call: Callable[[Callable[[int], None]], Coroutine[Any, Any, T]],
         since: float | None = None,
     ) -> T:
-        """Ask the store, and ask again where that may help.
+        """Ask the store, and ask again where that may help; the last ``StoreFault`` is raised.
 
-        Where it does not answer, until ``deadline_s`` after the last byte of this answer, or of any since it is waited
-        for; else at most ``ATTEMPTS`` times.
-
-        Args:
-            call: Asks once, and calls its argument with how many bytes have come; it ends in bounded time.
-            since: When it began to be waited for; default: now.
-
-        Raises:
-            StoreFault: The last one.
+        Where it does not answer, until ``deadline_s`` after the last byte of this answer, or of any ``since`` it is
+        waited for; else at most ``ATTEMPTS`` times. ``call`` asks once, in bounded time, and calls its argument with
+        how many bytes have come.
         """
         deadline_s = self.objects.deadline_s
         heard_at, attempt = time.monotonic(), 0

@@ -48,17 +48,11 @@ T = TypeVar("T")
 
 
 class ObjectState(NamedTuple):
-    """By what a store tells one state of an object from another, as far as it does.
-
-    Attributes:
-        etag: Its e-tag.
-        version: Its version or generation.
-        size: In bytes.
-    """
+    """By what a store tells one state of an object from another, as far as it does."""
 
     etag: str | None = None
-    version: str | None = None
-    size: int | None = None
+    version: str | None = None  # or generation
+    size: int | None = None  # in bytes
 
 
 NOTHING = ObjectState()  # of an object that is not there
@@ -78,23 +72,15 @@ class Got(NamedTuple):
 
 
 class ObstoreObjects:
-    """The objects below a URL of S3, GCS, Azure or a web server, by their names there; errors are ``StoreFault``.
-
-    Args:
-        open_store: Opens the store, to write or to read: then it does not ask again by itself.
-        kind: Of store.
-        timeout_s: For a byte of one answer.
-        deadline_s: For all answers to a question, since the last byte.
-        credentials: Where they come from, if the store asks for them.
-    """
+    """The objects below a URL of S3, GCS, Azure or a web server, by their names there; errors are ``StoreFault``."""
 
     def __init__(
         self,
-        open_store: Callable[[bool], Any],
+        open_store: Callable[[bool], Any],  # to write or to read: then it does not ask again
         kind: str,
-        timeout_s: float,
-        deadline_s: float,
-        credentials: ProfileCredentials | None = None,
+        timeout_s: float,  # for a byte of one answer
+        deadline_s: float,  # for all answers to a question, since the last byte
+        credentials: ProfileCredentials | None = None,  # where the store asks for them
     ) -> None:
         import obstore
 
@@ -151,14 +137,7 @@ class ObstoreObjects:
     async def get(
         self, name: str, start: int, end: int | None, on_bytes: Callable[[int], object]
     ) -> Got:
-        """Return bytes from ``start`` to ``end``, or all.
-
-        Args:
-            name: Of the object.
-            start: Where they begin.
-            end: Where they end; None: with the object.
-            on_bytes: Called with how many have come, as they come.
-        """
+        """Return bytes from ``start`` to ``end``, or all; ``on_bytes`` is called with how many have come."""
         options: dict[str, Any] = {} if end is None else {"range": (start, end)}
         pieces = list[Buffer]()
         with self._asking():
@@ -273,16 +252,7 @@ Objects = ObstoreObjects | FsspecObjects
 
 
 def open_objects(url: URL, storage: Mapping[str, Any], environment: Mapping[str, str]) -> Objects:
-    """Return what reads the objects below a URL.
-
-    Args:
-        url: A folder of a store.
-        storage: The options that were given.
-        environment: The variables of the process that gave them.
-
-    Raises:
-        StoreFault: An option does not exist, or there are no credentials.
-    """
+    """Return what reads the objects below a URL, with options, and the variables of the process that gave them."""
     options = dict(storage)
     if url.scheme not in OBSTORE_SCHEMES:
         return FsspecObjects(url, options, environment)
@@ -308,13 +278,10 @@ def open_objects(url: URL, storage: Mapping[str, Any], environment: Mapping[str,
 
         # To read, ``ServedURL`` asks again, and looks at each byte.
         seconds = 3 * timeout_s if to_write else 3600
-        retry = {
-            "max_retries": 10 if to_write else 0,
-            "retry_timeout": timedelta(seconds=deadline_s),
-        }
-        limits = client | {"timeout": f"{seconds:.0f}s"}
-        how: Any = {"client_options": limits, "retry_config": retry}
-        return from_url(place, **how, **more)
+        num, within = 10 if to_write else 0, timedelta(seconds=deadline_s)
+        how: Any = {"retry_config": {"max_retries": num, "retry_timeout": within}}
+        limits: Any = client | {"timeout": f"{seconds:.0f}s"}
+        return from_url(place, client_options=limits, **how, **more)
 
     try:
         credentials = more.get("credential_provider")

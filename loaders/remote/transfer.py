@@ -38,32 +38,21 @@ _TEXTS = {  # of faults for which all of the file is fetched again
 
 
 class Download:
-    """A file that is wanted.
+    """A file that is wanted; it is filled at one path, and published at another.
 
-    Args:
-        source: Where it comes from.
-        file: Which.
-        part_path: Where it is filled.
-        target: Where it is published.
-        turns: Of requests, while nobody waits for it, and when a client does.
-
-    Attributes:
-        done: Ends when the file is published, or with an error.
-        is_waited: Whether a client waits for it.
-        asked_at: Since when it waits: for room, then for the store.
-        failed_at: When that was.
-        task: Fetches it, where there is room for it.
+    ``turns`` are those of requests while nobody waits for it, and when a client does.
     """
 
     def __init__(
         self, source: ServedURL, file: File, part_path: Path, target: Path, turns: Turns
     ) -> None:
         self.source, self.file, self.target = source, file, target
-        self.is_waited, self.asked_at, self.failed_at = False, time.monotonic(), 0.0
+        self.is_waited = False  # by a client
+        self.asked_at, self.failed_at = time.monotonic(), 0.0  # it waits for room, then the store
+        # Ends when the file is published, or with an error; that of one that nobody waits for is looked at here.
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        # The error of one that nobody waits for is looked at, or asyncio would log it.
         self.done.add_done_callback(lambda done: done.cancelled() or done.exception())
-        self.task: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[None] | None = None  # fetches it, once there is room
         self._part_path, self._turns, self._descriptor = part_path, turns, -1
 
     @property
@@ -83,13 +72,7 @@ class Download:
             raise
 
     async def run(self) -> None:
-        """Fetch it, and publish it.
-
-        Raises:
-            RemoteError: The store does not answer, or refuses.
-            ChecksumError: It is not what the manifest says.
-            OSError: It cannot be written.
-        """
+        """Fetch it, and publish it; RemoteError, ChecksumError or OSError if that cannot be."""
         self.asked_at = time.monotonic()
         try:
             for is_last in (False, False, True):

@@ -1,73 +1,54 @@
-"""Messages between clients and the fetcher: a line of JSON each, over a socket of the cache folder.
+"""Messages between clients and the fetcher: pickles, each behind its length, over a socket of the cache folder.
 
-A request is answered by any number of ``{"wait": true}`` (work in progress), then by one line with ``"ok"`` or
-``"error"``; an answer with ``"nbytes"`` is followed by so many bytes. A fetcher that is silent for ``SILENCE_S`` while
-it owes an answer counts as stopped.
+A question is a word and its arguments. It is answered by any number of ``...`` (work in progress), then by a value, or
+by the error to raise. A fetcher that is silent for ``SILENCE_S`` while it owes an answer counts as stopped. Both ends
+are processes of one user, and make sure of that before they read.
 """
 
 from __future__ import annotations
 
-import json
 import os
+import pickle
 import socket
 import struct
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from loaders.errors import CacheError, ChecksumError, ManifestError, RemoteError
+from loaders.errors import CacheError, RemoteError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-BEAT_S = 1.0  # between two lines of a request that is being worked on
+BEAT_S = 1.0  # between two signs of a question that is being worked on
 SILENCE_S = 60.0
 MAX_CONNECTIONS = 16  # of the fetcher to stores: 10 Gbit/s of one that gives 80 MB/s on each
 PART_BYTES = 8 << 20  # of a shard, by a request
 PUT_BYTES = 8 << 20  # a larger object is sent in parts of this size
-MAX_LINE_BYTES = 256 << 20
+LENGTH_BYTES = 8  # of a message's length
 SOCKET_NAME = "socket"
-_GONE = "the fetcher has gone"
-ERRORS = (RemoteError, CacheError, ChecksumError, ManifestError)
 
 
 class Entry(NamedTuple):
-    """An object in a listing.
+    """An object in a listing."""
 
-    Attributes:
-        name: Below the URL.
-        size: In bytes.
-        mark: A hash of its e-tag, which is odd; or else of when it was written, which is even.
-    """
-
-    name: str
-    size: int
-    mark: int
+    name: str  # below the URL
+    size: int  # in bytes
+    mark: int  # a hash of its e-tag, which is odd; or else of when it was written, which is even
 
 
 class File(NamedTuple):
-    """A shard at a URL.
+    """A shard at a URL."""
 
-    Attributes:
-        file: Its name there.
-        size: In bytes.
-        hash: Its xxh3-128, hexadecimal.
-    """
-
-    file: str
-    size: int
-    hash: str
+    file: str  # its name there
+    size: int  # in bytes
+    hash: str  # its xxh3-128, hexadecimal
 
 
-def encoded(message: dict[str, Any]) -> bytes:
-    """Return a message as a line."""
-    return json.dumps(message, separators=(",", ":")).encode() + b"\n"
-
-
-def error_message(error: Exception) -> dict[str, Any]:
-    """Return the message that one of ``ERRORS`` is sent as."""
-    args = [None if each is None else str(each) for each in error.args]
-    return {"error": type(error).__name__, "args": args}
+def encoded(message: Any) -> bytes:
+    """Return a message as it is sent."""
+    data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    return len(data).to_bytes(LENGTH_BYTES, "little") + data
 
 
 def peer(connection: Any) -> tuple[int, int]:
@@ -88,14 +69,11 @@ def socket_name(folder: Path) -> Iterator[str]:
 
 
 class Connection:
-    """A client's end, for one thread at a time.
-
-    Attributes:
-        is_idle: Whether the last question was answered, so that another one can follow.
-    """
+    """A client's end, for one thread at a time."""
 
     def __init__(self, folder: Path, timeout_s: float = SILENCE_S) -> None:
-        self._folder, self.is_idle = folder, True
+        self._folder = folder
+        self.is_idle = True  # the last question was answered, so another one can follow
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._socket.settimeout(timeout_s)
@@ -107,39 +85,28 @@ class Connection:
         except BaseException:
             self._socket.close()
             raise
-        self._answers: Any = self._socket.makefile("rb", 1 << 18)
+        self._answers = self._socket.makefile("rb", 1 << 18)
 
-    def ask(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Return the answer to a message, with bytes that follow as its ``"data"``, or raise its error.
-
-        Raises:
-            ConnectionError: The fetcher has gone.
-            RemoteError: It is silent.
-        """
-        self.is_idle = False
+    def ask(self, op: str, **about: Any) -> Any:
+        """Return the answer to a question, or raise its error; ConnectionError if the fetcher has gone."""
+        self.is_idle, answer = False, ...
         try:
-            self._socket.sendall(encoded(message))
-            answer = self._answer()
+            self._socket.sendall(encoded((op, about)))
+            while answer is ...:
+                size = int.from_bytes(self._read(LENGTH_BYTES), "little")
+                answer = pickle.loads(self._read(size))  # noqa: S301  # of our own fetcher
         except TimeoutError as error:
             raise self._silent() from error
         self.is_idle = True
-        if "error" in answer:
-            kinds = {kind.__name__: kind for kind in ERRORS}
-            raise kinds[answer["error"]](*answer["args"])
+        if isinstance(answer, Exception):
+            raise answer
         return answer
 
-    def _answer(self) -> dict[str, Any]:
-        answer: dict[str, Any] = {"wait": True}
-        while "wait" in answer:
-            line = self._answers.readline()
-            if not line.endswith(b"\n"):
-                raise ConnectionResetError(_GONE)
-            answer = json.loads(line)
-        if nbytes := answer.get("nbytes", 0):
-            answer["data"] = bytearray(nbytes)
-            if self._answers.readinto(answer["data"]) != nbytes:
-                raise ConnectionResetError(_GONE)
-        return answer
+    def _read(self, nbytes: int) -> bytes:
+        data: bytes = self._answers.read(nbytes)
+        if len(data) != nbytes:
+            raise ConnectionResetError("the fetcher has gone")
+        return data
 
     def _silent(self) -> RemoteError:
         hint = "Look for it with ps"

@@ -380,12 +380,12 @@ def test_each_of_two_clients_has_its_next_files_fetched_up_to_its_share(
     async def begun(size: int) -> list[str]:
         serving = fetcher.Fetcher(Cache(tmp_path / f"cache{size}", size).open())
         for name in ("first", "second"):
-            files = [(f"{name}{n}", 1, f"{name}{n:026x}") for n in range(50)]
+            files = [File(f"{name}{n}", 1, f"{name}{n:026x}") for n in range(50)]
             writer: Any = None
             client = fetcher.Connected(writer, 0)
             client.size, client.source = size, ServedURL(URL(f"file://{tmp_path}"), {}, {})
             serving._clients.add(client)
-            await serving._do(client, "order", files=files, upcoming=[*range(50)])
+            await serving.do(client, "order", files=files, upcoming=[*range(50)])
             for download in [*serving._downloads.values()] if name == "first" else ():
                 del serving._downloads[download.file.hash]
                 serving._stored.add(download.file.hash, download.target, 1)
@@ -549,8 +549,8 @@ def of(path: Path) -> tuple[ServedURL, File]:
     return ServedURL(url, {}, {}), File(shard.file, shard.size_bytes, shard.xxh3_128)
 
 
-def manifest_in(answer: dict[str, Any]) -> bytes:
-    return (Path(answer["folder"]) / "manifest.json").read_bytes()
+def manifest_in(folder: Path) -> bytes:
+    return (folder / "manifest.json").read_bytes()
 
 
 def test_a_manifest_that_is_replaced_while_it_is_read_is_read_again(
@@ -576,9 +576,9 @@ def test_a_manifest_that_is_replaced_while_it_is_read_is_read_again(
         reading = asyncio.create_task(serving._on_manifest(client, again=False))
         await asyncio.sleep(0.1)
         shutil.copy(tmp_path / "new", folder / "manifest.json")
-        message = {"name": "manifest.json", "path": str(tmp_path / "new"), "only": None}
+        about: Any = {"name": "manifest.json", "data": tmp_path / "new", "only": None}
         with pytest.raises(RemoteError):  # of this scheme; its answer may be lost of others
-            await serving._do(client, "put", **message)
+            await serving.do(client, "put", **about)
         is_put.set()
         assert manifest_in(await reading) != b"another"
         return manifest_in(await serving._on_manifest(client, again=False))

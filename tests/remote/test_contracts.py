@@ -14,6 +14,7 @@ from loaders import ShardDataset
 from loaders.errors import RemoteError
 from loaders.remote import client
 from loaders.remote.origin import origin_of
+from loaders.remote.wire import encoded
 from tests.remote.conftest import ended, fetcher_of, storage
 from tests.remote.test_remote import S3
 
@@ -70,7 +71,7 @@ import socket, sys
 asking = socket.socket(socket.AF_UNIX)
 asking.settimeout(10)
 asking.connect(sys.argv[1])
-asking.sendall(sys.argv[2].encode() + b"\\n")
+asking.sendall(bytes.fromhex(sys.argv[2]))
 print(asking.recv(100))
 """
 ANY_PYTHON = Path("/usr/bin/python3")  # that of a root user need not be readable for others
@@ -83,7 +84,7 @@ def test_another_user_is_not_served(server: str) -> None:
         for path in (Path(above), cache, cache / "v2"):
             path.chmod(0o755)
         (cache / "v2" / "socket").chmod(0o666)
-        hello = json.dumps(origin_of(S3)._hello())
+        hello = encoded(("hello", origin_of(S3)._hello())).hex()
         command = [str(ANY_PYTHON), "-c", ASK, str(cache / "v2" / "socket"), hello]
 
         done = subprocess.run(command, user=65534, capture_output=True, text=True, timeout=30)

@@ -85,13 +85,13 @@ def killed_before_asking(nth: int, argv: list[str]) -> bool:
     if pid == 0:
         seen, ask = 0, Client.ask
 
-        def counted(self: Client, message: dict[str, Any], *about: Any, **more: Any) -> Any:
+        def counted(self: Client, op: str, **about: Any) -> Any:
             nonlocal seen
-            if message["op"] in ("put", "delete"):
+            if op in ("put", "delete"):
                 if seen == nth:
                     os.kill(os.getpid(), signal.SIGKILL)
                 seen += 1
-            return ask(self, message, *about, **more)
+            return ask(self, op, **about)
 
         try:
             Client.ask = counted  # type: ignore[method-assign]
@@ -412,12 +412,12 @@ def test_shards_are_sent_and_deleted_while_others_are_packed(
 ) -> None:
     ask, most, num_sent = Client.ask, 0, 0
 
-    def counted(self: Client, message: dict[str, Any], *about: Any, **more: Any) -> Any:
+    def counted(self: Client, op: str, **about: Any) -> Any:
         nonlocal most, num_sent
-        if message["op"] == "put" and "shard-" in message["name"]:
+        if op == "put" and "shard-" in about["name"]:
             most = max(most, len([*staging.rglob("shard-*.parquet")]))
             num_sent += 1
-        return ask(self, message, *about, **more)
+        return ask(self, op, **about)
 
     monkeypatch.setattr(Client, "ask", counted)
     store.proxy.set(latency_s=0.05)

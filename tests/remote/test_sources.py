@@ -205,7 +205,7 @@ def test_the_first_objects_are_not_kept_waiting_by_those_behind_them(
         list[int](),
     )
 
-    def spy(origin: Bucket, wanted: Sequence[Any]) -> list[memoryview | str]:
+    def spy(origin: Bucket, wanted: Sequence[Any]) -> list[bytes | str]:
         asked.append(len(wanted))
         return ask(origin, wanted)
 

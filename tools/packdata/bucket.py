@@ -8,8 +8,6 @@ parts); where an e-tag is something else, the object is read back and hashed.
 from __future__ import annotations
 
 import hashlib
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import xxhash
@@ -22,6 +20,7 @@ from loaders.system.regular import hash_file, regular
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from loaders.remote.origin import Origin
 
@@ -53,13 +52,13 @@ class Bucket:
     def __init__(self, origin: Origin) -> None:
         self._origin, self.url = origin, origin.url
 
-    def _ask(self, op: str, **about: Any) -> dict[str, Any]:
-        return self._origin.ask({"op": op, **about}, f"{op}: {self.url}")
+    def _ask(self, op: str, **about: Any) -> Any:
+        return self._origin.ask(f"{op}: {self.url}", op, **about)
 
     def read(self, name: str) -> tuple[bytes | None, dict[str, Any]]:
         """Return an object's bytes (None: there is none), and the mark by which ``put`` replaces just this state."""
         found = self._ask("file", name=name)
-        data = found["path"] and Path(found["path"]).read_bytes()
+        data = found["path"] and found["path"].read_bytes()
         mark = {"etag": found.get("etag"), "version": found.get("version")}
         return data, mark if data is None else mark | {"size": len(data)}
 
@@ -68,15 +67,7 @@ class Bucket:
 
         Return whether it was written. Some stores ignore that condition.
         """
-        # The fetcher, which sends it, reads files.
-        with tempfile.NamedTemporaryFile(prefix="packdata-") as file:
-            file.write(data)
-            file.flush()
-            return self._send(name, Path(file.name), only)
-
-    def _send(self, name: str, path: Path, only: Mapping[str, Any] | None = None) -> bool:
-        found = self._ask("put", name=name, path=str(path.absolute()), only=only)
-        return bool(found["is_written"])
+        return bool(self._ask("put", name=name, data=data, only=only))
 
     def put_shard(self, name: str, path: Path, size_bytes: int, digest: str) -> int:
         """Send a file under a name that no other content has; return the bytes that were sent: 0 if it is there.
@@ -90,24 +81,23 @@ class Bucket:
             what = f"its xxh3-128 is {found}, the manifest says {digest}"
             raise ChecksumError(what, path, None, None, "Run 'packdata verify' on it")
         for attempt in range(1, _ATTEMPTS + 1):
-            self._send(name, path)
+            self._ask("put", name=name, data=path.absolute(), only=None)
             if self._is_there(name, path, size_bytes, digest):
                 return size_bytes * attempt
         what = f"what arrives has another size or hash, sent {_ATTEMPTS} times"
         raise ChecksumError(what, self.url / name, None, None, "Check the network and the store")
 
     def _is_there(self, name: str, path: Path, size_bytes: int, digest: str) -> bool:
-        found = self._ask("listing", of="one", folder=name)
-        if not found["objects"] or found["objects"][0][1] != size_bytes:
+        found = self._ask("look", name=name)
+        if found is None or found[0].size != size_bytes:
             return False
-        etag = (found["etag"] or "").strip('"')
+        etag = (found[1] or "").strip('"')
         if etag and etag == _etag(path, "-" in etag):
             return True
         state = xxhash.xxh3_128()
         for start in range(0, size_bytes, PART_BYTES):
-            state.update(
-                *self._origin.ranges([(name, start, min(start + PART_BYTES, size_bytes))])
-            )
+            end = min(start + PART_BYTES, size_bytes)
+            state.update(*self._origin.ranges([(name, start, end)]))
         return state.hexdigest() == digest
 
     def delete(self, *names: str) -> None:
@@ -118,30 +108,23 @@ class Bucket:
     def below(self, folder: str = "") -> Iterator[list[Entry]]:
         """Yield the objects below a folder, many at a time, by name."""
         after = ""
-        while found := self._ask("listing", of="below", folder=folder, after=after)["objects"]:
-            yield [Entry(*each) for each in found]
-            after = found[-1][0]
+        while found := self._ask("below", folder=folder, after=after):
+            yield found
+            after = found[-1].name
 
     def in_folder(self, folder: str = "") -> tuple[list[Entry], list[str]]:
         """Return the objects in a folder, and the folders in it."""
-        found = self._ask("listing", of="inside", folder=folder)
-        return [Entry(*each) for each in found["objects"]], found["folders"]
+        found: tuple[list[Entry], list[str]] = self._ask("in_folder", folder=folder)
+        return found
 
     def look(self, name: str) -> Entry | None:
         """Return an object as a listing has it; None if there is none."""
-        found = self._ask("listing", of="one", folder=name)["objects"]
-        return Entry(*found[0]) if found else None
+        found: tuple[Entry, str | None] | None = self._ask("look", name=name)
+        return found and found[0]
 
-    def objects(self, wanted: Sequence[tuple[Entry, int, int]]) -> list[memoryview | str]:
+    def objects(self, wanted: Sequence[tuple[Entry, int, int]]) -> list[bytes | str]:
         """Return ranges of objects as they were listed; in the place of one that is not there, or is another, why."""
-        answer = self._ask("ranges", wanted=[(e.name, i, j, e.mark) for e, i, j in wanted])
-        view, got = memoryview(answer.get("data", b"")), list[memoryview | str]()
-        for i, (_, start, end) in enumerate(wanted):
-            fault = answer["faults"].get(str(i))
-            size = 0 if fault else end - start
-            got.append(fault or view[:size])
-            view = view[size:]
-        return got
+        return self._origin.ranges([(e.name, i, j, e.mark) for e, i, j in wanted])
 
 
 def _etag(path: Path, in_parts: bool) -> str:

@@ -35,7 +35,7 @@ class RemoteFile:
     ) -> None:
         self.origin, self.entry, self.where = origin, entry, where
         self.start, self.end = start, entry.size if end is None else min(end, entry.size)
-        self._some: Future[list[memoryview | str]] | None = None
+        self._some: Future[list[bytes | str]] | None = None
         self._number = 0
 
     def __call__(self) -> bytes:
@@ -44,7 +44,7 @@ class RemoteFile:
             got = self.origin.objects([(self.entry, self.start, self.end)])[0]
         else:
             got = self._some.result()[self._number]
-        return bytes(_checked(got, self.where))
+        return _checked(got, self.where)
 
     @property
     def path(self) -> str:
@@ -62,12 +62,12 @@ class RemoteFile:
         reading: Any = _OpenObject(self.origin, self.entry, self.where)
         return reading  # type: ignore[no-any-return]
 
-    def expect(self, some: Future[list[memoryview | str]], number: int) -> None:
+    def expect(self, some: Future[list[bytes | str]], number: int) -> None:
         """Take its bytes from what is being fetched."""
         self._some, self._number = some, number
 
 
-def _checked(got: memoryview | str, where: str) -> memoryview:
+def _checked(got: bytes | str, where: str) -> bytes:
     if isinstance(got, str):
         raise SourceError(got, where, "Was the source changed? Then list it again")
     return got
