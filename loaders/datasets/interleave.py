@@ -54,7 +54,8 @@ class Sources(BatchDataset):
         return tuple(store for source in self.sources for store in source.stores)
 
     def shards_read(self, indices: Int64s) -> tuple[Int64s, ...]:
-        numbers, found = self._sources_of(indices), tuple[Int64s, ...]()
+        numbers = self._sources_of(indices)
+        found: tuple[Int64s, ...] = ()
         for number, source in enumerate(self.sources):
             found += source.shards_read(indices[numbers == number] - self._begins[number])
         return found
