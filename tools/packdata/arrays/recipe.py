@@ -64,27 +64,21 @@ class Axes:
             )
 
     @property
-    def _is_added(self) -> bool:
-        return self.channels == "none" or (self.channels is None and self.num == _VOLUME_AXES)
-
-    @property
     def spatial(self) -> int:
         """How many of a sample's last axes are spatial."""
-        if self.channels in ("first", "last") or self.num == _VOLUME_AXES + 1:
-            return self.num if self._is_added else self.num - 1
-        return self.num
+        is_four = self.channels is None and self.num == _VOLUME_AXES + 1
+        return self.num - 1 if self.channels in ("first", "last") or is_four else self.num
 
     def arrange(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return an array with its axes as they are served, channels first; a view."""
         if self.channels == "last":
             return np.moveaxis(array, -1, 0)
-        return array[None] if self._is_added else array
+        is_volume = self.channels is None and self.num == _VOLUME_AXES
+        return array[None] if self.channels == "none" or is_volume else array
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape that an array of this shape is served in."""
-        if self.channels == "last":
-            return (shape[-1], *shape[:-1])
-        return (1, *shape) if self._is_added else shape
+        return self.arrange(np.broadcast_to(np.uint8(0), shape)).shape
 
     def spatial_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the spatial lengths of an array of this shape."""

@@ -39,10 +39,8 @@ def write_shard(
         raise ValueError(f"a shard's name ends in {' or '.join(SUFFIXES)}, got {path.name!r}")
     _check_columns(columns, fields)
     checksums = dump_checksums(columns, _heads(columns, fields))
-    if path.suffix == lmdb.SUFFIX:
-        places, checksums_at = lmdb.write(path, columns, checksums, fields)
-    else:
-        places, checksums_at = parquet.write(path, columns, checksums, fields)
+    write = lmdb.write if path.suffix == lmdb.SUFFIX else parquet.write
+    places, checksums_at = write(path, columns, checksums, fields)
     num_samples = len(next(iter(columns.values())))
     size, digest = path.stat().st_size, xxhash.xxh3_64_hexdigest(checksums)
     info = ShardInfo(path.name, num_samples, size, "", places, checksums_at, digest)
@@ -59,14 +57,11 @@ def write_shard(
 
 def _heads(columns: Mapping[str, Column], fields: Mapping[str, Field]) -> dict[str, bytes]:
     """Return what readers keep of the heads of JPEG files, by field."""
-    names = [
-        n for n, field in fields.items() if isinstance(field, Image) and field.codec == "jpeg"
-    ]
+    names = [n for n, f in fields.items() if isinstance(f, Image) and f.codec == "jpeg"]
     if not names:
         return {}
-    from loaders.codecs.heads import (
-        kept_heads,
-    )  # loaded with the codec; other data need no decoder
+    # Loaded with the codec: other data need no decoder.
+    from loaders.codecs.heads import kept_heads
 
     return {name: kept_heads(row_views(columns[name])).tobytes() for name in names}
 
@@ -96,6 +91,5 @@ def _check_columns(columns: Mapping[str, Column], fields: Mapping[str, Field]) -
 
 def read_back(path: Path, columns: Mapping[str, Column]) -> str | None:
     """Compare columns with what the format's own library reads; return the first difference, or None."""
-    if path.suffix == lmdb.SUFFIX:
-        return lmdb.read_back(path, columns)
-    return parquet.read_back(path, columns)
+    read = lmdb.read_back if path.suffix == lmdb.SUFFIX else parquet.read_back
+    return read(path, columns)

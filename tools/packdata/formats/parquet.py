@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import base64
 import zlib
-from contextlib import contextmanager
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -230,71 +229,47 @@ def _physical(kind: Any) -> int:
     return _PHYSICAL.get(str(kind), _BYTES)
 
 
-@contextmanager
-def _for_arrow(path: Path) -> Iterator[Any]:
-    """Give pyarrow the path, or the open file where the path is not UTF-8: it takes no other."""
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        with open(path, "rb") as file:
-            yield file
-    else:
-        yield path
-
-
 def read_back(path: Path, columns: Mapping[str, Column]) -> str | None:
     """Compare the file, as pyarrow sees it, with columns; return the first difference in words, or None."""
     nbytes = sum(column.nbytes for column in columns.values())
-    with (
-        _for_arrow(path) as source,
-        pq.ParquetFile(source, memory_map=True, page_checksum_verification=True) as file,
-    ):
+    # Not by its path, which pyarrow takes only where that is UTF-8.
+    source = pa.BufferReader(pa.py_buffer(np.memmap(path, np.uint8, "r")))
+    with pq.ParquetFile(source, page_checksum_verification=True) as file:
         num_rows, first = file.metadata.num_rows, 0
         if any(len(column) != num_rows for column in columns.values()):
             return f"it has {num_rows} rows"
         at_once = max(1, num_rows * _PIECE // max(nbytes, 1))  # which the cache holds
         for batch in file.iter_batches(at_once, use_threads=False):
             for name, column in columns.items():
-                what = _difference(batch[name], rows_between(column, first, first + len(batch)))
-                if what is not None:
-                    return f"{what} column {name!r} differ"
+                rows = rows_between(column, first, first + len(batch))
+                if _digest_of_arrow(batch[name]) != _digest(rows):
+                    return f"values of column {name!r} differ"
+                is_var = isinstance(rows, VarColumn)
+                if is_var and not np.array_equal(pc.binary_length(batch[name]), rows.lengths):
+                    return f"the sizes of column {name!r} differ"
             first += len(batch)
     return None
 
 
-def _difference(array: Any, column: Column) -> str | None:
-    if not _equal(_bytes_of(array), column):
-        return "values of"
-    if isinstance(column, VarColumn) and not np.array_equal(_lengths(array), column.lengths):
-        return "the sizes of"
-    return None
+def _digest(column: Column) -> bytes:
+    """Hash the rows end to end: laying those of varying size so would take their bytes again."""
+    if isinstance(column, FixedColumn):
+        return xxhash.xxh3_128_digest(column.data.reshape(-1).data)
+    state = xxhash.xxh3_128()
+    for row in row_views(column):
+        state.update(row)
+    return state.digest()
 
 
-def _equal(data: npt.NDArray[np.uint8], column: Column) -> bool:
-    """Compare piece by piece, or by hash: laying all rows end to end would take their bytes again."""
-    if isinstance(column, VarColumn):
-        state = xxhash.xxh3_128()
-        for row in row_views(column):
-            state.update(row)
-        return len(data) == column.nbytes and state.digest() == xxhash.xxh3_128_digest(data.data)
-    rows = column.data.reshape(-1)
-    return len(data) == len(rows) and all(
-        np.array_equal(data[i : i + _PIECE], rows[i : i + _PIECE])
-        for i in range(0, len(data), _PIECE)
-    )
-
-
-def _lengths(array: Any) -> npt.NDArray[np.int32]:
-    offsets = np.frombuffer(array.buffers()[1], np.int32)
-    return np.diff(offsets[array.offset : array.offset + len(array) + 1])
-
-
-def _bytes_of(array: Any) -> npt.NDArray[np.uint8]:
-    if pa.types.is_fixed_size_list(array.type):
-        array = array.flatten()
+def _digest_of_arrow(array: Any) -> bytes:
+    kind = array.type
+    if pa.types.is_fixed_size_list(kind):
+        array, kind = array.flatten(), kind.value_type
     data = np.frombuffer(array.buffers()[-1] or b"", np.uint8)
-    if pa.types.is_string(array.type) or pa.types.is_binary(array.type):
-        ends = np.frombuffer(array.buffers()[1], np.int32)
-        return data[ends[array.offset] : ends[array.offset + len(array)]]
-    width = array.type.bit_width // 8
-    return data[array.offset * width : (array.offset + len(array)) * width]
+    start, end = array.offset, array.offset + len(array)
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        places = np.frombuffer(array.buffers()[1], np.int32)
+        start, end = places[start], places[end]
+    else:
+        start, end = start * kind.bit_width // 8, end * kind.bit_width // 8
+    return xxhash.xxh3_128_digest(data[start:end].data)

@@ -195,7 +195,7 @@ def _decode_jpeg(
 
 def _pixels(head: PIL.Image.Image, data: bytes) -> Array:
     """Return the first picture of a file as gray, gray + alpha, RGB or RGBA of 8 or 16 bits, as it is stored."""
-    name, is_deep = format_of(head), _bits(head, data) == 16
+    name, is_deep = format_of(head), bits_of(head, data) == 16
     # OpenCV keeps 16 bits, of which Pillow drops 8 in colours; Pillow keeps the transparent gray of PNG.
     is_colored = head.mode in ("RGB", "RGBA")
     if name in KEPT and is_colored and not getattr(head, "is_animated", False):
@@ -211,12 +211,14 @@ def _pixels(head: PIL.Image.Image, data: bytes) -> Array:
     if is_by_opencv:  # which takes any fourth channel for alpha
         return _decode_cv2(data, name)[:, :, : len(head.mode)]
     if name == "png" and head.mode == "L" and "transparency" in head.info:
-        top = 2 ** _bits(head, data) - 1  # Pillow stretches the pixels to 8 bits, and not this one
+        top = (
+            2 ** bits_of(head, data) - 1
+        )  # Pillow stretches the pixels to 8 bits, and not this one
         head.info["transparency"] = (head.info["transparency"] & top) * (255 // top)
     return _array_of(head)
 
 
-def _bits(head: PIL.Image.Image, data: bytes) -> int:
+def bits_of(head: PIL.Image.Image, data: bytes) -> int:
     """Return the bits a channel of a PNG or TIFF; 8 of others."""
     if head.format == "PNG":
         return data[_PNG_DEPTH_AT]
@@ -435,7 +437,7 @@ def check_exact(head: PIL.Image.Image, data: bytes) -> None:
 
 
 def _mask_values(head: PIL.Image.Image, data: bytes) -> Array:
-    bits = _bits(head, data)
+    bits = bits_of(head, data)
     if bits == 16 and head.mode in ("RGB", "RGBA"):
         return _pixels(head, data)
     _load(head)

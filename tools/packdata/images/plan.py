@@ -29,7 +29,7 @@ from packdata.plan import pack_plan
 from packdata.sources.base import BOX_LABELS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from packdata.packing.shards import Format
@@ -45,29 +45,18 @@ class ImagesPlan(FilesPlan[ImagesRecipe]):
     __slots__ = ()
 
     def notes(self, packed: Summary | None = None) -> list[str]:
-        """Say how many files were kept, and how many are smaller than asked for, too."""
-        return [
-            *_change_notes({} if packed is None else packed.counts),
-            *self._padding_notes(),
-            *self._missing_notes(),
-            *FilesPlan.notes(self, packed),
-        ]
-
-    def _missing_notes(self) -> Iterator[str]:
-        """Say that a batch will lack labels."""
+        """Say how many files were kept or changed, that 0 may be a class, and that samples lack labels, too."""
+        found = _change_notes({} if packed is None else packed.counts)
         schemas = [target.schema for recipe in self.recipes for target in recipe.targets]
-        split = self.recipes[0].split
-        if split.source.kind == "folder" and all(len(schema.defaults) == 1 for schema in schemas):
-            alone = schemas[0].defaults[0]
+        resizes = [resize for recipe in self.recipes for resize in recipe.options.resizes]
+        has_masks = any("mask" in schema.fields for schema in schemas)
+        if has_masks and any(resize.fit == "contain" for resize in resizes):
+            found.append("masks are 0 where pictures are padded, as where class 0 is")
+        is_folder = self.recipes[0].source.kind == "folder"
+        if is_folder and all(len(schema.defaults) == 1 for schema in schemas):
             labels = "labels come from a folder for each class, or a list with a column of them"
-            yield f"samples are '{alone}' alone: {labels}"
-
-    def _padding_notes(self) -> Iterator[str]:
-        """Say that 0 may be a class."""
-        fits = {resize.fit for recipe in self.recipes for resize in recipe.options.resizes}
-        fields = [t.schema.fields for recipe in self.recipes for t in recipe.targets]
-        if "contain" in fits and any("mask" in each for each in fields):
-            yield "masks are 0 where pictures are padded, as where class 0 is"
+            found.append(f"samples are '{schemas[0].defaults[0]}' alone: {labels}")
+        return [*found, *FilesPlan.notes(self, packed)]
 
 
 def plan_images(
@@ -141,8 +130,8 @@ def _change_notes(packed: Mapping[str, int]) -> list[str]:
 
 def _usual_format(splits: Sequence[tuple[str, ImagesRecipe]]) -> Format:
     """LMDB for encoded files, which other tools find there by key; Parquet for raw pixels, yuv420 and dct."""
-    targets = (target for _, recipe in splits for target in recipe.targets)
-    images = [target.schema.fields.get("image") for target in targets]
+    schemas = (target.schema for _, recipe in splits for target in recipe.targets)
+    images = [schema.fields.get("image") for schema in schemas]
     is_ours = all(isinstance(image, Image) and image.codec in _OURS for image in images)
     return "parquet" if is_ours else "lmdb"
 

@@ -16,6 +16,7 @@ from loaders.schema import Image, Mask
 from packdata.images.alike import encode_alike
 from packdata.images.pictures import (
     KEPT,
+    bits_of,
     decode_mask,
     decode_picture,
     open_picture,
@@ -80,19 +81,12 @@ def _with_alpha(data: bytes, field: Image, max_picture_mb: int) -> tuple[Array, 
 
 
 def _mask(data: bytes, field: Mask, max_picture_mb: int) -> tuple[Array, bytes | None]:
+    """Return the values of a mask, and the file if readers would see them in it: no palette, no few bits."""
     mask = decode_mask(data, pixels_within(max_picture_mb, np.dtype(field.dtype).itemsize))
     cast = mask.astype(field.dtype)
     if not np.array_equal(cast, mask):
         raise CodecError(f"the mask has values up to {mask.max()}, the field holds {field.dtype}")
-    return cast, data if _serves(data, field, cast) else None
-
-
-def _serves(data: bytes, field: Mask, expected: Array) -> bool:
-    """Tell whether readers would see these numbers in the file (palettes come out as colors)."""
-    if field.dtype not in ("uint8", "uint16"):
-        return False
-    try:
-        served = PictureCodec(field).decode(np.frombuffer(data, np.uint8))
-    except CodecError:
-        return False
-    return np.array_equal(served, expected)
+    head = open_picture(data)
+    depth = {"uint8": ("L", 8), "uint16": ("I;16", 16)}.get(field.dtype)
+    is_plain = head.format == "PNG" and (head.mode, bits_of(head, data)) == depth
+    return cast, data if is_plain and orientation_of(head) == 1 else None

@@ -7,6 +7,7 @@ kit, section 4; docs.ultralytics.com, "Dataset formats".
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from contextlib import closing
@@ -83,17 +84,13 @@ class Annotations:
             raise SourceError(f"classes of boxes that are not given: {few(missing)}", path)
         old = self.classes or [*new]  # whose numbers YOLO's labels are; without any they stay
         for values in _good(self.pictures):
-            if old and (most := max(filter(_is_number, values[BOX_LABELS]), default=0)) >= len(
-                old
-            ):
-                raise SourceError(f"class {most} of a box, with {len(old)} classes", path)
-            named = (old[n] if old and _is_number(n) else n for n in values[BOX_LABELS])
+            numbers = [n for n in values[BOX_LABELS] if isinstance(n, int)]
+            if old and max(numbers, default=0) >= len(old):
+                what = f"class {max(numbers)} of a box, with {len(old)} classes"
+                raise SourceError(what, path)
+            named = (old[n] if old and isinstance(n, int) else n for n in values[BOX_LABELS])
             values[BOX_LABELS] = [new.get(name, name) for name in named]
         self.classes = [*new]
-
-
-def _is_number(label: Any) -> bool:
-    return isinstance(label, int)
 
 
 def _good(pictures: Pictures) -> list[Values]:
@@ -153,16 +150,7 @@ def _open(path: Path | str, split: str) -> tuple[Annotations, str]:
     root = place_of_source(path)
     if not root.is_file() and not root.is_dir():
         raise nothing_at(root)
-    files = (
-        [root]
-        if root.is_file()
-        else sorted(
-            root / relative / entry.name
-            for relative, entries in files_below(root)
-            for entry in entries or ()
-            if not (entry.name.startswith(".") or entry.name.lower() in _NO_LABELS)
-        )
-    )
+    folder, files = (root, _files(root)) if root.is_dir() else (root.parent, [root])
     kinds = {suffix for file in files if (suffix := suffix_of(file.name)) in _READERS}
     if ".txt" in kinds and len(kinds) > 1:
         kinds.discard(".txt")  # notes, beside JSON or XML
@@ -174,7 +162,7 @@ def _open(path: Path | str, split: str) -> tuple[Annotations, str]:
     if kinds == {".json"}:
         chosen = [_coco_file(root, chosen, split)]
     hashed = FileHash()
-    names = {file: file.name if file == root else _relative(file, root) for file in chosen}
+    names = {file: os.path.relpath(str(file), str(folder)) for file in chosen}
     for file, name in names.items():
         hashed.add(name, file.stat())
     try:
@@ -184,8 +172,13 @@ def _open(path: Path | str, split: str) -> tuple[Annotations, str]:
         raise SourceError(what, root) from error
 
 
-def _relative(file: Path, root: Path) -> str:
-    return str(PurePath(str(file)).relative_to(str(root)))
+def _files(folder: Path) -> list[Path]:
+    return sorted(
+        folder / relative / entry.name
+        for relative, entries in files_below(folder)
+        for entry in entries or ()
+        if not (entry.name.startswith(".") or entry.name.lower() in _NO_LABELS)
+    )
 
 
 def _parsed(files: Mapping[Path, str], parse: Callable[[bytes], Values]) -> Pictures:
