@@ -94,6 +94,13 @@ def test_indices_number_the_samples_source_after_source(alike: Mixture, unlike: 
         assert not mixture.__getitems__([])
 
 
+def test_each_source_says_which_of_its_shards_are_read(unlike: Mixture) -> None:
+    found = unlike.shards_read(np.array([12, 0]))
+
+    assert len(found) == len(unlike.stores)
+    assert [shards.tolist() for shards in found] == [[0], [0]]
+
+
 def test_a_loader_serves_the_shares(alike: Mixture) -> None:
     loader = DataLoader(alike, batch_size=8, seed=3)
 
