@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from loaders.commandline import Command
+    from packdata.commands.common import Argument
     from packdata.packing.summary import Summary
     from packdata.plan import SourcePlan
 
@@ -112,7 +113,7 @@ def packing_command(
     return command(name, summary, run, *places, add, details=about, example=example)
 
 
-def _target(help: str) -> Any:
+def _target(help: str) -> Argument:
     return argument("dst", help, metavar="DST", type=parse_target)
 
 

@@ -144,13 +144,12 @@ def check_keys(view: View, keys: Column | None = None) -> None:
         raise SchemaError(f"{what}: {hint}")
 
 
-def check_no_stream(view: View, doing: str) -> None:
-    """Raise SchemaError where leaving rows out would tear documents apart."""
+def check_no_stream(view: View) -> None:
+    """Raise SchemaError where choosing rows would tear documents apart."""
     if has_tokens(view.schema):
+        what = f"{view.path} is a stream of tokens: choosing rows would tear documents apart"
         hint = "'packdata split' and 'packdata tokens --val-share' divide by documents"
-        raise SchemaError(
-            f"{view.path} is a stream of tokens: {doing} would tear documents apart. {hint}"
-        )
+        raise SchemaError(f"{what}. {hint}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,7 @@ def copy_dataset(
     schema, recoders = written_fields(view, kept, {}, view.schema.fields, options.recoding())
     chosen = view
     if options.where is not None:
-        check_no_stream(view, "choosing rows")
+        check_no_stream(view)
         chosen = view.select(np.flatnonzero(matching(view, options.where)))
         if not len(chosen):
             what = f"none of {counted(len(view), 'sample')} meets the condition {options.where!r}"

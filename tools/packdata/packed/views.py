@@ -98,7 +98,7 @@ def write(
     recoding = Recoding(codec, quality, resize=resize)
     add, workers = add or {}, check_workers(workers)
     if source.numbers is not None:
-        check_no_stream(source, "choosing rows")
+        check_no_stream(source)
     added = {name: _column(name, values, known.get(name), source) for name, values in add.items()}
     fields = {name: field for name, (field, _) in added.items()}
     schema, recoders = written_fields(source, [*source.schema.fields], fields, known, recoding)
