@@ -205,9 +205,8 @@ def open_template(
     """
     path = with_beside(template)
     config: dict[str, Any] = {}
-    text: Any = _read(path)
     if path.suffix == ".json":
-        config = _config(text, path)
+        config = _config(path)
         text = config.get("chat_template")
         if isinstance(text, list):
             by_name = {t.get("name"): t.get("template") for t in text if isinstance(t, dict)}
@@ -216,10 +215,11 @@ def open_template(
             hint = "Pass the chat_template.jinja beside it"
             raise SourceError("missing 'chat_template'", path, hint)
     else:
+        text = _read(path)
         beside = [path, *([] if tokenizer is None else [with_beside(tokenizer)])]
         found = (file.with_name(CONFIG) for file in beside)
         if (file := next((f for f in found if f.is_file()), None)) is not None:
-            config = _config(_read(file), file)
+            config = _config(file)
     tokens = {}
     for name, value in config.items():
         token = value.get("content") if isinstance(value, dict) else value
@@ -235,7 +235,8 @@ def _read(path: Path) -> str:
         raise SourceError(f"the file is not UTF-8 ({error})", path) from error
 
 
-def _config(text: str, path: Path) -> dict[str, Any]:
+def _config(path: Path) -> dict[str, Any]:
+    text = _read(path)
     try:
         return dict(json.loads(text))
     except (ValueError, TypeError, RecursionError) as error:

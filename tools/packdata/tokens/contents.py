@@ -35,25 +35,15 @@ _SMALL = {pa.large_string(): pa.string(), _IDS: pa.list_(pa.int64())}
 
 
 class DocumentForm(ABC):
-    """How rows become documents.
+    """How rows become documents."""
 
-    Attributes:
-        kind: ``text``, ``lists`` or ``chat``.
-        column: Where the documents are.
-        option: The option that names another column.
-        holds: What the columns have, for messages.
-        optional: Columns that files may lack.
-        has_labels: Whether documents have labels.
-        targets_hint: What to do where no document has a target.
-    """
-
-    kind: ClassVar[str]
-    column: str
-    option: ClassVar[str]
-    holds: ClassVar[str]
-    optional: ClassVar[tuple[str, ...]] = ()
+    kind: ClassVar[str]  # ``text``, ``lists`` or ``chat``
+    column: str  # where the documents are
+    option: ClassVar[str]  # that names another column
+    holds: ClassVar[str]  # what the columns have, for messages
+    optional: ClassVar[tuple[str, ...]] = ()  # columns that files may lack
     has_labels: bool
-    targets_hint: ClassVar[str] = "Are all labels -100?"
+    targets_hint: ClassVar[str] = "Are all labels -100?"  # where no document has a target
 
     @property
     @abstractmethod
@@ -66,16 +56,11 @@ class DocumentForm(ABC):
 
     def check(self, schema: pa.Schema, path: Path) -> None:
         """Raise SourceError if a file's columns cannot be read."""
-        for name in self.types:
+        for name in (each for each in self.types if each not in self.optional):
             if name not in schema.names:
-                if name in self.optional:
-                    continue
-                has = ", ".join(schema.names[:12])
-                raise SourceError(
-                    f"missing column {name!r}", path, f"Pass {self.option}, one of {has}"
-                )
-            kind = schema.field(name).type
-            if name not in self.optional and not self.takes(kind):
+                hint = f"Pass {self.option}, one of {', '.join(schema.names[:12])}"
+                raise SourceError(f"missing column {name!r}", path, hint)
+            if not self.takes(kind := schema.field(name).type):
                 raise SourceError(f"column {name!r} holds {kind}, not {self.holds}", path)
 
     @abstractmethod

@@ -215,9 +215,9 @@ def _tokenizer_of(
 ) -> Tokenizer | None:
     """Return what makes ids of a text, or made those of a source of ids, if that is known."""
     num_ids, given = options.train_bpe, options.tokenizer
+    if source.has_ids and num_ids is not None:
+        raise ValueError("train_bpe is for text, and these are ids")
     if source.has_ids:
-        if num_ids is not None:
-            raise ValueError("train_bpe is for text, and these are ids")
         return None if given is None else open_tokenizer(given)
     if options.vocab_size is not None:
         raise ValueError("vocab_size is for ids: a tokenizer has its own")
