@@ -254,7 +254,9 @@ class Ids(DocumentForm):
                 what = f"{name!r} is for {found[row]} ids, and there are {lengths[row]}"
                 what = f"{name!r} is null, or holds one" if has_null[row] else what
                 rejects.append(rejected(place(row), what))
-        used = {n: values[np.repeat(good, sizes)] for n, (values, sizes, _) in lists.items()}
+        used = {name: values for name, (values, *_) in lists.items()}
+        if not good.all():
+            used = {n: values[np.repeat(good, sizes)] for n, (values, sizes, _) in lists.items()}
         ids, labels = used[self.column], used.get(LABELS)
         for name in LOSS_MASKS:
             if name in used:

@@ -66,7 +66,7 @@ class TokenSource:
         kind: ``text``, ``chat``, ``lists`` (of ids, by document), or ``ids`` (files of them).
         itemsize: Bytes of its widest ids.
         cut: Files may be cut at multiples of so many ids or bytes; None: only where a document ends.
-        runs: As of a recipe.
+        runs: As of a recipe: of each piece, where what it is read from begins.
         empty_files: Names of files that hold nothing.
 
     Raises:
@@ -90,20 +90,22 @@ class TokenSource:
         self.cut = cut if is_plain and may_cut else None
         self.empty_files: list[str] = []
         self._plan: list[list[Range]] = []
+        self.runs: list[int] = []
         self._add(files)
-        ranges = [parts[0] for parts in self._plan]
-        self.itemsize = max((part.file.itemsize for part in ranges), default=4)
-        self.runs = [*_runs(ranges)]
+        self.itemsize = max((parts[0].file.itemsize for parts in self._plan), default=4)
 
     def _add(self, files: Sequence[SourceFile]) -> None:
         """List the ranges of all files: many are looked at where that is waiting for answers of a store."""
         are_stored, size = any(file.stored is not None for file in files), 0
-        with OrderedPool(self._ranges, _AT_ONCE if are_stored else usable_cores()) as pool:
+        num_threads = _AT_ONCE if are_stored else usable_cores()
+        with OrderedPool(self._ranges, num_threads) as pool:
             for file, ranges in zip(files, pool.map(files), strict=True):
                 if not ranges:
                     self.empty_files.append(file.name)
                 for part in ranges:
                     if not self._plan or size >= DocumentFile.piece_bytes:
+                        goes_on = self._plan and part.key and self._plan[-1][0].key == part.key
+                        self.runs.append(self.runs[-1] if goes_on else len(self._plan))
                         self._plan.append([])
                         size = 0
                     self._plan[-1].append(part)
@@ -136,15 +138,6 @@ class TokenSource:
         wanted = max(1, limit // DocumentFile.piece_bytes)
         for piece in self.pieces(step=max(1, len(self) // wanted)):
             yield from texts_of(piece.read())
-
-
-def _runs(ranges: Sequence[Range]) -> Iterator[int]:
-    """Yield of each piece the number of the first that begins in the same unpacked file, or group of rows."""
-    first, last = 0, None
-    for number, part in enumerate(ranges):
-        first = first if last is not None and part.key == last else number
-        last = part.key
-        yield first
 
 
 def content_of(files: Sequence[SourceFile], options: TokenOptions) -> DocumentForm:
