@@ -244,6 +244,25 @@ def test_documents_do_not_depend_on_where_pieces_are_cut(
     assert WORDS[len(WORDS) - len(later) :] == later
 
 
+def test_pieces_of_an_unpacked_file_or_a_group_of_rows_are_read_from_its_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DocumentFile, "piece_bytes", 1000)
+    data = "\n".join(WORDS).encode()
+    plain = write(tmp_path / "a.txt", data)
+    packed = write(tmp_path / "b.txt.gz", gzip.compress(data))
+    pq.write_table(pa.table({"text": WORDS}), tmp_path / "c.parquet", row_group_size=30)
+
+    found = [
+        TokenSource(list_files([path])[0], TokenOptions(documents="line")).runs
+        for path in (plain, packed, tmp_path / "c.parquet")
+    ]
+
+    assert found[0] == [*range(len(found[0]))]
+    assert found[1] == [0] * len(found[0])
+    assert len({*found[2]}) == 2 < len(found[2])
+
+
 def test_a_file_that_may_be_cut_anywhere_is_cut_through_characters_unharmed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
