@@ -224,10 +224,10 @@ def test_who_is_overtaken_by_another_is_refused_and_adds_nothing(
 
     put_shard, first = Bucket.put_shard, iter([True])
 
-    def late(*about: Any) -> int:
+    def late(*about: Any) -> None:
         if next(first, False):
             extend(OUT, three[1:2])
-        return put_shard(*about)
+        put_shard(*about)
 
     monkeypatch.setattr(Bucket, "put_shard", late)
     with pytest.raises(PackError) as caught:

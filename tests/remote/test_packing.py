@@ -338,10 +338,10 @@ def test_of_two_that_pack_one_part_both_are_done(
     """The other one is done, and has finished, when this one is to send its shards."""
     put_shard, first = Bucket.put_shard, iter([True])
 
-    def late(*about: Any) -> int:
+    def late(*about: Any) -> None:
         if next(first, False):
             pack(photos)
-        return put_shard(*about)
+        put_shard(*about)
 
     monkeypatch.setattr(Bucket, "put_shard", late)
     pack(photos)

@@ -244,11 +244,11 @@ class _SplitPacker:
         self._start = state.ended.get(split, first).items
         self._counts = Counter(first.counts)
         self._counts_before = self._counts  # the item under way, of which a shard may hold a part
-        rejects = state.rejects.get(split, [])
-        self._expected = {r.number: r for r in rejects if r.number >= self._start}
+        self._expected = {reject.number for reject in state.rejects.get(split, ())}
+        self._targets = dict(zip(self.folders, recipe.targets, strict=True))
         self._fillings = [
             Filling(packing, folder, target.schema, run.format, run.shard_bytes)
-            for folder, target in zip(self.folders, recipe.targets, strict=True)
+            for folder, target in self._targets.items()
         ]
         self._rejects: list[Reject] = []
 
@@ -268,7 +268,7 @@ class _SplitPacker:
     def made(self) -> Iterator[tuple[str, Made]]:
         """Yield each target by its folder."""
         provenance = {**self.recipe.provenance, "packer": PACKER}
-        for folder, target in zip(self.folders, self.recipe.targets, strict=True):
+        for folder, target in self._targets.items():
             yield folder, Made(target.schema, provenance, target.files)
 
     def pack(self) -> None:
@@ -315,9 +315,9 @@ class _SplitPacker:
             for each, target in zip(records, self.recipe.targets, strict=True):
                 check_records(each, target.schema, self.run.format)
         except (SourceError, CodecError, OSError) as error:
-            name = self.recipe.name(item)
-            why = error if isinstance(error, SourceError) else SourceError(str(error), name)
-            if why is not error:
+            name, why = self.recipe.name(item), error
+            if not isinstance(why, SourceError):
+                why = SourceError(str(error), name)
                 why.__cause__ = error
             return Outcome(number, (), [(name, why)], counts=self.recipe.tally.take())
         except Exception as error:
@@ -330,38 +330,30 @@ class _SplitPacker:
         return Outcome(number, records, first.rejects, num_samples, nbytes, counts)
 
     def _take(self, outcome: Outcome) -> None:
-        number = outcome.number
-        self._check_unchanged(outcome)
-        self._reject(outcome)
+        """Take the records of the next item, less what targets have of it by an earlier run, and what was left out."""
+        number, rejects = outcome.number, outcome.rejects
+        was_rejected = number in self._expected
+        if (number, 0) < self._earlier_end and bool(rejects) != was_rejected:
+            raise self._changed(number)
+        if rejects and self.run.on_error == "fail":
+            raise rejects[0][1]
+        if not was_rejected:
+            self._rejects += [Reject(number, name, str(why)) for name, why in rejects]
+            self.run.num_rejected += len(rejects)
         self._counts_before, self._counts = self._counts, self._counts + Counter(outcome.counts)
-        for filling, at, records in zip(
-            self._fillings, self._reached, outcome.records, strict=False
-        ):
+        targets = zip(self._fillings, self._reached, outcome.records, strict=False)
+        for filling, at, records in targets:
             first, num = at.rows if number == at.items else 0, num_rows(records)
             if first and first >= num:
-                raise self._changed(f"item {number}")
+                raise self._changed(number)
             if number >= at.items:
                 filling.add(records, partial(self._inside, number, num), first)
-        self.run.num_encoded += outcome.num_samples - len(outcome.rejects)
+        self.run.num_encoded += outcome.num_samples - len(rejects)
         self.run.progress.advance(self.run.num_rejected, outcome.num_samples)
 
-    def _reject(self, outcome: Outcome) -> None:
-        if outcome.rejects and self.run.on_error == "fail":
-            raise outcome.rejects[0][1]
-        if (number := outcome.number) not in self._expected:
-            self._rejects += [Reject(number, name, str(why)) for name, why in outcome.rejects]
-            self.run.num_rejected += len(outcome.rejects)
-
-    def _check_unchanged(self, outcome: Outcome) -> None:
-        """Refuse to continue if an item that was good is bad now, or the other way round."""
-        if (outcome.number, 0) >= self._earlier_end:
-            return
-        if bool(outcome.rejects) != (outcome.number in self._expected):
-            names = [name for name, _ in outcome.rejects] or [self._expected[outcome.number].item]
-            raise self._changed(names[0])
-
-    def _changed(self, name: str) -> PackError:
-        what = f"the source changed while it was packed ({name})"
+    def _changed(self, number: int) -> PackError:
+        """Return the error that an item is not what an earlier run has packed."""
+        what = f"the source changed while it was packed (item {number})"
         return PackError(what, self.packing.dst, "Pass overwrite=True to start anew")
 
     def _inside(self, number: int, num: int, row: int) -> Reached:

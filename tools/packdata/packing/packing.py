@@ -476,26 +476,24 @@ def check_target(
         overwrite: Datasets in these folders may be there: they are replaced.
         is_alone: No other dataset may be below the destination.
     """
-    there, store = [], store_of(dst)
+    store, is_there_any = store_of(dst), False
     for below in {"", *folders}:
         try:
             found = manifest_at(store, below)
         except ManifestError as error:
-            what, hint = (
-                f"the dataset there cannot be replaced ({error.what})",
-                "Remove it yourself",
-            )
-            raise PackError(what, dst / below, hint) from error
-        if found is not None and below not in folders:
-            what = "another packed dataset is there"
-            raise PackError(what, dst / below, "Choose another place")
-        there += [] if found is None else [below]
-    if there and not overwrite:
-        raise is_there(dst / there[0])
+            what = f"the dataset there cannot be replaced ({error.what})"
+            raise PackError(what, dst / below, "Remove it yourself") from error
+        if found is None:
+            continue
+        if below not in folders:
+            raise PackError("another packed dataset is there", dst / below, "Choose another place")
+        if not overwrite:
+            raise is_there(dst / below)
+        is_there_any = True
     if is_url(dst):
         return
     if is_alone and (others := [*other_datasets(dst, folders)]):
         hint = "Datasets are replaced in the same places only: remove it, or choose another folder"
         raise PackError("another packed dataset is there", others[0], hint)
-    if not there:
+    if not is_there_any:
         check_empty(dst, {*folders, *([""] if is_alone else [])})

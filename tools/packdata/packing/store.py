@@ -44,8 +44,8 @@ class Store(Protocol):
         Return whether it was written.
         """
 
-    def put_shard(self, name: str, path: Path, size_bytes: int, digest: str) -> int:
-        """Bring a file to a name that no other content has; return the bytes that this took."""
+    def put_shard(self, name: str, path: Path, size_bytes: int, digest: str) -> None:
+        """Bring a file to a name that no other content has, unless it is there."""
 
     def delete(self, *names: str) -> None:
         """Delete files; those that are not there are no error."""
@@ -89,24 +89,24 @@ class FolderStore:
                 return False
             return self._bring(target, lambda beside: publish_bytes(beside, data), only == {})
 
-    def put_shard(self, name: str, path: Path, size_bytes: int, digest: str) -> int:
+    def put_shard(self, name: str, path: Path, size_bytes: int, digest: str) -> None:
         """Link a shard, or copy and verify it."""
         target = self.url / name
+
+        def write(beside: Path) -> None:
+            if self._link:
+                with suppress(OSError):  # another file system, or one without links
+                    return os.link(path.resolve(), beside)
+            return _copy(path, beside, digest)
+
         with explained(target, "the shard cannot be written", GO_ON):
             if target.exists() and target.stat().st_size == size_bytes:
-                return 0
+                return
             if (what := size_fault(path, size_bytes)) is not None:
                 hint = "Run 'packdata verify', and copy what it names from a backup"
                 raise ShardError(what, path, hint=hint)
             target.unlink(missing_ok=True)
-
-            def write(beside: Path) -> None:
-                if self._link:
-                    with suppress(OSError):  # another file system, or one without links
-                        return os.link(path.resolve(), beside)
-                return _copy(path, beside, digest)
-
-            return size_bytes if self._bring(target, write, True) else 0
+            self._bring(target, write, True)
 
     def _bring(self, target: Path, write: Callable[[Path], None], is_first: bool) -> bool:
         """Write a file beside what is ours, and rename it; False if ``is_first``, and another was faster."""

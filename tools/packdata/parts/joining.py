@@ -249,17 +249,13 @@ def _clear(store: Store) -> None:
 
 def _nothing_left(store: Store, digest: str, *, delete_old: bool) -> Summary:
     """Return the summary where no part is left; PackError unless datasets say that they were joined of parts."""
-    there = _manifests_below(store)
-    made_of = [each.provenance for each in there.values()]
-    if there and (delete_old or all(each.get(PLAN) == digest for each in made_of)):
-        why = "no part lies there: nothing was written"
-    elif any(NUM_PARTS in each for each in made_of):
-        why = "the parts are gone, and the dataset that was made of them is there"
-    else:
+    there = [each.provenance for each in _manifests_below(store).values()]
+    if not any(delete_old or NUM_PARTS in each or each.get(PLAN) == digest for each in there):
         what = "no part of a packing is there" + (", but a packed dataset" if there else "")
         hint = "'packdata images SRC... DST --part I/N' packs one, and so do tokens, tables and arrays"
         raise PackError(what, store.url, hint)
-    return nothing_done(store.url, why, parse_rejects(store.read(REJECTED_NAME)[0] or b""))
+    rejected = parse_rejects(store.read(REJECTED_NAME)[0] or b"")
+    return nothing_done(store.url, "no part lies there: nothing was written", rejected)
 
 
 def nothing_done(dst: Path | str, why: str, rejected: Sequence[tuple[str, str]]) -> Summary:
