@@ -103,7 +103,8 @@ def extend(
         _joined([grown, *added])
         provenance = extended(before.provenance, origins)
         shards = [shard for view in added for shard in view.whole_shards or ()]
-        packing.publish_whole(Made(grown.schema, provenance), shards, grown=(before, seen))
+        made = Made(grown.schema, provenance, whole=shards)
+        packing.publish({"": made}, grown=(before, seen))
         return packing.manifests()[""]
 
 

@@ -101,10 +101,9 @@ def write_datasets(
         for folder, each in datasets.items():
             content, schema = each.content, each.content.schema
             beside = files_beside(schema, content.view.folders)
-            made[folder] = Made(schema, each.provenance, beside)
-            if each.whole is not None:
-                packing.publish_whole(made[folder], each.whole, tick=tick)
-                return packing.manifests()
+            made[folder] = Made(schema, each.provenance, beside, each.whole or ())
+            if each.whole:
+                continue
             filling = Filling(packing, folder, schema, format, shard_bytes)
             done = sum(info.num_samples for info in packing.state.shards.get(folder, ()))
             tick(done)
@@ -116,7 +115,7 @@ def write_datasets(
             packing.wait()
             if not packing.state.shards.get(folder):
                 raise PackError("there is no sample to write", packing.dst)
-        packing.publish(made)
+        packing.publish(made, tick=tick)
         return packing.manifests()
 
 

@@ -76,11 +76,19 @@ _AT_ONCE = SHARDS_AT_ONCE + 4  # shards under way: two are written, the others p
 
 
 class Made(NamedTuple):
-    """A dataset that is complete, but for its manifest: its fields, what made it, and the files beside shards."""
+    """A dataset that is complete, but for its manifest.
+
+    Attributes:
+        schema: Its fields.
+        provenance: What made it, as JSON.
+        files: The files beside shards that the schema names.
+        whole: Shards of others that it is made of, in place of those that were written.
+    """
 
     schema: Schema
     provenance: Mapping[str, Any]
     files: Mapping[str, bytes] = MappingProxyType({})
+    whole: Sequence[FileShard] = ()
 
 
 class Packing:
@@ -319,70 +327,63 @@ class Packing:
         with self._explained("the journal cannot be written"):
             self.journal.append({"end": reached.to_json()})
 
-    def publish(self, datasets: Mapping[str, Made]) -> None:
-        """Publish datasets of the finished shards, by their folder."""
-        self.wait()
-        manifests = {
-            folder: Manifest(
-                made.schema, tuple(self.state.shards.get(folder, ())), self._provenance(made)
-            )
-            for folder, made in datasets.items()
-        }
-        self._publish(manifests, {folder: made.files for folder, made in datasets.items()})
-
-    def publish_whole(
+    def publish(
         self,
-        made: Made,
-        shards: Sequence[FileShard],
+        datasets: Mapping[str, Made],
         *,
         grown: tuple[Manifest, Mapping[str, Any]] | None = None,
         tick: Callable[[int], object] = int,
     ) -> None:
-        """Publish a dataset of whole shards of others, in order, or add them to the one that is there.
+        """Publish datasets, by their folder.
 
         Args:
-            made: Its fields and provenance.
-            shards: The shards.
-            grown: The manifest of the dataset that grows, and the mark of its file.
-            tick: Called with the samples of each shard when it is there, on another thread.
+            datasets: What they are.
+            grown: Of a dataset that whole shards are added to, its manifest, and the mark of that file.
+            tick: Called with the samples of each whole shard when it is there, on another thread.
         """
-        before = () if grown is None else grown[0].shards
-        infos = [
-            stored_info(each.info._replace(file=shard_name(n, shard_format(each.info.file))))
-            for n, each in enumerate(shards, len(before))
-        ]
-        manifest = Manifest(made.schema, (*before, *infos), self._provenance(made))
-
-        def put(shard: FileShard, info: ShardInfo) -> None:
-            self._store.put_shard(info.file, shard.fetch(), info.size_bytes, info.xxh3_128)
-            tick(info.num_samples)
-
-        with self._explained("the shard cannot be written"):
-            for _ in self._putters.map(put, shards, infos):
-                pass
-            for shard in shards:
-                shard.check_version()  # last: what replaces it from here on is not what was linked
-        self._publish({"": manifest}, {"": made.files}, grown and grown[1])
-
-    def _provenance(self, made: Made) -> dict[str, Any]:
+        self.wait()
+        before, seen = ((), None) if grown is None else (grown[0].shards, grown[1])
         is_known_by_plan = not (self._grows or self.kind in ("part", "writer"))
-        return {**made.provenance, **({PLAN: self._digest} if is_known_by_plan else {})}
-
-    def _publish(
-        self,
-        manifests: dict[str, Manifest],
-        files: Mapping[str, Mapping[str, bytes]],
-        seen: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Publish datasets whose shards are there, in place of what was ``seen``, or is there by now."""
-        done = {
-            folder: {"schema": each.schema.to_json(), "provenance": each.provenance}
-            for folder, each in manifests.items()
-        }
+        plan = {PLAN: self._digest} if is_known_by_plan else {}
+        manifests = dict[str, Manifest]()
         with self._explained("the dataset cannot be published"):
+            for folder, made in datasets.items():
+                shards = self._put_whole(folder, made.whole, len(before), tick)
+                shards = shards or self.state.shards.get(folder, [])
+                about = {**made.provenance, **plan}
+                manifests[folder] = Manifest(made.schema, (*before, *shards), about)
+            done = {
+                folder: {"schema": each.schema.to_json(), "provenance": each.provenance}
+                for folder, each in manifests.items()
+            }
             self.journal.append({"done": done})
+            files = {folder: made.files for folder, made in datasets.items()}
             self._put_made(manifests, files, seen)
         self._manifests, self.is_published = manifests, True
+
+    def _put_whole(
+        self,
+        folder: str,
+        shards: Sequence[FileShard],
+        first: int,
+        tick: Callable[[int], object],
+    ) -> list[ShardInfo]:
+        """Put shards of others there, the ``first`` of this number; return what the manifest is to say of them."""
+        infos = [
+            stored_info(each.info._replace(file=shard_name(n, shard_format(each.info.file))))
+            for n, each in enumerate(shards, first)
+        ]
+
+        def put(shard: FileShard, info: ShardInfo) -> None:
+            name = name_at(folder, info.file)
+            self._store.put_shard(name, shard.fetch(), info.size_bytes, info.xxh3_128)
+            tick(info.num_samples)
+
+        for _ in self._putters.map(put, shards, infos):
+            pass
+        for shard in shards:
+            shard.check_version()  # last: what replaces it from here on is not what was linked
+        return infos
 
     def _put_made(
         self,
