@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -145,16 +145,9 @@ class ShuffledRecipe(PartRecipe):
         self.provenance = {**recipe.provenance, "shuffle": seed}
         self._seed = seed
 
-    @cached_property
-    def _order(self) -> npt.NDArray[np.int64]:
-        return _drawn(key64(self._seed, _SHUFFLE), self._recipe.runs or len(self))
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_order"}
-
     def items(self, start: int) -> Iterator[Any]:
         """Yield its items; of blocks with their numbers."""
-        order = self._order[start:]
+        order = _drawn(key64(self._seed, _SHUFFLE), self._recipe.runs or len(self))[start:]
         # The ends of runs of neighbours: each run is listed at once.
         ends = np.flatnonzero(np.diff(order, append=-1) != 1) + 1
         for end, num in zip(ends, np.diff(ends, prepend=0), strict=True):
