@@ -96,40 +96,32 @@ class Preparer:
             return None
         with self._telling(values):
             if type(self.codec) is RawCodec and self.codec.num_free == 0:
-                return FixedColumn(self._rows(np.asarray(values), self.codec))
+                array = np.asarray(values)
+                if array.dtype.kind not in "UO":  # names of classes
+                    return FixedColumn(self._rows(array, self.codec))
             records = [made.record for made in map(self, values) if isinstance(made, Encoded)]
         if len(records) < len(values):
             return None
         return column_of(records, self.field.record_nbytes)
 
     def _rows(self, array: np.ndarray[Any, Any], codec: RawCodec) -> npt.NDArray[np.uint8]:
-        """Return values of one shape as the bytes of each."""
-        field = self.field
+        """Return values of one shape as the bytes of each; CodecError if one is wrong."""
+        field, is_right = self.field, True
         if isinstance(field, Label):
-            array = self._labels(array, field)
-        elif isinstance(field, MultiLabel) and not ((array == 0) | (array == 1)).all():
-            raise CodecError(f"takes {_wanted(field)}")
+            classes = field.classes
+            is_right = array.dtype.kind in "ui" and (
+                classes is None or bool(((array >= 0) & (array < len(classes))).all())
+            )
+        elif isinstance(field, MultiLabel):
+            is_right = bool(((array == 0) | (array == 1)).all())
         elif isinstance(field, Image | Mask):
             if isinstance(field, Image) and array.ndim == 3:
                 array = array[..., None]
-            if not _holds(field, array):
-                raise CodecError(f"takes {_wanted(field)}, got {array.dtype}")
-        if array.shape[1:] != codec.shape:
-            raise CodecError(f"takes {_wanted(field)}, got {array.shape[1:]}")
+            is_right = _holds(field, array)
+        if not is_right or array.shape[1:] != codec.shape:
+            raise CodecError(f"takes {_wanted(field)}")
         flat = np.ascontiguousarray(cast_exactly(array, codec.dtype)).reshape(len(array), -1)
         return flat.view(np.uint8)
-
-    def _labels(self, array: np.ndarray[Any, Any], field: Label) -> np.ndarray[Any, Any]:
-        if array.dtype.kind in "UO":
-            names = array.tolist()
-            return np.fromiter((self._label(name, field) for name in names), np.int64, len(names))
-        if array.dtype.kind not in "ui":
-            raise CodecError(f"takes {_wanted(field)}, got {array.dtype}")
-        if field.classes is not None and len(array):
-            least, most = int(array.min()), int(array.max())
-            if least < 0 or most >= len(field.classes):
-                raise CodecError(f"class numbers must be in [0, {len(field.classes)})")
-        return array
 
     @contextmanager
     def _telling(self, value: Any) -> Iterator[None]:
