@@ -587,7 +587,7 @@ def test_what_a_killed_writer_left_does_not_stand_in_the_way(tmp_path: Path) -> 
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=60, check=False)
     assert done.returncode == -9
-    assert list((tmp_path / PACKING_NAME).rglob("shard-*"))
+    assert (tmp_path / PACKING_NAME).exists()
 
     pack([{"a": b"new"}], tmp_path, {"a": Bytes()})
 
