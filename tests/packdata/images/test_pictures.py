@@ -1,6 +1,7 @@
 import io
 import itertools
 import struct
+import zlib
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -14,9 +15,12 @@ import PIL.ImageOps
 import pytest
 import simplejpeg
 
+from loaders.codecs.picture import PictureCodec
 from loaders.errors import CodecError, SchemaError
+from loaders.schema import Mask
 from packdata.images.fit import SizeOption
 from packdata.images.pictures import Picture, decode_mask, decode_picture
+from packdata.images.stored import stored_picture
 from tests.packdata.pngs import png
 
 Array = npt.NDArray[Any]
@@ -185,6 +189,17 @@ class TestOrientation:
             broken = data[: at + cut] + b"\xee" * (24 - cut) + data[at + 24 :]
             assert decode_picture(broken).size in ((60, 90), (90, 60))
 
+    def test_a_png_may_say_behind_its_pixels_how_it_is_turned(self) -> None:
+        data, exif = save(photo(8, 16), "PNG"), PIL.Image.Exif()
+        exif[0x0112] = 6
+        block = b"eXIf" + exif.tobytes()[6:]
+        chunk = struct.pack(">I", len(block) - 4) + block + struct.pack(">I", zlib.crc32(block))
+
+        picture = decode_picture(data[:-12] + chunk + data[-12:])
+
+        assert np.array_equal(picture.pixels, upright(photo(8, 16), 6))
+        assert picture.changes == ("rotated",)
+
 
 class TestColors:
     def test_cmyk(self) -> None:
@@ -295,6 +310,17 @@ class TestColors:
 
         assert "animated" in picture.changes
         assert picture.pixels.tolist() == [[[10] * 3] * 9] * 7
+
+
+def test_an_animated_png_of_one_frame_is_a_png() -> None:
+    frame = (b"fcTL", struct.pack(">5I2H2B", 0, 2, 1, 0, 0, 1, 1, 0, 0))
+    rows = np.array([[9, 8, 7, 6, 5, 4]], np.uint8)
+
+    data = png(rows, 2, 8, 2, (b"acTL", struct.pack(">II", 1, 0)), frame)
+    picture = decode_picture(data)
+
+    assert (picture.changes, picture.kept) == ((), data)
+    assert picture.pixels.tolist() == [[[9, 8, 7], [6, 5, 4]]]
 
 
 def sixteen(channels: int = 1) -> Array:
@@ -776,6 +802,18 @@ class TestMasks:
             mask = decode_mask(save(image, format, exif=exif))
 
             assert np.array_equal(mask, upright(values, orientation))
+
+    def test_a_turned_mask_that_a_writer_gets_is_stored_upright(self) -> None:
+        """Readers of masks do not turn them."""
+        values = np.random.default_rng(0).integers(0, 256, (5, 7), dtype=np.uint8)
+        exif = PIL.Image.Exif()
+        exif[0x0112] = 6
+
+        record, size = stored_picture(save(values, "PNG", exif=exif), Mask(), quality=90)
+        served = PictureCodec(Mask()).decode(np.frombuffer(record, np.uint8))
+
+        assert size == (7, 5)
+        assert np.array_equal(served, upright(values, 6))
 
     @pytest.mark.parametrize("format", ["PNG", "GIF", "BMP", "TIFF"])
     def test_palettes_give_indices(self, format: str) -> None:
