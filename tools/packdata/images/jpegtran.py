@@ -50,10 +50,11 @@ def divide_without_loss(data: bytes) -> bytes | None:
         return None
     divided = data
     if not _is_divided(data):
-        options = ("-copy", "all", "-optimize", "-restart", f"{interval}B")
-        divided = _changed(data, *options) or b""
-    if not _is_divided(divided):
-        return None
+        command = [JPEGTRAN, "-copy", "all", "-optimize", "-restart", f"{interval}B"]
+        done = subprocess.run(command, input=data, capture_output=True, timeout=_TIMEOUT_S)
+        divided = done.stdout
+        if done.returncode != 0 or not _is_divided(divided):
+            return None
     record = with_index(np.frombuffer(divided, np.uint8)).tobytes()
     (before, _), (after, _) = decode_strictly(data), decode_strictly(record)
     return record if np.array_equal(before, after) else None
@@ -62,10 +63,3 @@ def divide_without_loss(data: bytes) -> bytes | None:
 def _is_divided(data: bytes) -> bool:
     head = jpeg_head(memoryview(data))
     return head is not None and num_segments(head) > 0
-
-
-def _changed(data: bytes, *options: str) -> bytes | None:
-    """Return what ``jpegtran`` makes of a file; None if it cannot."""
-    command = [JPEGTRAN, *options]
-    done = subprocess.run(command, input=data, capture_output=True, timeout=_TIMEOUT_S)
-    return done.stdout if done.returncode == 0 else None

@@ -43,13 +43,13 @@ class Marks:
         """
         if palette is None and label_map is None:
             return None
+        palette, label_map = (url_of(v) if v and is_url(v) else v for v in (palette, label_map))
         given = {"palette": palette, "label map": label_map}
-        shown = {name: url_of(v) if v and is_url(v) else v for name, v in given.items()}
-        palette, label_map = shown.values()
-        numbers = None if palette is None else _palette(palette)
-        table = None if label_map is None else _table(label_map)
-        names = tuple(f"{name} {value}" for name, value in shown.items() if value is not None)
-        return cls(numbers, table, names)
+        return cls(
+            numbers=None if palette is None else _palette(palette),
+            table=None if label_map is None else _table(label_map),
+            names=tuple(f"{name} {value}" for name, value in given.items() if value is not None),
+        )
 
     @property
     def dtype(self) -> str | None:
