@@ -61,7 +61,7 @@ class Maker:
     # Page-lock slots: for a loader that copies to a device, and holds each batch meanwhile.
     locks_slots: bool = False
     slots: Slots = field(default_factory=Slots)  # where batches go
-    # Told how many samples another process's copy of the dataset replaced.
+    # Called with how many samples another process's copy of the dataset replaced.
     count_replaced: Callable[[int], None] = _count_nothing
     group_bytes: int = _GROUP_BYTES  # of small batches, to hand over at once
     # While a profile is on: returns a job that does the same, with its parts timed.

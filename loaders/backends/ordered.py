@@ -183,7 +183,7 @@ def _not_the_end(error: BaseException) -> BaseException:
     if not isinstance(error, StopIteration):
         return error
     what = "the dataset, its transform or collate_fn raised StopIteration: next() of an iterator at its end, say"
-    told = RuntimeError(what)
-    told.__notes__ = getattr(error, "__notes__", [])
-    told.__cause__ = error
-    return told
+    other = RuntimeError(what)
+    other.__notes__ = getattr(error, "__notes__", [])
+    other.__cause__ = error
+    return other

@@ -47,11 +47,11 @@ def in_order(store: Store, shards: Indices) -> Iterator[None]:
     def position() -> tuple[int, bool]:
         return place_of.get(store.last_opened, 0), False
 
-    told = [Ahead(origin, partial(needs_at, origin), position) for origin in store.remotes]
-    for each in told:
+    senders = [Ahead(origin, partial(needs_at, origin), position) for origin in store.remotes]
+    for each in senders:
         each.start()
     try:
         yield
     finally:
-        for each in told:
+        for each in senders:
             each.close()

@@ -189,13 +189,13 @@ class Fetcher:
             if self._stored.is_removed():
                 self._stop.set()
                 raise ConnectionAbortedError from error  # who hears nothing asks the next one
-            answer = self._told(error, self._inside)
+            answer = self._public(error, self._inside)
         finally:
             task.cancel()
         writer.write(encoded(answer))
         await writer.drain()
 
-    def _told(self, error: Exception, place: Path) -> Exception:
+    def _public(self, error: Exception, place: Path) -> Exception:
         """Return the error that a client gets."""
         if isinstance(error, LoadersError):
             return error
@@ -366,7 +366,7 @@ class Fetcher:
 
     def _fail(self, download: Download, error: Exception) -> None:
         """End a download with an error, the same for all that wait, now and for ``_FAILED_S``."""
-        error = self._told(error, download.url)
+        error = self._public(error, download.url)
         logger.error("%s", error)
         self._downloads[download.file.hash] = download
         download.failed_at = time.monotonic()
@@ -456,18 +456,16 @@ def _listen(inside: Path) -> socket.socket:
     return listening
 
 
-def _run(inside: Path, ready: int) -> None:
+def _run(inside: Path, on_ready: Callable[[], object]) -> None:
     log = RotatingFileHandler(inside / "fetcher.log", maxBytes=500_000, backupCount=1)
     log.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(message)s"))
     logging.basicConfig(handlers=[log], level=logging.INFO)
     try:
-        lock = _lock(inside)
-        if lock is None:
-            os.write(ready, b"1")
+        if _lock(inside) is None:
+            on_ready()
             return
-        listening = _listen(inside)
         logger.info("serving %s", inside)
-        asyncio.run(Fetcher(inside).run(listening, lambda: os.write(ready, b"1")))
+        asyncio.run(Fetcher(inside).run(_listen(inside), on_ready))
         logger.info("no client is left")
     except Exception:
         logger.exception("the fetcher ends")
@@ -480,7 +478,7 @@ def main(argv: list[str]) -> int:
         os.close(writing)
         return 0 if os.read(reading, 1) else 1
     os.close(reading)
-    _run(Path(argv[1]), writing)
+    _run(Path(argv[1]), lambda: os.write(writing, b"1"))
     logging.shutdown()
     os._exit(0)
 
