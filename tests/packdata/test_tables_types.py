@@ -134,6 +134,18 @@ def test_declared_categories_of_numbers_are_categories(tmp_path: Path) -> None:
     assert reader.column("categories")[:, 0].tolist() == [1, 2, 1, 0]
 
 
+def test_texts_that_a_dictionary_has_twice_or_lacks_are_one_category_or_none(
+    tmp_path: Path,
+) -> None:
+    words, indices = pa.array(["a", "b", "a", None]), pa.array([0, 1, 2, 3, 0], pa.int8())
+
+    reader = packed(tmp_path, write(tmp_path, pa.DictionaryArray.from_arrays(indices, words)))
+
+    field: Any = reader.schema.fields["categories"]
+    assert field.vocabularies == (("a", "b"),)
+    assert reader.column("categories")[:, 0].tolist() == [1, 2, 1, 0, 1]
+
+
 @pytest.mark.parametrize("suffix", ["feather", "parquet"])
 def test_declared_names_of_classes_are_the_classes_of_a_target(
     tmp_path: Path, suffix: str
