@@ -72,13 +72,7 @@ class CsvRows(TextRows):
     A quote opens a cell only at its beginning, as in Arrow and in Python's ``csv``; inside quotes, line ends belong to
     the cell and two quotes are one. Blank lines are skipped.
 
-    Args:
-        path: The file, UTF-8.
-        options: How to read it.
-        missing: Texts that stand for no value, as an empty cell does.
-
-    Attributes:
-        header: Whether its first row gave the names.
+    Texts that are ``missing`` stand for no value, as an empty cell does; ``dialect`` is of rows that Python reads.
     """
 
     guesses = ANY_KIND  # a CSV file declares nothing

@@ -69,12 +69,10 @@ class JsonRows(TextRows):
         names = dict.fromkeys(name for _, row in good for name in row)
         columns = ([row.get(name) for _, row in good] for name in names)
         arrays = [_column(c, kinds.get(name)) for name, c in zip(names, columns, strict=True)]
-        table = pa.Table.from_arrays(arrays, [*names]) if names else _without_columns(len(good))
+        table = pa.Table.from_arrays(arrays, [*names])
+        if not names:  # rows there may be
+            table = pa.table({"": pa.nulls(len(good))}).select([])
         return Rows(table, [line for line, _ in good].__getitem__, bad)
-
-
-def _without_columns(num_rows: int) -> pa.Table:
-    return pa.table({"": pa.nulls(num_rows)}).select([])
 
 
 def _some_of(table: pa.Table, columns: Sequence[str] | None) -> pa.Table:

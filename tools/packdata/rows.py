@@ -58,17 +58,11 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows that were read.
+    """Rows that were read."""
 
-    Attributes:
-        table: The columns that were asked for.
-        line: Says at which line or row of the file a row of the table stands.
-        bad: Lines that were left out, and why.
-    """
-
-    table: pa.Table
-    line: Callable[[int], int]
-    bad: Sequence[tuple[int, str]] = ()
+    table: pa.Table  # of the columns that were asked for
+    line: Callable[[int], int]  # says at which line or row of the file a row of the table is
+    bad: Sequence[tuple[int, str]] = ()  # lines that were left out, and why
 
 
 class RowFile(ABC):
@@ -105,10 +99,7 @@ class RowFile(ABC):
     ) -> Iterator[Rows]:
         """Read columns (None: all) of a part, piece by piece: as the file declares them, those of CSV as texts.
 
-        Args:
-            part: Of this file.
-            columns: Their names.
-            kinds: What some columns are wanted as: JSON has values of several kinds in one column.
+        ``kinds`` says what some columns are wanted as: JSON has values of several kinds in one column.
 
         Raises:
             SourceError: The part cannot be read.

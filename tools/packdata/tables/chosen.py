@@ -25,32 +25,20 @@ def kind_read(how: str) -> Kind:
 
 @dataclass(frozen=True, slots=True)
 class TargetColumn:
-    """A column to predict.
-
-    Attributes:
-        field: Name of its field.
-        column: Name in the files.
-        how: ``label``, ``number``, ``flag`` or ``days``.
-    """
+    """A column to predict: the name of its field, its own name in the files, and what becomes of it."""
 
     field: str
     column: str
-    how: str
+    how: str  # ``label``, ``number``, ``flag`` or ``days``
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnPlan:
-    """What becomes of every column.
+    """What becomes of every column."""
 
-    Attributes:
-        schema: The fields: ``features``, ``missing`` and ``categories``, as far as there are any, and the targets.
-        targets: The columns to predict.
-        notes: What is worth knowing.
-    """
-
-    schema: Schema
+    schema: Schema  # ``features``, ``missing`` and ``categories``, as far as there are any, and the targets
     targets: tuple[TargetColumn, ...]
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # what is worth knowing
 
     @property
     def features(self) -> Features | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,21 +56,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TablesPlan:
-    """The plan of some table files.
-
-    Attributes:
-        recipe: What packs the files, and what becomes of their columns.
-        format: Of the shards.
-        sources: Paths as they were given.
-        ignored: What else folders hold: how many files by suffix, and how many folders.
-        first_pass: What was learned of the rows.
-    """
+    """The plan of some table files: a recipe that packs them, and what was learned of them."""
 
     recipe: TablesRecipe
-    format: Format = "parquet"
-    sources: Sequence[Path | str] = ()
-    ignored: Mapping[str, int] = field(default_factory=dict)
-    first_pass: FirstPass = field(default_factory=FirstPass)
+    format: Format  # of the shards
+    sources: Sequence[Path | str]  # as they were given
+    ignored: Mapping[str, int]  # what else folders hold: files by suffix, and folders
+    first_pass: FirstPass
 
     @property
     def splits(self) -> list[tuple[str, TablesRecipe]]:
