@@ -58,7 +58,9 @@ class Documents:
         """Return some documents, by number, in any order, without the rejects; all of them must end here."""
         starts, stops = self.starts[chosen], self.ends[chosen]
         ends = np.cumsum(stops - starts)
-        bounds = [*zip(starts.tolist(), stops.tolist(), strict=True)]
+        begins = np.append(True, starts[1:] != stops[:-1])[: len(ends)]  # not where the last ended
+        lasts = stops[np.append(begins[1:], True)[: len(ends)]]
+        bounds = [*zip(starts[begins].tolist(), lasts.tolist(), strict=True)]
 
         def cut(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
             return np.concatenate([values[:0], *(values[a:b] for a, b in bounds)])
@@ -72,10 +74,10 @@ class Documents:
 
     def only_utf8(self) -> Documents:
         """Leave out documents that are not UTF-8; all of them must end here."""
-        offsets = pa.py_buffer(np.append(0, self.ends))
+        offsets = pa.py_buffer(np.array([0, len(self.data)]))
         buffers = [None, offsets, pa.py_buffer(np.ascontiguousarray(self.data))]
         try:  # Arrow makes no strings to find that there is nothing to find
-            pa.Array.from_buffers(pa.large_binary(), len(self), buffers).cast(pa.large_string())
+            pa.Array.from_buffers(pa.large_binary(), 1, buffers).cast(pa.large_string())
             return self
         except pa.ArrowInvalid:
             data, good, rejects = self.data.tobytes(), [], [*self.rejects]
