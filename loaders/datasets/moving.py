@@ -49,7 +49,6 @@ def check_movable(dataset: PackedDataset) -> None:
 
 def check_arrays_stay(dataset: PackedDataset[Any], hint: str) -> None:
     """Raise SchemaError if augmentation moves an array: a device moves images and masks alone."""
-    fields = dataset.stored_fields
-    if dataset.augment and (arrays := spatial_axes(fields.values())):
-        name = list(fields)[next(iter(arrays))]
+    if dataset.augment and (arrays := spatial_axes(dataset.stored_fields)):
+        name = next(iter(arrays))
         raise SchemaError(f"augment moves the array {name!r}, which is done on the host{hint}")

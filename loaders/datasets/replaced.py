@@ -30,7 +30,10 @@ class BadSamples:
         if error.index not in self._indices:
             self._indices.add(error.index)
             # One step, since several threads may come upon one damaged block.
-            if self._causes.setdefault(_cause(error), error.index) == error.index:
+            # What samples of one damaged block or file have in common.
+            why = error.__cause__
+            cause = str(why) if isinstance(why, ShardError) else error.index
+            if self._causes.setdefault(cause, error.index) == error.index:
                 logger.warning("replaced: %s", error)
         if len(self._indices) > max(_MAX_FEW, _MAX_SHARE * num_samples):
             causes = "one cause" if len(self._causes) == 1 else f"{len(self._causes)} causes"
@@ -38,9 +41,3 @@ class BadSamples:
                 f"{len(self._indices)} samples had to be replaced, more than 1 %, for {causes}; "
                 f"the last one: {error}"
             )
-
-
-def _cause(error: SampleError) -> str | int:
-    """Return what several bad samples have in common: damage of a block or file that they share."""
-    why = error.__cause__
-    return str(why) if isinstance(why, ShardError) else error.index

@@ -54,7 +54,7 @@ def check_augment(augment: Any, fields: Mapping[str, Field]) -> None:
     unsaid = any(
         isinstance(f, Array) and f.spatial is None and len(f.dims) > 2 for f in fields.values()
     )
-    if not augment or pictures or unsaid or spatial_axes(fields.values()):
+    if not augment or pictures or unsaid or spatial_axes(fields):
         return
     kinds = ", ".join(f"{name} ({field.kind})" for name, field in fields.items())
     raise SchemaError(

@@ -27,7 +27,7 @@ from loaders.errors import BatchError, CodecError, SchemaError
 from loaders.schema import Array, Field, Image, Images, Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from loaders.buffers import Memory
     from loaders.data.store import Store
@@ -51,13 +51,10 @@ class _StoredArray(NamedTuple):
 _Cuts = tuple[npt.NDArray[Any], list[tuple[RecordPart, list[int], list[bool]]]]
 
 
-def spatial_axes(fields: Iterable[Field | None]) -> dict[int, int]:
-    """Return how many axes of each array crops move, by the field's position; others are left out."""
-    return {
-        i: field.spatial
-        for i, field in enumerate(fields)
-        if isinstance(field, Array) and field.spatial
-    }
+def spatial_axes(fields: Mapping[str, Field | None]) -> dict[str, int]:
+    """Return how many axes of each array crops move, by field; others are left out."""
+    arrays = {name: field for name, field in fields.items() if isinstance(field, Array)}
+    return {name: field.spatial for name, field in arrays.items() if field.spatial}
 
 
 def _check_said(fields: Mapping[str, Field | None]) -> None:
@@ -101,15 +98,15 @@ def crop_readers(
     if not any(views.values()):
         return {}
     _check_said(fields)
-    names, axes = list(fields), spatial_axes(fields.values())
+    axes = spatial_axes(fields)
     has_masks = any(isinstance(field, Mask) for field in fields.values())
     if axes and not has_masks and any(map(fill_mask_of, views.values())):
         raise SchemaError(
             "fill_mask is for Mask fields, and there is none: arrays are padded with zeros"
         )
     return {
-        names[i]: _crop_reader(store, names[i], fields[names[i]], num, views, batching)
-        for i, num in axes.items()
+        name: _crop_reader(store, name, fields[name], num, views, batching)
+        for name, num in axes.items()
     }
 
 

@@ -75,22 +75,18 @@ def make_readers(
     """
     shape_ops = ops if shape_ops is None else shape_ops
     views = _views(ops)
-    by_name = {
-        name: _picture_reader(store, name, field, views, scale, max_picture_mb)
-        for name, field in fields.items()
-        if isinstance(field, Image | Mask)
-    }
     is_guess = sum(isinstance(field, Image) for field in stored.values()) > 1
     crops = crop_readers(store, fields, views, batching)
     readers: list[Reader] = []
     for name, field in fields.items():
         if field is None:
             readers.append(SampleIdReader())
-        elif isinstance(field, Image) and has_halves(field):
-            whole = by_name[name]
-            readers.append(_half_reader(store, name, field, scale) if half else whole)
-        elif isinstance(field, Image | Mask) and (ops or field.record_nbytes is None):
-            readers.append(by_name[name])
+        elif half and isinstance(field, Image) and has_halves(field):
+            readers.append(_half_reader(store, name, field, scale))
+        elif isinstance(field, Image | Mask) and (
+            ops or has_halves(field) or field.record_nbytes is None
+        ):
+            readers.append(_picture_reader(store, name, field, views, scale, max_picture_mb))
         elif isinstance(field, Images):
             one = _picture_reader(store, name, field.one, views, scale, max_picture_mb)
             readers.append(_images_reader(store, name, one, batching.get(name, LIST)))
