@@ -169,7 +169,7 @@ DATASETS: list[Case] = [
     (lambda g: TokenWindows(g.tokens, 999), ValueError, "a smaller length, or tail='pad'"),
     (lambda g: TokenWindows(g.tokens, 8, span=(0,)), ValueError, r"span must lie in \[0, 64\]"),
     (lambda g: TokenWindows(g.tokens, 8, span=(0.5, 9)), TypeError, r"span\[0\] must be a whole"),
-    (lambda g: TokenWindows(g.tokens, 8, by="x"), ValueError, "by must be one of"),
+    (lambda g: TokenWindows(g.tokens, 8, by="x"), ValueError, "by must be 'stream' or 'document'"),
     (lambda g: TokenWindows(g.tokens, 8).split(0.5), TypeError, SHARES),
     (lambda g: TokenWindows(g.tokens, 8).split([2, 1]), ValueError, SHARES),
 ]

@@ -52,6 +52,7 @@ class Image(Field):
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", _check_size(self.size))
         object.__setattr__(self, "dtype", check_dtype(self.dtype, "u"))
+        _check_spelling(self.codec)
         if not is_count(self.channels) or self.channels > 64:
             raise SchemaError(f"channels must be in [1, 64], got {self.channels!r}")
         for name, (default, allowed) in _DCT_OPTIONS.items():
@@ -145,6 +146,7 @@ class Mask(Field):
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", _check_size(self.size))
         object.__setattr__(self, "dtype", check_dtype(self.dtype, "ui"))
+        _check_spelling(self.codec)
         check_nbytes(self)
 
     @property
@@ -221,6 +223,18 @@ class Keypoints(Field):
     def shape(self) -> tuple[int | None, ...]:
         """Any number of things, their points, two or three numbers each."""
         return (None, self.num, None)
+
+
+def _check_spelling(codec: Any) -> None:
+    """Refuse another spelling of a codec's name now; other names may be of codecs registered later."""
+    meant = codec.lower() if isinstance(codec, str) else ""
+    meant = "jpeg" if meant == "jpg" else meant
+    if meant in PICTURE_CODECS and meant != codec:
+        raise SchemaError(f"codec {codec!r} is spelled {meant!r}")
+    if not meant:
+        raise SchemaError(
+            f"codec must be a name, such as {', '.join(PICTURE_CODECS)}, got {codec!r}"
+        )
 
 
 def _check_pairs(pairs: Any, num: int | None) -> tuple[tuple[int, int], ...]:
