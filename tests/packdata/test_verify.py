@@ -157,6 +157,17 @@ def test_each_large_row_is_told_apart(tmp_path: Path, format: str) -> None:
     assert [fault.rows for fault in faults if fault.field == "x"] == [(1, 2), (5, 5)]
 
 
+def test_a_block_of_small_rows_is_named_by_its_first_and_last_key(tmp_path: Path) -> None:
+    folder = pack_samples(tmp_path / "a", 6, fields=["key", "score"], per_shard=6)
+    (info,) = read_manifest(folder).shards
+    flip(folder / info.file, info.places["score"].offset)
+
+    (fault,) = (fault for fault in verify(folder).faults if fault.field == "score")
+
+    assert (fault.rows, fault.keys) == ((0, 5), ("bird/000", "dog/005"))
+    assert f"{info.file}, field score, rows 0 to 5, keys 'bird/000' to 'dog/005': " in str(fault)
+
+
 def test_quick_finds_what_changed_but_not_where(tmp_path: Path) -> None:
     folder = pack_samples(tmp_path / "a", 8, fields=FIELDS)
     flip(folder / "shard-00001.lmdb", regions(folder, 1)["row of pixels"])
