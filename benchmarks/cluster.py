@@ -25,6 +25,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,13 +35,12 @@ from page import write
 from spine import HERE, ROOT, Case, Told, conditions
 
 from loaders.remote.origin import origin_of, set_defaults
-from loaders.remote.url import URL
 from loaders.remote.wire import Entry
+from packdata.bucket import Bucket
 from packdata.files.splits import open_splits
 from packdata.images.plan import pack_images
 from packdata.parts.joining import finish
 from packdata.parts.part import Part
-from packdata.sources.listed import given
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -272,22 +272,21 @@ def list_objects(num: int, endpoint: str, *, on_ray: bool) -> None:
         import ray
 
         ray.init(num_cpus=1, include_dashboard=False, address="local", logging_level="ERROR")
-    source, lists = "s3://raw", dict[URL, list[Entry]]()
+    source, found = "s3://raw", [Entry("a.jpg", 1, 1)]
+    Bucket.below = lambda self, folder="": iter([found])  # type: ignore[method-assign]
+    open_splits(source)  # imports what it needs
     if endpoint:
         source += "/list.csv"
-        size = len("path\n") + num * len(f"{next(object_names(num))}\n")
-        lists[URL(source)] = [Entry("", size, 0)]
         set_defaults(tempfile.mkdtemp(), {"endpoint": endpoint, "skip_signature": True})
-    with given({URL("s3://raw"): [Entry("a.jpg", 1, 1)]}):
-        open_splits("s3://raw")  # imports what it needs
     before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 1e6
     sizes = ((100_000 + i % 1000, 2 * i + 1) for i in range(num))
     entries = (Entry(name, *about) for name, about in zip(object_names(num), sizes, strict=True))
-    with given({**lists, URL("s3://raw"): entries}):
-        sources = [split.source for split in open_splits(source)]
-        if on_ray:
-            job = ray.put(sources)
-            assert job is not None
+    pages = iter(lambda: [*islice(entries, 1_000)], [])
+    Bucket.below = lambda self, folder="": pages  # type: ignore[method-assign]
+    sources = [split.source for split in open_splits(source)]
+    if on_ray:
+        job = ray.put(sources)
+        assert job is not None
     assert sum(map(len, sources)) == num
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6 - before)
 

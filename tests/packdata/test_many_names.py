@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import packdata.sources.listed
 import packdata.sources.names
 from loaders.remote.wire import Entry
+from packdata.bucket import Bucket
 from packdata.files.splits import open_splits
+from packdata.sources.listed import files_at
 from packdata.sources.lists import ListSource
 from packdata.sources.names import Names, twice
 
@@ -58,7 +59,7 @@ def test_a_listing_is_sent_and_reads_the_same(monkeypatch: pytest.MonkeyPatch) -
     names = [f"c{i * 4 // num}/img_{i:08d}.jpg" for i in range(num)]
     entries = [Entry(name, i + 1, 2 * i + 1) for i, name in enumerate(names)]
     buffers: list[pickle.PickleBuffer] = []
-    monkeypatch.setattr(packdata.sources.listed, "_objects", lambda _: reversed(entries))
+    monkeypatch.setattr(Bucket, "below", lambda _: iter([entries[::-1]]))
     (split,) = open_splits("s3://raw")
     stream = pickle.dumps(split.source, 5, buffer_callback=buffers.append)
 
@@ -89,7 +90,7 @@ def test_a_row_of_a_list_takes_little_memory(
     before = pa.total_allocated_bytes()
     tracemalloc.start()
 
-    source = ListSource(path)
+    source = ListSource(files_at(path)[0])
 
     kept, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()

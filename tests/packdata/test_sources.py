@@ -13,9 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from loaders.errors import SourceError
-from packdata.sources.base import ARRAYS, PICTURES, Column, FileKind, Item, Source
+from packdata.files.splits import open_splits
+from packdata.sources.base import ARRAYS, Column, Item, Source
 from packdata.sources.folders import FolderSource, MaskFolder
-from packdata.sources.opening import files_beside, find_splits, open_source
+from packdata.sources.listed import Listing
+from packdata.sources.opening import find_splits, open_source
 from tests.packdata.breaking import deny_looking
 from tests.refusals import At
 
@@ -83,15 +85,6 @@ class TestFolders:
         assert isinstance(source, FolderSource)
         assert source.labels["label"].classes == ("bee",)
         assert source.other_folders == ["ant", "cow"]
-
-    @pytest.mark.parametrize(
-        "address", ["s3://bucket/photos", "gs://bucket/x", "https://host/a.tar", "hf://a/b"]
-    )
-    @pytest.mark.parametrize("kind", [PICTURES, ARRAYS])
-    def test_a_url_that_nobody_listed_is_no_path(self, address: str, kind: FileKind) -> None:
-        with pytest.raises(SourceError) as caught:
-            open_source(address, kind=kind)
-        assert str(caught.value.path) == address
 
     def test_files_that_differ_in_the_suffix_alone_keep_it_in_their_keys(
         self, tmp_path: Path
@@ -221,7 +214,7 @@ class TestFolders:
         json.dumps(before)
 
     def test_masks_are_found_by_key(self, tmp_path: Path) -> None:
-        masks = MaskFolder(touch(tmp_path, "a/1.png", "2.bmp", "b/1.jpg.png"))
+        masks = MaskFolder(Listing(touch(tmp_path, "a/1.png", "2.bmp", "b/1.jpg.png")))
 
         def read(key: str, where: str = "x") -> bytes:
             return masks.find(Item(key, where, bytes))()
@@ -254,36 +247,38 @@ class TestSplits:
     ) -> None:
         """As one source they would mix train and val."""
         with pytest.raises(SourceError, check=At(tmp_path)):
-            find_splits(touch(tmp_path, *names))
+            find_splits(Listing(touch(tmp_path, *names)))
 
     def test_folders_named_like_splits(self, tmp_path: Path) -> None:
         touch(tmp_path, "val/a/1.jpg", "train/a/1.jpg", "README.md", ".cache/x")
 
-        splits = find_splits(tmp_path)
+        splits = find_splits(Listing(tmp_path))
 
-        assert splits == {"train": [tmp_path / "train"], "val": [tmp_path / "val"]}
+        assert splits is not None
         assert list(splits) == ["train", "val"]
+        assert keys(open_source(splits["val"])) == ["a/1"]
 
     def test_training_and_testing_are_splits_too(self, tmp_path: Path) -> None:
         """As in a common layout of MNIST's pictures: they would be two classes otherwise."""
         touch(tmp_path, "testing/7/1.png", "training/7/1.png", "training/8/1.png")
 
-        splits = find_splits(tmp_path)
+        splits = find_splits(Listing(tmp_path))
 
         assert splits is not None
         assert list(splits) == ["training", "testing"]
 
     def test_a_class_tree_has_none(self, tmp_path: Path) -> None:
-        assert find_splits(touch(tmp_path, "train/1.jpg", "car/1.jpg", "bus/1.jpg")) is None
-        assert find_splits(tmp_path / "train") is None
-        assert find_splits(tmp_path / "nothing") is None
+        assert (
+            find_splits(Listing(touch(tmp_path, "train/1.jpg", "car/1.jpg", "bus/1.jpg"))) is None
+        )
+        assert find_splits(Listing(tmp_path / "train")) is None
 
     def test_parquet_files_named_like_splits(self, tmp_path: Path) -> None:
         """As Hugging Face publishes them: packing them as one would mix train and test."""
         for name in ("train-00000-of-00002", "train-00001-of-00002", "test-00000-of-00001"):
             pq.write_table(pa.table({"image": [name.encode()]}), tmp_path / f"{name}.parquet")
 
-        splits = find_splits(tmp_path)
+        splits = find_splits(Listing(tmp_path))
 
         assert splits is not None
         assert list(splits) == ["train", "test"]
@@ -309,7 +304,7 @@ class TestSplits:
             else:
                 write_tar(tmp_path / name, {f"{name.replace('.', '-')}.jpg": name.encode()})
 
-        splits = find_splits(tmp_path)
+        splits = find_splits(Listing(tmp_path))
 
         assert splits is not None
         assert list(splits) == ["train", "val"]
@@ -324,7 +319,7 @@ class TestSplits:
         for name in ("train-0", "train-1", "val"):
             write_tar(tmp_path / f"{name}.tar", {f"{name}.jpg": b""})
 
-        splits = find_splits(tmp_path)
+        splits = find_splits(Listing(tmp_path))
 
         assert splits is not None
         assert [open_source(files).name for files in splits.values()] == [
@@ -333,7 +328,7 @@ class TestSplits:
         ]
 
     def test_a_split_of_files_of_two_kinds_is_refused(self, tmp_path: Path) -> None:
-        splits = find_splits(touch(tmp_path, "train-0.tar", "train-1.parquet", "val.tar"))
+        splits = find_splits(Listing(touch(tmp_path, "train-0.tar", "train-1.parquet", "val.tar")))
 
         assert splits is not None
         with pytest.raises(SourceError):
@@ -341,24 +336,27 @@ class TestSplits:
 
     def test_splits_as_folders_and_as_files_are_refused(self, tmp_path: Path) -> None:
         touch(tmp_path, "train/a/1.jpg", "val/a/1.jpg", "train.tar", "all.tar")
-        assert find_splits(tmp_path) == {"train": [tmp_path / "train"], "val": [tmp_path / "val"]}
+        assert [*(find_splits(Listing(tmp_path)) or ())] == ["train", "val"]
 
         touch(tmp_path, "test.tar")
 
         with pytest.raises(SourceError):
-            find_splits(tmp_path)
+            find_splits(Listing(tmp_path))
 
     def test_files_beside_folders_of_splits_are_counted(self, tmp_path: Path) -> None:
         touch(tmp_path, "train/a/1.jpg", "val/a/1.jpg", "train.tar", "list.csv", ".hidden")
 
-        assert files_beside(find_splits(tmp_path) or {}) == {".tar": 1, ".csv": 1}
-        assert files_beside({"train": [tmp_path / "train.tar"]}) == {}
+        train, val = open_splits(tmp_path)
+
+        assert train.beside == val.beside == {".tar": 1, ".csv": 1}
 
     def test_arrays_come_in_no_archives(self, tmp_path: Path) -> None:
-        assert find_splits(touch(tmp_path, "a.npy", "train.tar", "val.tar"), ARRAYS) is None
+        assert (
+            find_splits(Listing(touch(tmp_path, "a.npy", "train.tar", "val.tar")), ARRAYS) is None
+        )
 
     def test_files_of_one_split_are_one_source(self, tmp_path: Path) -> None:
-        assert find_splits(touch(tmp_path, "train-0.tar", "train-1.tar")) is None
+        assert find_splits(Listing(touch(tmp_path, "train-0.tar", "train-1.tar"))) is None
 
 
 class TestLists:
@@ -1034,12 +1032,12 @@ class TestIdx:
             write_idx(tmp_path / f"{part}-labels-idx1-ubyte", np.arange(12))
         write_idx(tmp_path / "train-images-idx3-ubyte.gz", IMAGES)  # torchvision leaves both there
 
-        splits = find_splits(tmp_path)
+        splits = find_splits(Listing(tmp_path))
 
         assert splits is not None
-        assert splits == {
-            "train": [tmp_path / "train-images-idx3-ubyte"],
-            "test": [tmp_path / "t10k-images-idx3-ubyte"],
+        assert {name: open_source(files).name for name, files in splits.items()} == {
+            "train": "train-images-idx3-ubyte",
+            "test": "t10k-images-idx3-ubyte",
         }
         with pytest.raises(SourceError):
             open_source(tmp_path)

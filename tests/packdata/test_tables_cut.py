@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from packdata import rows as row_files
 from packdata.delimited import CsvRows, last_record_end
+from packdata.sources.listed import files_at
 from packdata.tables import pack_tables
 from tests.packdata.reading import PackedReader
 from tests.refusals import At
@@ -99,7 +100,7 @@ def test_parts_know_their_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(row_files, "PART_BYTES", 30)
     text = "a,b\r\n" + "".join(f'{i},"x\n{i}"\r\n\r\n' for i in range(20))
     (tmp_path / "t.csv").write_bytes(text.encode())
-    file = CsvRows(tmp_path / "t.csv")
+    file = CsvRows(files_at(tmp_path / "t.csv")[0])
 
     found = []
     for part in file.parts(0):

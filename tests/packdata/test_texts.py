@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from loaders.errors import SourceError
+from packdata.sources.listed import files_at
 from packdata.tokens.documents import DocumentFile, Documents
 from packdata.tokens.files import SourceFile
 from packdata.tokens.options import TokenOptions
@@ -20,7 +21,7 @@ MANY = 100_000  # characters; more bytes than are checked at once
 
 def read(path: Path, data: bytes, documents: str = "file") -> Documents:
     path.write_bytes(data)
-    file = SourceFile(path, path.name, "text", None, len(data))
+    file = SourceFile(files_at(path)[0], path.name, "text", None)
     (piece,) = TokenSource([file], TokenOptions(documents=documents)).pieces()
     return piece.read()
 
@@ -84,7 +85,7 @@ def piece_bytes(monkeypatch: pytest.MonkeyPatch) -> int:
 
 def cut_file(path: Path, data: bytes, piece_bytes: int) -> TokenSource:
     path.write_bytes(data)
-    file = SourceFile(path, path.name, "text", None, len(data))
+    file = SourceFile(files_at(path)[0], path.name, "text", None)
     return TokenSource([file], TokenOptions(row_tokens=piece_bytes), may_cut=True)
 
 
@@ -129,7 +130,7 @@ def test_separators_across_the_cuts_part_the_same_documents(
     for piece_bytes in [1, 2, 3, 7, 20] * 2:
         data = rng.choice(np.frombuffer(b"aaab\n\n\n", np.uint8), 60)
         path.write_bytes(data.tobytes() if compression is None else gzip.compress(data.tobytes()))
-        file = SourceFile(path, path.name, "text", compression, path.stat().st_size)
+        file = SourceFile(files_at(path)[0], path.name, "text", compression)
 
         monkeypatch.setattr(DocumentFile, "piece_bytes", piece_bytes)
         pieces = TokenSource([file], TokenOptions(documents=mark)).pieces()
@@ -143,7 +144,7 @@ def test_a_run_of_separators_across_4_mib_is_cut_behind_it(tmp_path: Path) -> No
     data = b"a" * (size - 1) + b"\n\n\n" + b"b" * 10 + b"\n\n" + b"c" * 3
     path = tmp_path / "a.txt"
     path.write_bytes(data)
-    file = SourceFile(path, path.name, "text", None, len(data))
+    file = SourceFile(files_at(path)[0], path.name, "text", None)
     source = TokenSource([file], TokenOptions(documents="\n\n"))
 
     pieces = [piece.read() for piece in source.pieces()]

@@ -1,8 +1,8 @@
 """Every kind of source, from URLs and to them: the shards of the same files in a folder, whoever is killed."""
 
+import gc
 import gzip
 import json
-import os
 import pickle
 import shutil
 import subprocess
@@ -23,15 +23,17 @@ import pytest
 from loaders.data.manifest import read_manifest
 from loaders.errors import RemoteError, SourceError
 from loaders.remote import origin
+from loaders.remote.url import url_of
+from packdata import fetched, reading
 from packdata.arrays.plan import pack_arrays, plan_arrays
 from packdata.cli import main
+from packdata.fetched import Copies
 from packdata.images.plan import pack_images, plan_images
 from packdata.packing.engine import pack_recipes
 from packdata.parts.joining import finish
-from packdata.sources import fetched, listed, objects, row_kinds
-from packdata.sources.fetched import drop_copies, local_path
-from packdata.sources.listed import ListedURL, list_sources, opened_in_order
-from packdata.sources.objects import fetched_ahead
+from packdata.reading import RemoteFile, fetched_ahead, opened_in_order
+from packdata.sources import row_kinds
+from packdata.sources.listed import Listing, files_at
 from packdata.tables.plan import pack_tables, plan_tables
 from packdata.tokens.plan import TokenOptions, pack_tokens, plan_tokens
 from packdata.tokens.tokenizer import train_bpe
@@ -189,10 +191,16 @@ JOURNALS = {f".parts/part-0000{i}-of-00002" for i in range(2)}  # which hold tim
 
 @pytest.fixture(autouse=True)
 def _no_copies(staging: Path) -> Iterator[None]:
-    """Let every test begin without what another has fetched."""
-    drop_copies()
+    """Nothing of what is fetched stays."""
     yield
-    drop_copies()
+    gc.collect()
+    assert not [*staging.rglob("made")]
+
+
+def stored(*names: str) -> list[RemoteFile]:
+    """Return objects below ``RAW``."""
+    found = [file for name in names for file in files_at(url_of(f"{RAW}/{name}"))]
+    return [file for file in found if isinstance(file, RemoteFile)]
 
 
 @pytest.fixture
@@ -260,8 +268,8 @@ def test_of_a_large_parquet_what_is_read_is_fetched_in_ranges(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(row_kinds, "_WHOLE_BYTES", 0)
-    monkeypatch.setattr(objects, "_FIRST_BYTES", 200)
-    monkeypatch.setattr(objects, "_MOST_BYTES", 300)
+    monkeypatch.setattr(reading, "_FIRST_BYTES", 200)
+    monkeypatch.setattr(reading, "_MOST_BYTES", 300)
     store.proxy.set()
 
     pack(case, RAW, tmp_path / "there")
@@ -387,23 +395,22 @@ def test_what_is_fetched_goes_when_room_ends_and_when_it_was_read(
 ) -> None:
     for i in range(6):
         (raw / f"{i}.bin").write_bytes(bytes([i]) * 1_000)
-    list_sources([RAW])
-    objects = [each for i in range(6) if (each := ListedURL(f"{RAW}/{i}.bin").stored)]
     monkeypatch.setattr(fetched, "_SAFE_S", -1.0)
-    copies = fetched._Copies(limit=2_500)
-    opened = open(copies.path(objects[0]), "rb")  # noqa: SIM115
+    monkeypatch.setattr(fetched, "_AHEAD_BYTES", 0)
+    copies = Copies(stored(*(f"{i}.bin" for i in range(6))), limit=2_500)
+    path = copies.path(0)
+    opened, folder = open(path, "rb"), path.parent  # noqa: SIM115
     store.proxy.set()
     for number in (1, 2, 2, 3, 2, 5):
-        assert copies.path(objects[number]).read_bytes() == bytes([number]) * 1_000
-        assert sum(path.stat().st_size for path in copies.folder.iterdir()) <= 2_500
+        assert copies.path(number).read_bytes() == bytes([number]) * 1_000
+        assert sum(path.stat().st_size for path in folder.iterdir()) <= 2_500
 
     assert opened.read() == bytes(1_000)
     opened.close()
     assert len(store.proxy.requests(".bin")) == 4
-    folder = copies.folder
     copies.close()
     assert not folder.exists()
-    assert local_path(objects[0])
+    assert copies.path(0).exists()
 
 
 def test_the_next_objects_come_while_one_is_read_and_no_more_than_a_few(
@@ -413,20 +420,17 @@ def test_the_next_objects_come_while_one_is_read_and_no_more_than_a_few(
         (raw / f"{i:02}.bin").write_bytes(bytes([i]) * 1_000)
     soon = storage(store.proxy.endpoint, timeout=1, retry_timeout=2)
     origin.set_defaults(store.cache, soon)
-    list_sources([RAW])
     monkeypatch.setattr(fetched, "_AHEAD_BYTES", 3_000)
-    files = [ListedURL(f"{RAW}/{i:02}.bin") for i in range(20)]
+    files = stored(*(f"{i:02}.bin" for i in range(20)))
     opened_in_order(files)
 
     def read(i: int) -> bool:
-        return Path(os.fspath(files[i])).read_bytes() == bytes([i]) * 1_000
+        return files[i].local().read_bytes() == bytes([i]) * 1_000
 
     assert read(4)
 
-    (copies,) = fetched._copies
-    wait_until(lambda: len([*copies.folder.glob("?" * 32)]) == 4)
-    found = {path.read_bytes()[0] for path in copies.folder.glob("?" * 32)}
-    assert found == {4, 5, 6, 7}
+    folder = files[4].local().parent
+    wait_until(lambda: {path.name for path in folder.iterdir()} == {"4", "5", "6", "7"})
     (raw / "09.bin").unlink()
     assert all(map(read, range(5, 9)))
     with pytest.raises(SourceError):  # what cannot be fetched is an error of whoever opens it
@@ -435,10 +439,11 @@ def test_the_next_objects_come_while_one_is_read_and_no_more_than_a_few(
     assert read(16)
     began = time.monotonic()
 
-    drop_copies()
+    files.clear()
+    gc.collect()
 
     assert time.monotonic() - began < 15
-    assert not copies.folder.exists()
+    assert not folder.exists()
     assert not [t for t in threading.enumerate() if t.name.startswith("fetch")]
 
 
@@ -446,11 +451,11 @@ def test_what_was_yielded_comes_though_nothing_follows_it(raw: Path, store: Stor
     (raw / "many").mkdir()
     for i in range(300):
         (raw / "many" / f"{i:03}.bin").write_bytes(str(i).encode())
-    list_sources([f"{RAW}/many"])
-    files = [ListedURL(f"{RAW}/many/{i:03}.bin").stored for i in range(300)]
+    listing = Listing(url_of(f"{RAW}/many"))
+    files = [file for _, file in map(listing.at, range(300))]
     store.proxy.set(latency_s=0.2)
 
-    yielded = [*fetched_ahead(filter(None, files))]
+    yielded = [*fetched_ahead(iter(files))]
 
     assert [file() for file in yielded] == [str(i).encode() for i in range(300)]
 
@@ -473,15 +478,13 @@ def test_what_comes_ahead_in_many_ranges_ends_with_the_packing(
 ) -> None:
     (raw / "a.bin").write_bytes(bytes(10))
     (raw / "b.bin").write_bytes(bytes(4_000))
-    list_sources([RAW])
-    files = [ListedURL(f"{RAW}/{name}.bin") for name in "ab"]
-    opened_in_order(files)
+    copies = Copies(stored("a.bin", "b.bin"))
     monkeypatch.setattr(fetched, "_READ_BYTES", 100)
     store.proxy.set(latency_s=0.2)
-    assert Path(os.fspath(files[0])).read_bytes() == bytes(10)
+    assert copies.path(0).read_bytes() == bytes(10)
     wait_until(lambda: len(store.proxy.requests("b.bin")) > 0)
 
-    closing = threading.Thread(target=drop_copies, daemon=True)
+    closing = threading.Thread(target=copies.close, daemon=True)
     closing.start()
     closing.join(60)
 
@@ -491,19 +494,15 @@ def test_what_comes_ahead_in_many_ranges_ends_with_the_packing(
 def test_what_comes_ahead_takes_no_room_that_there_is_not(raw: Path, store: Store) -> None:
     for name in "ab":
         (raw / f"{name}.bin").write_bytes(name.encode() * 2_000)
-    list_sources([RAW])
-    files = [ListedURL(f"{RAW}/{name}.bin") for name in "ab"]
-    opened_in_order(files)
-    one, other = (each for file in files if (each := file.stored))
-    copies = fetched._Copies(limit=2_500)
+    copies = Copies(stored("a.bin", "b.bin"), limit=2_500)
 
     for _ in range(2):
-        assert copies.path(one).read_bytes() == b"a" * 2_000
-        wait_until(lambda: all(copy.coming.done() for copy in copies._files.values()))
-        assert [path.read_bytes()[:1] for path in copies.folder.iterdir()] == [b"a"]
+        path = copies.path(0)
+        assert path.read_bytes() == b"a" * 2_000
+        wait_until(lambda: all(copy.coming.done() for copy in copies._copies.values()))
+        assert [other.name for other in path.parent.iterdir()] == ["0"]
 
-    assert copies.path(other).read_bytes() == b"b" * 2_000
-    copies.close()
+    assert copies.path(1).read_bytes() == b"b" * 2_000
 
 
 @pytest.mark.parametrize("labels", ["labels", "some/labels"])
@@ -520,24 +519,15 @@ def test_labels_lie_in_a_bucket_that_holds_folders_alone(
     assert shards_at(tmp_path / "packed") == shards_at(tmp_path / "local")
 
 
-def test_what_is_listed_again_is_not_what_was_listed_below_it_before(raw: Path) -> None:
-    list_sources([f"{RAW}/tars/a.tar"])
-    (raw / "tars" / "a.tar").write_bytes(b"")
-
-    list_sources([f"{RAW}/tars"])
-
-    assert ListedURL(f"{RAW}/tars/a.tar").stat().st_size == 0
-
-
 def test_an_object_that_was_replaced_is_not_read_as_what_was_listed(
     raw: Path, store: Store, tmp_path: Path
 ) -> None:
-    list_sources([f"{RAW}/ids.npy"])
+    (file,) = stored("ids.npy")
     data = (raw / "ids.npy").read_bytes()
     (raw / "ids.npy").write_bytes(data[:-1] + b"x")
 
-    with pytest.raises(SourceError) as caught, open(ListedURL(f"{RAW}/ids.npy"), "rb"):
-        pass
+    with pytest.raises(SourceError) as caught:
+        file.local()
 
     assert str(caught.value.path) == f"{RAW}/ids.npy"
 
@@ -547,16 +537,17 @@ def test_what_is_left_of_a_killed_process_is_removed(
 ) -> None:
     code = (
         "import os, signal, sys; from loaders.remote import origin; from packdata.sources.listed import *\n"
-        "origin.set_defaults(sys.argv[1], eval(sys.argv[2])); list_sources([sys.argv[3]])\n"
-        "open(ListedURL(sys.argv[3])); os.kill(os.getpid(), signal.SIGKILL)"
+        "origin.set_defaults(sys.argv[1], eval(sys.argv[2])); (file,) = files_at(place_of(sys.argv[3]))\n"
+        "file.local(); os.kill(os.getpid(), signal.SIGKILL)"
     )
     about = [str(store.cache), repr(storage(store.proxy.endpoint)), f"{RAW}/ids.npy"]
     subprocess.run([sys.executable, "-c", code, *about], check=False)
     left = [*staging.rglob("made/*")]
     assert [path.stat().st_size for path in left] == [(raw / "ids.npy").stat().st_size]
-    list_sources([f"{RAW}/chat.jsonl"])
 
-    assert os.fspath(ListedURL(f"{RAW}/chat.jsonl"))
+    copies = Copies(stored("chat.jsonl"))
+    assert copies.path(0).exists()
+    copies.close()
 
     assert not any(path.exists() for path in left)
 
@@ -564,12 +555,10 @@ def test_what_is_left_of_a_killed_process_is_removed(
 def test_nothing_stays_of_processes_that_were_killed_beside_each_other(
     raw: Path, store: Store, staging: Path
 ) -> None:
-    list_sources([f"{RAW}/ids.npy"])
-    stored = ListedURL(f"{RAW}/ids.npy").stored
-    assert stored is not None
-    one, other = fetched._Copies(), fetched._Copies()
-    other.path(stored)
-    other._stack.close()  # as the kernel gives its lock back
+    one, other = Copies(stored("ids.npy")), Copies(stored("chat.jsonl"))
+    assert one.path(0).parent != other.path(0).parent
+    assert other._room is not None
+    other._room._stack.close()  # as the kernel gives its lock back
     assert [*staging.rglob("made/*")]
 
     one.close()
@@ -625,7 +614,6 @@ def test_a_part_of_tables_fetches_its_own_files_and_the_first_which_names_the_co
     argv = ["tables", f"{RAW}/many", "s3://out/many", *store.options]
     assert main([*argv, "--dry-run", "--json"]) == 0
     (tmp_path / "plan.json").write_text(capsys.readouterr().out)
-    drop_copies()
     monkeypatch.setattr(fetched, "_AHEAD", 1)
     store.proxy.set()
 
@@ -672,8 +660,6 @@ def test_a_plan_that_is_sent_to_another_process_reads_what_was_listed(
     }
     plan = makes[CASES[case][0]]([src] if isinstance(src, str) else src, **given)
     sent = pickle.dumps(plan.splits)
-    monkeypatch.setattr(listed, "_trees", {})
-    drop_copies()
 
     pack_recipes(pickle.loads(sent), tmp_path / "there", format=plan.format, shard_bytes=2_000)
 

@@ -5,7 +5,6 @@ import json
 import pickle
 import shutil
 import time
-import tracemalloc
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -19,7 +18,7 @@ from loaders import ShardDataset
 from loaders.data.manifest import read_manifest
 from loaders.errors import PackError, RemoteError, SourceError
 from loaders.remote import origin
-from loaders.remote.url import URL
+from loaders.remote.url import URL, url_of
 from loaders.remote.wire import Entry
 from packdata.arrays.plan import plan_arrays
 from packdata.bucket import Bucket, bucket_at
@@ -27,8 +26,8 @@ from packdata.cli import main
 from packdata.images.plan import pack_images, plan_images
 from packdata.parts.joining import finish
 from packdata.plan import pack_plan
-from packdata.sources.listed import ListedURL, Tree, list_sources
-from packdata.sources.objects import fetched_ahead
+from packdata.reading import RemoteFile, fetched_ahead
+from packdata.sources.listed import Listing, is_file, look_at
 from packdata.tokens.plan import TokenOptions, pack_tokens, plan_tokens
 from tests.remote.conftest import Store, storage
 
@@ -104,24 +103,6 @@ def test_texts_of_a_url_become_what_those_of_the_folder_do(store: Store, tmp_pat
     pack_tokens(one, tmp_path / "local", TokenOptions(documents="line"))
     pack_tokens("s3://raw/texts/big.txt", tmp_path / "there", TokenOptions(documents="line"))
     assert shards_at(tmp_path / "there") == shards_at(tmp_path / "local")
-
-
-def test_what_is_listed_again_takes_no_room_again(store: Store) -> None:
-    folder = store.root / "raw" / "many"
-    folder.mkdir(parents=True)
-    for i in range(1100):
-        (folder / f"a_picture_of_a_long_name_{i:050d}.png").touch()
-    list_sources(["s3://raw/many"])  # all that is imported late is there, too
-    tracemalloc.start()
-
-    list_sources(["s3://raw/many"])
-
-    assert tracemalloc.get_traced_memory()[0] < 1100 * 70
-    tracemalloc.stop()
-    assert len([*ListedURL("s3://raw/many").scan()[0]]) == 1100
-    (folder / "b.png").touch()
-    list_sources(["s3://raw/many"])
-    assert len([*ListedURL("s3://raw/many").scan()[0]]) == 1101
 
 
 @pytest.mark.slow
@@ -311,17 +292,25 @@ def test_files_at_other_urls_are_not_listed(tmp_path: Path) -> None:
     assert str(caught.value.path) == f"file://{tmp_path}"
 
 
-def test_what_holds_nothing_or_is_object_and_folder_is_refused(store: Store) -> None:
+def test_what_holds_nothing_is_refused(store: Store) -> None:
     (store.root / "empty").mkdir()
 
     for place in ("s3://empty", "s3://empty/below"):
         with pytest.raises(SourceError):
-            list_sources([place])
-    tree = Tree(bucket_at("s3://raw"), [Entry("a.png", 9, 1), Entry("a.png/b.png", 9, 1)])
-    with pytest.raises(SourceError):
-        tree.inside("")
-    marked = Tree(bucket_at("s3://raw"), [Entry("a", 0, 1), Entry("a/b.png", 9, 1)])
-    assert [*map(len, marked.inside(""))] == [0, 1]
+            look_at(place)
+
+
+def test_an_object_that_stands_for_a_folder_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As some tools make; one with content is a file, whatever lies in a folder of its name."""
+    entries = [
+        Entry("a", 0, 1),
+        Entry("a/b.png", 9, 1),
+        Entry("c.png", 9, 1),
+        Entry("c.png/d", 0, 1),
+    ]
+    monkeypatch.setattr(Bucket, "below", lambda _: iter([entries]))
+
+    assert [*Listing(url_of("s3://raw"))] == ["c.png", "a/b.png", "c.png/d"]
 
 
 def test_a_name_with_a_line_break_is_refused_at_once(store: Store) -> None:
@@ -335,32 +324,40 @@ def test_a_name_with_a_line_break_is_refused_at_once(store: Store) -> None:
     assert len(store.proxy.requests()) <= 2
 
 
-def test_an_object_of_a_large_folder_is_found_at_once_in_whatever_order_they_were_listed() -> None:
+def test_a_file_of_a_large_listing_is_found_at_once_in_whatever_order_they_were_listed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Texts are looked at one by one: a search through all names for each took hours."""
     numbers = np.random.default_rng(0).permutation(2_000).tolist()
     for order in (range(2_000), numbers):
-        tree = Tree(bucket_at("s3://raw"), (Entry(f"t/{i:05}", i, 2 * i) for i in order))
+        entries = [Entry(f"t/{i:05}", i + 1, 2 * i) for i in order]
+        monkeypatch.setattr(Bucket, "below", lambda _, entries=entries: iter([entries]))
+        listing = Listing(url_of("s3://raw"))
 
         began = time.process_time()
-        assert all(tree.find(f"t/{i:05}") == (f"t/{i:05}", i, 2 * i) for i in order)
+        files = listing.files(f"t/{i:05}" for i in range(2_000))
         assert time.process_time() - began < 0.5
-        assert tree.find("t/0") is tree.find("t/1") is tree.find("t") is None
-        assert [tree.sizes[i] for i in tree.inside("t")[0]] == [*range(2_000)]
-        assert {*tree} == {Entry(f"t/{i:05}", i, 2 * i) for i in order}
+        assert [(file.size, file.mark) for file in files] == [(i + 1, 2 * i) for i in range(2_000)]
+        assert listing.find("t/0") is listing.find("t/1") is listing.find("t") is None
+        assert [*listing.names("t")] == [f"{i:05}" for i in range(2_000)]
+        assert [*listing.below("t")] == [f"{i:05}" for i in range(2_000)]
 
 
-def test_a_listed_url_is_looked_at_as_a_path(raw: Path) -> None:
-    list_sources([RAW])
-    place = ListedURL(RAW)
+def test_a_url_is_listed_as_a_folder(photos: Path, raw: Path) -> None:
+    there, local = Listing(url_of(RAW)), Listing(photos)
 
-    assert place.is_dir()
-    assert not place.is_file()
-    assert (place / "c0").is_dir()
-    assert (place / "c1" / "notes.md").is_file()
-    assert not (place / "none").exists()
-    assert (place / "c1" / "notes.md").stat().st_size == len("no picture")
-    assert str(place / "c0") == f"{RAW}/c0"
-    assert isinstance(place, URL)
+    assert [*there] == [*local]
+    assert there.folders == local.folders
+    assert there.subfolders() == local.subfolders() == ["c0", "c1"]
+    flat = Listing(url_of(RAW), deep=False)
+    assert (len(flat), flat.subfolders()) == (0, ["c0", "c1"])
+    note = there.find("c1/notes.md")
+    assert isinstance(note, RemoteFile)
+    assert (str(note.path), note.size) == (f"{RAW}/c1/notes.md", len("no picture"))
+    assert isinstance(note.path, URL)
+    assert note() == b"no picture"
+    assert is_file(note.path)
+    assert not is_file(note.path / "none")
 
 
 def test_a_list_is_given_in_pages(store: Store) -> None:

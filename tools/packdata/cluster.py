@@ -27,7 +27,6 @@ from packdata.packing.shards import DEFAULT_SHARD_BYTES
 from packdata.parts.joining import digest_of_parts, finish
 from packdata.parts.making import pack_part
 from packdata.parts.part import Part, in_order
-from packdata.sources.fetched import drop_copies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -135,10 +134,7 @@ def _pack_one(job: Any, part: Part) -> tuple[int, int]:
     os.chdir(folder)  # of the driver: sources may be relative to it
     if get_defaults() != remote:
         set_defaults(**remote)
-    try:
-        summary = pack_part(recipes, dst, part, **settings)
-    finally:
-        drop_copies()
+    summary = pack_part(recipes, dst, part, **settings)
     return summary.samples, len(summary.rejected)
 
 

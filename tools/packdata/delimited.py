@@ -24,8 +24,8 @@ from packdata.rows import ANY_KIND, MAX_ROW_BYTES, Rows, TextRows, suffix_inside
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
 
+    from packdata.reading import File
     from packdata.rows import Part, Text
     from packdata.types import Kind
 
@@ -79,24 +79,24 @@ class CsvRows(TextRows):
 
     def __init__(
         self,
-        path: Path,
+        file: File,
         options: CsvOptions | None = None,
         missing: Sequence[str] = (),
         **dialect: Any,
     ) -> None:
         options = CsvOptions() if options is None else options
-        usual = "\t" if suffix_inside(path.name) == ".tsv" else ","
+        usual = "\t" if suffix_inside(file.path.name) == ".tsv" else ","
         self.delimiter = options.delimiter or usual
         self.header = options.header and not options.names
         self._missing, self._dialect = missing, {"delimiter": self.delimiter, **dialect}
-        super().__init__(path)
+        super().__init__(file)
         self._begin, self._line, cells = self._first_row(options.skip_rows)
         given = [cell.strip() if self.header else "" for cell in cells]
         numbered = (name or f"column_{i}" for i, name in enumerate(given, 1))
         self.columns: tuple[str, ...] = options.names or tuple(numbered)
         if len(self.columns) != len(cells):
             what = f"its first row has {len(cells)} cells, and names gives {len(self.columns)}"
-            raise SourceError(what, f"{path}, line {self._line}")
+            raise SourceError(what, f"{file.path}, line {self._line}")
         self._times = 1 + len(self.columns) // _PART_COLUMNS
 
     def _first_row(self, skip_rows: int) -> tuple[int, int, list[str]]:

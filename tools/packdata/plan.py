@@ -9,7 +9,6 @@ from packdata.packing.engine import pack_recipes
 from packdata.packing.outside import check_outside
 from packdata.parts.making import pack_part
 from packdata.parts.part import Part, in_order
-from packdata.sources.fetched import drop_copies
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,13 +55,6 @@ def pack_plan(plan: SourcePlan, dst: Path | str, **settings: Unpack[PackSettings
     Raises:
         PackError: What ``pack_recipes`` raises, or the destination and a source hold one another.
     """
-    try:
-        return _pack_plan(plan, dst, settings)
-    finally:
-        drop_copies()
-
-
-def _pack_plan(plan: SourcePlan, dst: Path | str, settings: PackSettings) -> Summary:
     check_outside(dst, plan.sources)
     part = settings.pop("part", None)
     recipes = in_order(plan.splits, settings.pop("shuffle", None))

@@ -32,6 +32,7 @@ from packdata.types import Kind
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from packdata.reading import File
 
 DELIMITED = (".csv", ".tsv")
 JSON_LINES = (".jsonl", ".ndjson")
@@ -204,16 +205,16 @@ def suffix_inside(name: str) -> str:
 
 
 @contextmanager
-def open_text(path: Path) -> Iterator[Any]:
+def open_text(file: File) -> Iterator[Any]:
     """Open a file of text, decompressed as it is read; SourceError if that fails."""
-    compression = compression_of(path.name)
+    compression = compression_of(file.path.name)
     try:
-        with open(path, "rb", opener=regular) as file:
-            yield pa.CompressedInputStream(file, compression) if compression else file
+        with open(file.local(), "rb", opener=regular) as opened:
+            yield pa.CompressedInputStream(opened, compression) if compression else opened
     except (OSError, pa.ArrowException) as error:
         reason = getattr(error, "strerror", None) or error
         what = f"the file cannot be {'decompressed' if compression else 'read'} ({reason})"
-        raise SourceError(what, path, "Is it complete?") from error
+        raise SourceError(what, file.path, "Is it complete?") from error
 
 
 class TextRows(RowFile):
@@ -221,31 +222,34 @@ class TextRows(RowFile):
 
     unit = "line"
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        with open_text(path) as file:
-            head: bytes = file.read(HEAD_BYTES)
+    def __init__(self, file: File) -> None:
+        self.file, self.path = file, file.path
+        with open_text(file) as text:
+            head: bytes = text.read(HEAD_BYTES)
         if not head:
-            raise SourceError("the file is empty", path, "Leave the file out")
+            raise SourceError("the file is empty", self.path, "Leave the file out")
         if head[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in head[:200]:
-            raise SourceError("the file is not UTF-8 text", path, encoding_hint(head))
+            raise SourceError("the file is not UTF-8 text", self.path, encoding_hint(head))
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave what was unpacked where it is: another process unpacks the file itself."""
-        return {name: value for name, value in vars(self).items() if name != "_plain"}
+        return {name: value for name, value in vars(self).items() if name != "_unpacked"}
+
+    @property
+    def _plain(self) -> Path:
+        """The file with its text."""
+        return self.file.local() if compression_of(self.path.name) is None else self._unpacked
 
     @abstractmethod
     def records(self, part: Part) -> Iterator[tuple[int, Any, str]]:
         """Yield the rows of a part one by one in Python: the line of each, what it holds, and why it cannot be read."""
 
     @cached_property
-    def _plain(self) -> Path:
-        """The file with its text: of a compressed one a copy, which is removed with this object."""
-        if compression_of(self.path.name) is None:
-            return self.path
+    def _unpacked(self) -> Path:
+        """Its decompressed copy, which is removed with this object."""
         number, name = tempfile.mkstemp(prefix="packdata-")
         weakref.finalize(self, os.unlink, name)
-        with open_text(self.path) as source, open(number, "wb") as file:
+        with open_text(self.file) as source, open(number, "wb") as file:
             shutil.copyfileobj(source, file, 1 << 20)
         return Path(name)
 

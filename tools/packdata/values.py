@@ -23,7 +23,7 @@ from loaders.errors import CodecError, SourceError
 from loaders.schema import Array, Boxes, Field, Image, Images, Keypoints, Label, Mask, MultiLabel
 from packdata.describe import describe_values, numbered
 from packdata.geometry import to_keypoints
-from packdata.sources.base import read_file
+from packdata.reading import read_file
 from packdata.wording import few
 
 Size = tuple[int, int]

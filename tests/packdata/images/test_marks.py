@@ -16,6 +16,7 @@ from packdata.cli import main
 from packdata.images.marks import Marks
 from packdata.images.plan import pack_images, plan_images
 from packdata.sources.folders import MaskFolder
+from packdata.sources.listed import Listing
 from tests.refusals import At
 
 NUMBERS = np.arange(12, dtype=np.uint8).reshape(3, 4) % 3
@@ -85,7 +86,7 @@ class TestSuffixes:
             )
         assert f"{tmp_path}/masks/2_seg.png" in caught.value.hint
         with pytest.raises(SourceError, check=At("masks")):
-            MaskFolder(tmp_path / "masks", suffix="_mask")
+            MaskFolder(Listing(tmp_path / "masks"), suffix="_mask")
 
     def test_arrays_have_it_too(self, tmp_path: Path) -> None:
         for name in ("in/case_0000.npy", "masks/case.npy"):

@@ -24,8 +24,9 @@ from loaders.text import describe_size
 from packdata.files.recipe import FilesRecipe
 from packdata.files.splits import open_splits
 from packdata.options import changed, opt
+from packdata.reading import File
 from packdata.recipe import Target
-from packdata.sources.base import ARRAYS, File
+from packdata.sources.base import ARRAYS
 from packdata.sources.npy import read_array, read_header
 
 if TYPE_CHECKING:

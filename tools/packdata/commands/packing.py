@@ -163,22 +163,18 @@ _PACKING = (
 def _run(args: argparse.Namespace, make_plan: Callable[[], SourcePlan], unit: str) -> int:
     """Make a plan and carry it out, or only show it; return the exit status."""
     from packdata.packing.outside import check_outside
-    from packdata.sources.fetched import drop_copies
 
     check_outside(args.dst, args.src)
     if args.engine is not None and args.part is not None:
         args.parser.error("--engine packs all parts: give --parts N, or --part without it")
     if args.engine is None and (args.address is not None or args.parts is not None):
         args.parser.error("--address and --parts go with --engine ray")
-    try:
-        with usage_errors(args, schema=True):
-            if args.format is not None:  # before a source is read for long
-                check_shard_options(args.format, args.shard_bytes)
-            plan = make_plan()
-            check_shard_options(plan.format, args.shard_bytes)
-        return _show(args, plan if args.dry_run else _pack(args, plan, unit))
-    finally:
-        drop_copies()
+    with usage_errors(args, schema=True):
+        if args.format is not None:  # before a source is read for long
+            check_shard_options(args.format, args.shard_bytes)
+        plan = make_plan()
+        check_shard_options(plan.format, args.shard_bytes)
+    return _show(args, plan if args.dry_run else _pack(args, plan, unit))
 
 
 def _pack(args: argparse.Namespace, plan: SourcePlan, unit: str) -> Summary:

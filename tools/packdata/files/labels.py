@@ -21,7 +21,9 @@ from loaders.errors import CodecError, SourceError
 from loaders.remote.url import URL, place_of
 from loaders.schema import Array, Bytes, Field, Json, Label, MultiLabel, Text
 from packdata.bucket import bucket_at
-from packdata.sources.base import Column, Item, Source, is_folder, is_missing, read_file
+from packdata.reading import read_file
+from packdata.sources.base import Column, Item, Source, is_missing
+from packdata.sources.listed import is_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,7 +16,6 @@ from packdata.files.splits import contents, listed_sources, source_notes
 from packdata.packing.engine import target_folders
 from packdata.recipe import Recipe
 from packdata.sources.base import BOX_LABELS
-from packdata.sources.listed import without_secrets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -101,7 +100,7 @@ class FilesPlan(Generic[_R]):
         """Return the plan of a source, or of several, which ``make`` lists again, also from another working folder."""
         sources = listed_sources(src)
         again = [place_of(path).absolute() for path in sources]
-        return cls(without_secrets(sources), splits, format, partial(make, again))
+        return cls([*map(place_of, sources)], splits, format, partial(make, again))
 
     @property
     def recipes(self) -> list[_R]:

@@ -13,13 +13,13 @@ from loaders.schema import Array, Label
 from packdata.describe import counted, passed_over
 from packdata.files.labels import LABEL, LabelField, label_fields
 from packdata.options import opt, parse_target
-from packdata.sources.base import LABEL_NAMES, PICTURES, FileKind, Source, is_folder
+from packdata.sources.base import LABEL_NAMES, PICTURES, FileKind, Source, suffix_of
 from packdata.sources.folders import FolderSource, MaskFolder, split_suffix
 from packdata.sources.layouts import check_layout
-from packdata.sources.listed import list_sources, place_of_source, without_secrets
+from packdata.sources.listed import Listing, look_at
 from packdata.sources.opening import (
+    Found,
     are_of_one_archive,
-    files_beside,
     find_splits,
     joined_splits,
     open_source,
@@ -104,23 +104,28 @@ def open_splits(
     """
     options = options or SourceOptions()
     given = listed_sources(src)
-    list_sources(given)
-    if len(given) > 1 and not are_of_one_archive(given):
-        what = f"several sources ({few(map(str, without_secrets(given)))})"
+    found = [*map(look_at, given)]
+    if len(found) > 1 and not are_of_one_archive(found):
+        what = f"several sources ({few(map(str, map(place_of, given)))})"
         hint = "Pack each with the same classes=, then 'packdata merge' them"
         raise SourceError(what, place_of(given[0]), hint)
-    splits_of = find_splits(given[0], kind) if len(given) == 1 else None
-    paths_of = splits_of or {"": [*map(place_of_source, given)]}
-    sources = {name: _open(paths, options, kind) for name, paths in paths_of.items()}
+    folder = found[0] if isinstance(found[0], Listing) else None
+    splits_of = None if folder is None else find_splits(folder, kind)
+    files = [file for each in found if not isinstance(each, Listing) for file in each]
+    parts = splits_of or {"": files if folder is None else folder}
+    sources = {name: _open(each, options, kind) for name, each in parts.items()}
     for source in sources.values() if options.classes is None else ():
         if isinstance(source, FolderSource) and source.kind == "classes":
             others = () if has_annotations else source.other_folders
             is_all = splits_of is None and not has_annotations
-            check_layout(source.root, source.labels[LABEL].classes, others, is_all=is_all)
+            classes = source.labels[LABEL].classes
+            check_layout(source.listing.root, classes, others, is_all=is_all)
     if extend is not None:
         sources = {name: extend(source, name) for name, source in sources.items()}
     labels = label_fields(sources, options.classes, options.multi_label)
-    beside = files_beside(splits_of or {})
+    # Files beside the folders of splits; where splits are files, the others are refused.
+    is_beside = folder is not None and all(isinstance(each, Listing) for each in parts.values())
+    beside = Counter(map(suffix_of, folder.names() if folder and splits_of and is_beside else ()))
     splits = [
         Split(name, source, labels[name], _masks_of(options, name, source, kind), beside)
         for name, source in sources.items()
@@ -135,9 +140,9 @@ def listed_sources(src: Path | str | Sequence[Path | str]) -> list[Path | str]:
     return [src] if isinstance(src, Path | str) else list(src)
 
 
-def _open(paths: Sequence[Path], options: SourceOptions, kind: FileKind) -> Source:
+def _open(found: Found, options: SourceOptions, kind: FileKind) -> Source:
     return open_source(
-        paths,
+        found,
         kind=kind,
         image_column=options.column,
         mask_column=options.mask_column,
@@ -151,26 +156,27 @@ def _masks_of(
 ) -> MaskFolder | None:
     masks, suffix = options.masks, options.mask_suffix
     if masks is None and suffix:
-        if (root := source.root) is None:
+        if source.listing is None:
             what = "mask_suffix= is for masks in a folder"
             raise SourceError(what, source.name, "Pass masks=, or mask_column= of a list")
-        return MaskFolder(root, kind, suffix)
+        return MaskFolder(source.listing, kind, suffix)
     if masks is None:
         return None
-    list_sources([masks])
-    inside = place_of_source(masks) / split
-    has_own = is_folder(inside, "masks= takes a folder that you may read")
-    return MaskFolder(inside if has_own else place_of_source(masks), kind, suffix)
+    listing = look_at(masks)
+    if not isinstance(listing, Listing):
+        raise SourceError("masks= takes a folder", place_of(masks), "Pass the folder of the file")
+    has_own = split and split in listing.subfolders()
+    return MaskFolder(listing.below(split) if has_own else listing, kind, suffix)
 
 
 def _check_masks_apart(splits: Sequence[Split]) -> None:
     """Raise SourceError if splits share a mask: where all masks lie in one folder, names may repeat."""
-    taken: dict[tuple[Path, str], str] = {}
+    taken: dict[str, str] = {}
     for name, source, _, masks, _ in splits:
         if masks is None:
             continue
-        for file in filter(None, map(masks.files.get, source.keys())):
-            other = taken.setdefault((masks.root, file), name)
+        for file in filter(None, map(masks.name, source.keys())):
+            other = taken.setdefault(file, name)
             if other != name:
                 what = f"{file} would be a mask of both {other} and {name}"
                 hint = "Give the masks of each split a folder of its name in this one"

@@ -15,7 +15,7 @@ from loaders.errors import CodecError, SourceError
 from loaders.remote.url import is_url, url_of
 from packdata.images.pictures import check_exact, decode_mask, decode_picture, open_picture
 from packdata.readers import parse_json
-from packdata.sources.base import read_file
+from packdata.reading import read_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

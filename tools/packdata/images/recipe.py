@@ -48,8 +48,8 @@ from packdata.images.pictures import (
 from packdata.images.profiles import CONVERTED
 from packdata.images.shapes import encode_shape
 from packdata.options import changed, check_options, opt, parse_target
+from packdata.reading import fetched_ahead
 from packdata.recipe import Tally, Target
-from packdata.sources.objects import fetched_ahead
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -292,7 +292,7 @@ class _SplitPacker:
             raise PackError(f"{where}no sample that could be packed", self.packing.dst, hint)
 
     def _encode_all(self) -> None:
-        from packdata.sources.objects import fetched_ahead  # late: --help is quick without
+        from packdata.reading import fetched_ahead  # late: --help is quick without
 
         # Blocks are alike, so that a few are enough to keep all workers busy.
         limit = {"max_bytes": _MAX_BLOCK_BYTES} if self.recipe.is_of_blocks else {}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from loaders.errors import SourceError
 from loaders.remote.url import place_of
 from packdata.packing.provenance import PACKER
-from packdata.sources.base import read_file
+from packdata.reading import read_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -17,28 +17,20 @@ from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from loaders.errors import SourceError
+from loaders.remote.url import URL
 from loaders.schema import Array, Boxes, Json, Keypoints
 from packdata.readers import parse_json
-from packdata.sources.base import (
-    BOX_LABELS,
-    Column,
-    FileHash,
-    Source,
-    file_at,
-    read_file,
-    suffix_of,
-)
+from packdata.reading import fetched_ahead
+from packdata.sources.base import BOX_LABELS, Column, FileHash, Source, suffix_of
 from packdata.sources.composed import ExtendedSource
-from packdata.sources.folders import files_below, scan
 from packdata.sources.layouts import SPLIT_NAMES
-from packdata.sources.listed import list_sources, place_of_source, with_beside
-from packdata.sources.objects import fetched_ahead
-from packdata.sources.refused import nothing_at
+from packdata.sources.listed import Listing, look_at
 from packdata.wording import few
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from packdata.reading import File
     from packdata.sources.base import Item
 
 BOXES, _SIZE = "boxes", "size"
@@ -146,25 +138,26 @@ def annotated(
 
 def _open(path: Path | str, split: str) -> tuple[Annotations, str]:
     """Read annotations; return also a hash of their files."""
-    list_sources([path])
-    root = place_of_source(path)
-    if not root.is_file() and not root.is_dir():
-        raise nothing_at(root)
-    folder, files = (root, _files(root)) if root.is_dir() else (root.parent, [root])
-    kinds = {suffix for file in files if (suffix := suffix_of(file.name)) in _READERS}
+    found = look_at(path)
+    if isinstance(found, Listing):
+        paths = (path for path in found if PurePath(path).name.lower() not in _NO_LABELS)
+        root, folder, files = found.root, found.root, found.files(sorted(paths))
+    else:
+        root, folder, files = found[0].path, found[0].path.parent, found
+    kinds = {suffix for file in files if (suffix := suffix_of(file.path.name)) in _READERS}
     if ".txt" in kinds and len(kinds) > 1:
         kinds.discard(".txt")  # notes, beside JSON or XML
     if len(kinds) != 1:
         what = f"annotations of several kinds ({', '.join(sorted(kinds))})"
         hint = "COCO has .json files, VOC .xml files, YOLO folders of .txt files"
         raise SourceError(what if kinds else "no annotations", root, hint)
-    chosen = [file for file in files if suffix_of(file.name) in kinds]
+    chosen = [file for file in files if suffix_of(file.path.name) in kinds]
     if kinds == {".json"}:
         chosen = [_coco_file(root, chosen, split)]
     hashed = FileHash()
-    names = {file: os.path.relpath(str(file), str(folder)) for file in chosen}
+    names = {file: os.path.relpath(str(file.path), str(folder)) for file in chosen}
     for file, name in names.items():
-        hashed.add(name, file.stat())
+        hashed.add(name, file.size, file.mark)
     try:
         return _READERS[kinds.pop()](root, names), hashed.hexdigest()
     except (KeyError, TypeError, AttributeError) as error:
@@ -172,19 +165,10 @@ def _open(path: Path | str, split: str) -> tuple[Annotations, str]:
         raise SourceError(what, root) from error
 
 
-def _files(folder: Path) -> list[Path]:
-    return sorted(
-        folder / relative / entry.name
-        for relative, entries in files_below(folder)
-        for entry in entries or ()
-        if not (entry.name.startswith(".") or entry.name.lower() in _NO_LABELS)
-    )
-
-
-def _parsed(files: Mapping[Path, str], parse: Callable[[bytes], Values]) -> Pictures:
+def _parsed(files: Mapping[File, str], parse: Callable[[bytes], Values]) -> Pictures:
     """Return what is read from the file of each picture, by its path; those of a store are fetched ahead."""
     pictures: Pictures = {}
-    with closing(fetched_ahead(map(file_at, files))) as ahead:
+    with closing(fetched_ahead(iter(files))) as ahead:
         for (file, name), read in zip(files.items(), ahead, strict=True):
             # YOLO's labels lie in another folder, beside that of the pictures.
             parts = PurePath(name).with_suffix("").parts
@@ -192,7 +176,8 @@ def _parsed(files: Mapping[Path, str], parse: Callable[[bytes], Values]) -> Pict
             try:
                 pictures[name] = parse(read())
             except (ElementTree.ParseError, ValueError, AttributeError, TypeError) as error:
-                pictures[name] = SourceError(f"annotation {file} cannot be read ({error})", file)
+                what = f"annotation {file.path} cannot be read ({error})"
+                pictures[name] = SourceError(what, file.path)
     return pictures
 
 
@@ -206,25 +191,26 @@ _COCO: dict[str, tuple[Any, Column]] = {  # what a box without it gets, and how 
 }
 
 
-def _coco_file(root: Path, files: Sequence[Path], split: str) -> Path:
+def _coco_file(root: Path, files: Sequence[File], split: str) -> File:
     """Return the file that is of a split by its name or folder: of several, that of ``instances``."""
     words = re.findall("[a-z]+", split.lower())
     for kind in [word[:3] for word in words if word in SPLIT_NAMES][:1]:
         names = "|".join(name for name in SPLIT_NAMES if name.startswith(kind))
         named = re.compile(rf"(?<![a-z])({names})(?![a-z])")
-        of = {file: f"{file.parent.name} {file.stem}".lower() for file in files}
+        of = {f: f"{f.path.parent.name} {f.path.stem}".lower() for f in files}
         files = [file for file in files if named.search(of[file])] or files
-    files = [file for file in files if file.name.startswith("instances")] or files
+    files = [file for file in files if file.path.name.startswith("instances")] or files
     if len(files) > 1:
-        what = f"several COCO files ({few([file.name for file in files])})"
+        what = f"several COCO files ({few([file.path.name for file in files])})"
         raise SourceError(what, root, "Give the one of these pictures")
     return files[0]
 
 
-def _read_coco(root: Path, files: Mapping[Path, str]) -> Annotations:
-    (file,) = files
+def _read_coco(root: Path, files: Mapping[File, str]) -> Annotations:
+    (given,) = files
+    file = given.path
     try:
-        data = parse_json(read_file(file, str(file)))
+        data = parse_json(given())
     except (ValueError, RecursionError) as error:
         raise SourceError(f"not JSON ({error})", file) from error
     if not isinstance(data, dict) or not {"images", "annotations"} <= data.keys():
@@ -301,7 +287,7 @@ def _mirrored(names: Sequence[str]) -> tuple[tuple[int, int], ...]:
 # -- VOC ----------------------------------------------------------------------------------------------
 
 
-def _read_voc(root: Path, files: Mapping[Path, str]) -> Annotations:
+def _read_voc(root: Path, files: Mapping[File, str]) -> Annotations:
     pictures = _parsed(files, _voc_values)
     classes = sorted({name for values in _good(pictures) for name in values[BOX_LABELS]})
     more = {"difficult": Column("json", field=_NUMBERS)}
@@ -328,7 +314,7 @@ def _voc_values(data: bytes) -> Values:
 # -- YOLO ---------------------------------------------------------------------------------------------
 
 
-def _read_yolo(root: Path, files: Mapping[Path, str]) -> Annotations:
+def _read_yolo(root: Path, files: Mapping[File, str]) -> Annotations:
     pictures = _parsed(files, _yolo_values)
     has_polygons = any(any(values["segmentation"]) for values in _good(pictures))
     more = {"segmentation": Column("json", field=Json())} if has_polygons else {}
@@ -362,21 +348,23 @@ def _bounds(polygon: Sequence[float]) -> list[float]:
 
 def _yolo_names(root: Path) -> Sequence[str]:
     """Read the names of classes from ``data.yaml`` or ``classes.txt``, in the folder or up to two above."""
-    folders = (root, *map(with_beside, root.resolve().parents[:2]))
-    files = [f / entry.name for f in folders if f.is_dir() for entry in scan(f)[0]]
+    is_url = isinstance(root, URL)
+    folders = (root, *(root if is_url else root.resolve()).parents[:2])
+    listed = (Listing(f, deep=False) for f in folders if (f.parent.name if is_url else f.is_dir()))
+    files = [file for folder in listed for file in folder.files(folder.names())]
     for file in files:
-        if file.suffix in (".yaml", ".yml") and (names := _yaml_names(file)):
+        if file.path.suffix in (".yaml", ".yml") and (names := _yaml_names(file)):
             return names
     for file in files:
-        if file.name in ("classes.txt", "obj.names"):
-            lines = read_file(file, str(file)).decode(errors="replace").splitlines()
+        if file.path.name in ("classes.txt", "obj.names"):
+            lines = file().decode(errors="replace").splitlines()
             return [line.strip() for line in lines if line.strip()]
     return []
 
 
-def _yaml_names(file: Path) -> Sequence[str]:
+def _yaml_names(given: File) -> Sequence[str]:
     """Return the names of classes in YOLO's YAML, none of another; SourceError if they are not numbered from 0."""
-    text = read_file(file, str(file)).decode(errors="replace")
+    text, file = given().decode(errors="replace"), given.path
     if not re.search(r"^(names|kpt_shape):", text, re.MULTILINE):  # the YAML of some other tool
         return []
     try:

@@ -6,29 +6,24 @@ import keyword
 import math
 import os
 import re
-import stat
 from abc import ABC, abstractmethod
 from collections import Counter
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
 from loaders.errors import SourceError
-from loaders.remote.url import is_url, place_of
-from loaders.system.regular import NotRegularError, read_regular, regular
-from packdata.bucket import bucket_at
-from packdata.sources.listed import ListedURL
+from packdata.reading import File
 from packdata.sources.names import twice
-from packdata.sources.objects import RemoteFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from loaders.schema import Field
 
@@ -103,25 +98,6 @@ ARRAYS = FileKind("arrays", frozenset({".npy", ".npz"}), _ARRAY_COLUMNS, "array_
 
 
 @dataclass(frozen=True, slots=True)
-class LocalFile:
-    """Reads a file of this machine, as ``RemoteFile`` reads an object of a store."""
-
-    path: str
-    where: str = field(compare=False)
-
-    def __call__(self) -> bytes:
-        """Return its bytes; SourceError that names ``where`` if that fails."""
-        return read_file(self.path, self.where)
-
-    def open(self) -> BinaryIO:
-        """Open it; SourceError that names ``where`` if that fails."""
-        return open_file(self.path, self.where)
-
-
-File = LocalFile | RemoteFile
-
-
-@dataclass(frozen=True, slots=True)
 class Item:
     """One picture of a source with what is known of it."""
 
@@ -171,7 +147,7 @@ class Source(ABC):
     ignored: Mapping[str, int] = MappingProxyType({})
     notes: Sequence[str] = ()
     paths: Sequence[Path] = ()  # the few large files that it is made of, if it is
-    root: Path | None = None  # the folder that it is, if it is one
+    listing: Any = None  # the ``Listing`` of the folder that it is, if it is one
 
     @abstractmethod
     def __len__(self) -> int:
@@ -193,61 +169,6 @@ def broken_item(key: str, what: str, where: str, hint: str = "") -> Item:
         raise SourceError(what, where, hint)
 
     return Item(key, where, read)
-
-
-def is_folder(path: Path, hint: str = "") -> bool:
-    """Tell whether a folder is there; SourceError with a hint if it may not be read."""
-    try:
-        return stat.S_ISDIR(path.stat().st_mode)
-    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL in the name
-        return False
-    except OSError as error:
-        raise SourceError(f"cannot be read ({error.strerror})", path, hint) from error
-
-
-def file_at(path: Path) -> File:
-    """Return what reads a file, or a listed object."""
-    stored = path.stored if isinstance(path, ListedURL) else None
-    return stored or LocalFile(str(path), str(path))
-
-
-def read_file(path: Path | str, where: str, hint: str = "") -> bytes:
-    """Return the bytes of a file, also of one at a URL; SourceError that names ``where`` if that fails."""
-    with _explained(path, where, hint):
-        if isinstance(path, ListedURL) and (stored := path.stored) is not None:
-            return stored()
-        if is_url(path):
-            return _read_object(place_of(path))
-        return read_regular(path)
-
-
-def open_file(path: Path | str, where: str) -> BinaryIO:
-    """Open a file, also one at a URL, which is fetched as one; SourceError that names ``where`` if that fails."""
-    with _explained(path, where):
-        return open(path, "rb", opener=regular)
-
-
-@contextmanager
-def _explained(path: Path | str, where: str, hint: str = "") -> Iterator[None]:
-    try:
-        yield
-    except SourceError:
-        raise
-    except NotRegularError as error:
-        raise SourceError(str(error.strerror), where, hint) from error
-    except FileNotFoundError as error:
-        what = f"there is no file {str(path)!r}"
-        raise SourceError(what, where, hint or "Was it moved?") from error
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        reason = getattr(error, "strerror", None) or error
-        raise SourceError(f"cannot be read ({reason})", where, hint) from error
-
-
-def _read_object(url: Path) -> bytes:
-    data, _ = bucket_at(str(url.parent)).read(url.name)
-    if data is None:
-        raise FileNotFoundError
-    return data
 
 
 def is_hidden(name: str) -> bool:
@@ -286,36 +207,32 @@ def shared_keys(files: Callable[[], Iterable[str]]) -> frozenset[str]:
 
 
 class FileHash:
-    """Hashes names, sizes and modification times of files, so that an identity stays short."""
+    """Hashes names, sizes and marks of files, so that an identity stays short."""
 
     def __init__(self) -> None:
         self._hash = xxhash.xxh3_128()
 
-    def add(self, name: str, stat: os.stat_result | None) -> None:
-        """Add a file; None for one that is not there."""
-        numbers = "" if stat is None else f"{stat.st_size},{stat.st_mtime_ns}"
-        self._hash.update(f"{name}\0{numbers}\n".encode(errors="surrogateescape"))
+    def add(self, name: str, size: int, mark: int) -> None:
+        """Add a file; its mark changes when it does."""
+        self._hash.update(f"{name}\0{size},{mark}\n".encode(errors="surrogateescape"))
 
     def hexdigest(self) -> str:
         """Return the hash so far, 32 hexadecimal digits."""
         return self._hash.hexdigest()
 
 
-def files_identity(kind: str, paths: Sequence[Path]) -> dict[str, Any]:
-    """Return the identity of a source made of a few large files; SourceError if one is missing."""
-    files = FileHash()
-    for path, name in zip(paths, relative_names(paths), strict=True):
-        try:
-            files.add(name, path.stat())
-        except OSError as error:
-            raise SourceError(f"cannot be read ({error.strerror})", path) from error
-    return {"kind": kind, "num_files": len(paths), "files": files.hexdigest()}
+def files_identity(kind: str, files: Sequence[File]) -> dict[str, Any]:
+    """Return the identity of a source made of a few large files."""
+    hashed = FileHash()
+    for file, name in zip(files, relative_names([file.path for file in files]), strict=True):
+        hashed.add(name, file.size, file.mark)
+    return {"kind": kind, "num_files": len(files), "files": hashed.hexdigest()}
 
 
 def relative_names(paths: Sequence[Path]) -> list[str]:
     """Return the paths of files from the last folder on that holds all of them."""
     folder = os.path.commonpath([os.path.abspath(str(path.parent)) for path in paths])
-    return [os.path.relpath(str(path), folder) for path in paths]  # of a URL no file is fetched
+    return [os.path.relpath(str(path), folder) for path in paths]
 
 
 def check_unique(

@@ -26,7 +26,7 @@ class ExtendedSource(Source):
         notes: Sequence[str] = (),
     ) -> None:
         self.source, self.labels, self._extend = source, labels, extend
-        self.kind, self.name, self.root = source.kind, source.name, source.root
+        self.kind, self.name, self.listing = source.kind, source.name, source.listing
         self.identity = {**source.identity, "columns": identity}
         self.has_masks, self.has_several = source.has_masks, source.has_several
         self.pixels, self.ignored = source.pixels, source.ignored

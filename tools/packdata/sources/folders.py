@@ -7,138 +7,78 @@ the folders below it sorted by path, in each of those the files sorted by name.
 from __future__ import annotations
 
 import os
+from array import array
 from collections import Counter
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loaders.errors import SourceError
 from packdata.sources.base import (
     PICTURES,
     Column,
-    File,
     FileHash,
     FileKind,
     Item,
-    LocalFile,
     Source,
     check_unique,
-    file_at,
-    is_hidden,
     key_of,
     shared_keys,
     suffix_of,
 )
-from packdata.sources.listed import ListedEntry, ListedURL, StoredNames, real_path
-from packdata.sources.names import Names
-from packdata.sources.objects import RemoteFile
+from packdata.sources.listed import LINK_ABOVE, Listing
 from packdata.sources.refused import check_name
 from packdata.wording import few
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
+    from pathlib import Path
 
-Entry = os.DirEntry[str] | ListedEntry
-LINK_ABOVE = "link to a folder above"
-
-
-class Listing:
-    """The files of a kind in a folder and below it, relative to ``root``, in order."""
-
-    def __init__(self, root: Path, kind: FileKind = PICTURES, without: str = "") -> None:
-        self.root, self._suffixes, self._without = root, kind.suffixes, without
-        # Their relative paths with forward slashes.
-        self.files = StoredNames(root) if isinstance(root, ListedURL) else Names()
-        # Other files passed over, by suffix; also each ``link to a folder above``.
-        self.ignored: Counter[str] = Counter()
-        self._hash = FileHash()
-
-    @property
-    def digest(self) -> str:
-        """A hash of the names, sizes and modification times of the files."""
-        return self._hash.hexdigest()
-
-    def add_top(self) -> list[str]:
-        """List the files directly in ``root``; return the folders beside them, sorted."""
-        entries, folders = scan(self.root)
-        self._add("", entries)
-        return [name for name in folders if not is_hidden(name)]
-
-    def add_below(self, folder: str) -> None:
-        """List the files in a folder of ``root`` and below it."""
-        found = list(files_below(self.root, folder))
-        for relative, entries in sorted(found, key=lambda pair: pair[0]):
-            if entries is None:
-                self.ignored[LINK_ABOVE] += 1
-            else:
-                self._add(f"{relative}/", entries)
-
-    def _add(self, prefix: str, entries: Iterable[Entry]) -> None:
-        for entry in entries:
-            name = entry.name
-            suffix = suffix_of(name)
-            if is_hidden(name):
-                continue
-            if self._without and key_of(name).endswith(self._without):
-                continue
-            if suffix not in self._suffixes:
-                self.ignored[suffix or "no suffix"] += 1
-                continue
-            relative = prefix + name
-            check_name(relative, entry.path)
-            if isinstance(self.files, Names):
-                self.files.append(relative)
-            elif isinstance(entry, ListedEntry):
-                self.files.append(entry.number)
-            self._hash.add(relative, _stat(entry))
+    from packdata.reading import File
 
 
-def files_below(root: Path, folder: str = "") -> Iterator[tuple[str, Iterable[Entry] | None]]:
-    """Yield a folder of ``root``, by default itself, and all below it, with their files, in no order.
+class _Chosen:
+    """The files of a kind in a listing, in order.
 
-    Links are followed; what leads to a folder above, be it of ``root`` itself, has None. Folders
-    are named relative to ``root``; hidden ones are passed over. SourceError where one cannot be listed.
+    Args:
+        listing: Of a folder.
+        kind: Which files count.
+        without: How names, before the suffix, end of those that do not.
     """
-    above = {*map(str, Path(real_path(root)).parents), *([real_path(root)] if folder else [])}
-    pending = [(folder, above)]
-    while pending:
-        relative, above = pending.pop()
-        real = real_path(root / relative)
-        if real in above:
-            yield relative, None
-            continue
-        entries, folders = scan(root / relative)
-        yield relative, entries
-        inner = (f"{relative}/{name}".lstrip("/") for name in folders if not is_hidden(name))
-        pending += [(path, above | {real}) for path in inner]
+
+    def __init__(self, listing: Listing, kind: FileKind, without: str = "") -> None:
+        self._listing, self._numbers = listing, array("I")
+        self.ignored = Counter([LINK_ABOVE] * len(listing.links))  # others, by suffix
+        self.counts: Counter[str] = Counter()  # by class: the first folder
+        hashed = FileHash()
+        for folder in sorted(listing.folders, key=lambda path: (_class_of(f"{path}/"), path)):
+            inside = listing.inside(folder)
+            for number, path in zip(inside, listing.paths(inside), strict=True):
+                suffix = suffix_of(path)
+                if without and key_of(path).endswith(without):
+                    continue
+                if suffix not in kind.suffixes:
+                    self.ignored[suffix or "no suffix"] += 1
+                    continue
+                check_name(path, listing.root / path)
+                self._numbers.append(number)
+                self.counts[_class_of(path)] += 1
+                hashed.add(path, *listing.state(number))
+        if not self._numbers:
+            raise _no_files(listing.root, kind, self.ignored)
+        self.identity = {"num_files": len(self), "files": hashed.hexdigest()}
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __iter__(self) -> Iterator[str]:
+        return self._listing.paths(self._numbers)
+
+    def __getitem__(self, number: int) -> tuple[str, File]:
+        return self._listing.at(self._numbers[number])
 
 
-def scan(folder: Path) -> tuple[Iterable[Entry], list[str]]:
-    """Return files and names of folders, sorted; a link counts as what it leads to. SourceError if that fails."""
-    if isinstance(folder, ListedURL):
-        return folder.scan()
-    try:
-        with os.scandir(folder) as found:
-            entries = sorted(found, key=lambda entry: entry.name)
-        folders = [entry.name for entry in entries if _is_folder(entry)]
-    except OSError as error:
-        raise SourceError(f"the folder cannot be listed ({error.strerror})", folder) from error
-    names = set(folders)
-    return [entry for entry in entries if entry.name not in names], folders
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link to itself: it is rejected when it is read
-        return False
-
-
-def _stat(entry: Entry) -> os.stat_result | None:
-    try:
-        return entry.stat()
-    except OSError:  # a link to nowhere: it is rejected when it is read
-        return None
+def _class_of(path: str) -> str:
+    return path.partition("/")[0] if "/" in path else ""
 
 
 class FolderSource(Source):
@@ -147,71 +87,45 @@ class FolderSource(Source):
     Files whose names end, before the suffix, in ``without`` are passed over: masks beside their pictures.
     """
 
-    root: Path
+    listing: Listing
 
-    def __init__(self, root: Path, kind: FileKind = PICTURES, without: str = "") -> None:
-        self.root, self._place = root, root.absolute()  # files are read when they are packed
-        self.name = root.resolve().name
-        listing = Listing(root, kind, without)
-        folders = listing.add_top()
-        num_top = len(listing.files)
-        classes = [folder for folder in folders if _adds_files(listing, folder)]
-        if num_top and len(listing.files) > num_top:
-            raise _mixed(root, kind, listing.files, num_top)
-        if not listing.files:
-            raise no_files(root, kind, listing.ignored)
+    def __init__(self, listing: Listing, kind: FileKind = PICTURES, without: str = "") -> None:
+        self.listing, self.name = listing, listing.name
+        self._files = files = _Chosen(listing, kind, without)
+        num_top, folders = files.counts[""], listing.subfolders()
+        classes = [folder for folder in folders if files.counts[folder]]
+        if num_top and classes:
+            top = few(islice(files, num_top), 3)
+            what = f"{top} beside folders of {kind.names} ({few(classes)})"
+            hint = "Move them into the folder of their class, or out of this one"
+            raise SourceError(what, listing.root, hint)
         self.kind = "folder" if num_top else "classes"
-        self.labels = {}
-        if not num_top:
-            self.labels = {"label": Column("class", tuple(classes))}
-        self.other_folders = [name for name in folders if name not in classes]
-        self.ignored = dict(listing.ignored)
-        self._files = listing.files
+        self.labels = {} if num_top else {"label": Column("class", tuple(classes))}
+        self.other_folders = [name for name in folders if name not in {*classes}]
+        self.ignored = dict(files.ignored)
         self.identity = {
             "kind": self.kind,
             "classes": [] if num_top else folders,
-            "num_files": len(self._files),
-            "files": listing.digest,
+            **files.identity,
         }
-        self._shared = shared_keys(lambda: self._files)
+        self._shared = shared_keys(lambda: files)
         if self._shared:  # else all keys were compared there
-            check_unique(lambda: zip(self.keys(), self._files, strict=True), root)
+            check_unique(lambda: zip(self.keys(), files, strict=True), listing.root)
 
     def __len__(self) -> int:
         return len(self._files)
 
     def items(self, start: int = 0) -> Iterator[Item]:
-        labelled, root = self.kind == "classes", str(self.root)
-        for i in range(start, len(self._files)):
-            file = self._files[i]
-            where = os.path.join(root, file)
-            labels = {"label": file.split("/", 1)[0]} if labelled else {}
-            key = key_of(file, self._shared)
-            if isinstance(self._files, Names):
-                read: File = LocalFile(os.path.join(self._place, file), where)
-            else:
-                read = self._files.reader(i, where)
-            yield Item(key, where, read, labels)
+        for number in range(start, len(self)):
+            path, file = self._files[number]
+            labels = {} if self.kind == "folder" else {"label": _class_of(path)}
+            yield Item(key_of(path, self._shared), file.where, file, labels)
 
     def keys(self) -> Iterator[str]:
-        return (key_of(file, self._shared) for file in self._files)
+        return (key_of(path, self._shared) for path in self._files)
 
 
-def _adds_files(listing: Listing, folder: str) -> bool:
-    before = len(listing.files)
-    listing.add_below(folder)
-    return len(listing.files) > before
-
-
-def _mixed(root: Path, kind: FileKind, files: Iterable[str], num_top: int) -> SourceError:
-    top, below = [*islice(files, num_top)], islice(files, num_top, None)
-    folders = sorted({file.split("/", 1)[0] for file in below})
-    what = f"{few(top, 3)} beside folders of {kind.names} ({few(folders)})"
-    return SourceError(what, root, "Move them into the folder of their class, or out of this one")
-
-
-def no_files(root: Path, kind: FileKind, ignored: Counter[str]) -> SourceError:
-    """Return the error that there is nothing of a kind, with what is there instead."""
+def _no_files(root: Path, kind: FileKind, ignored: Counter[str]) -> SourceError:
     if not ignored:
         return SourceError(f"no {kind.names}", root, "Check the path")
     seen = ", ".join(f"{count} x {suffix}" for suffix, count in ignored.most_common(5))
@@ -231,30 +145,29 @@ class MaskFolder:
     """Masks in a folder, found by the key of their picture.
 
     Args:
-        root: The folder.
+        listing: Of the folder.
         kind: Which files are masks.
         suffix: How names of masks end where those of pictures do not, as ``_mask``; or what takes the place of
             what, as ``_leftImg8bit=_gtFine_labelIds``. Other files are no masks.
     """
 
-    def __init__(self, root: Path, kind: FileKind = PICTURES, suffix: str = "") -> None:
-        listing = Listing(root, kind)
-        for folder in listing.add_top():
-            listing.add_below(folder)
-        if not listing.files:
-            raise no_files(root, kind, listing.ignored)
+    def __init__(self, listing: Listing, kind: FileKind = PICTURES, suffix: str = "") -> None:
+        self._files = files = _Chosen(listing, kind)
         self._old, self._new = split_suffix(suffix)
-        keys = [(key_of(file), file) for file in listing.files]
-        masks = [(self._picture(key), file) for key, file in keys if key.endswith(self._new)]
-        if not masks:
-            what = f"none of its {len(keys)} files ends in {self._new!r}, such as {keys[0][1]} does not"
-            raise SourceError(what, root, "Check mask_suffix=")
-        check_unique(lambda: masks, root)
-        self.root, self._place, self._kind = root, root.absolute(), kind
-        self.identity: dict[str, Any] = {"num_files": len(listing.files), "files": listing.digest}
+        keys = enumerate(map(key_of, files))
+        self._numbers = {self._picture(key): n for n, key in keys if key.endswith(self._new)}
+        if not self._numbers:
+            what = f"none of its {len(files)} files ends in {self._new!r}, such as {files[0][0]} does not"
+            raise SourceError(what, listing.root, "Check mask_suffix=")
+        check_unique(self._masks, listing.root)
+        self.root, self._kind = listing.root, kind
+        self.identity: dict[str, Any] = files.identity
         if suffix:
             self.identity["suffix"] = suffix
-        self.files = dict(masks)
+
+    def _masks(self) -> Iterator[tuple[str, str]]:
+        keys = ((key_of(path), path) for path in self._files)
+        return ((self._picture(key), path) for key, path in keys if key.endswith(self._new))
 
     def _picture(self, key: str) -> str:
         """Return the key of the picture that a mask is of."""
@@ -262,18 +175,16 @@ class MaskFolder:
 
     def find(self, item: Item) -> File:
         """Return the mask for a picture; SourceError if there is none."""
-        file = self.files.get(item.key)
-        if file is None:
+        if (name := self.name(item.key)) is None:
             suffix = ".png" if self._kind is PICTURES else min(self._kind.suffixes)
             name = os.path.join(self.root, item.key.removesuffix(self._old) + self._new) + suffix
             hint = f"The mask is looked for as {name} (or another suffix)"
             hint += "" if self._new or self._old else "; mask_suffix= says how else names end"
             raise SourceError("the mask is missing", item.where, hint)
-        found = file_at(self._place / file)
-        where = item.place_of_mask(self.name(item.key))
-        return found if isinstance(found, RemoteFile) else LocalFile(found.path, where)
+        _, file = self._files[self._numbers[item.key]]
+        return file.placed(item.place_of_mask(name))
 
     def name(self, key: str) -> str | None:
         """Return the path of the mask for a picture, beginning as the folder's was given."""
-        file = self.files.get(key)
-        return None if file is None else os.path.join(self.root, file)
+        number = self._numbers.get(key)
+        return None if number is None else self._files[number][1].where

@@ -18,11 +18,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from loaders.errors import SourceError
-from packdata.sources.base import Column, Item, Pixels, Source, files_identity, read_file
+from packdata.sources.base import Column, Item, Pixels, Source, files_identity
+from packdata.sources.listed import files_at, is_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from packdata.reading import File
 
 IDX_IMAGES = re.compile(r".*images[-.]idx3-ubyte(\.gz)?", re.IGNORECASE)
 IDX_SUFFIXES = ("idx3-ubyte", "idx3-ubyte.gz")  # quicker to look for
@@ -33,22 +36,22 @@ class IdxSource(Source):
 
     kind = "idx"
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.name = path, path.name
-        images = _read_idx(path, num_axes=3)
+    def __init__(self, file: File) -> None:
+        self.path, self.name = file.path, file.path.name
+        images = _read_idx(file, num_axes=3)
         if not images.size:
-            raise SourceError(f"no pictures: the shape is {images.shape}", path)
+            raise SourceError(f"no pictures: the shape is {images.shape}", self.path)
         self._images = images
         self.pixels = (images.shape[1], images.shape[2])
-        labels = _labels_beside(path)
-        self._labels = None if labels is None else _read_idx(labels, num_axes=1)
+        beside = _labels_beside(self.path)
+        self._labels = _read_idx(beside[0], num_axes=1) if beside else None
         if self._labels is not None and len(self._labels) != len(images):
-            what = f"{len(self._labels)} labels for {len(images)} images of {path.name}"
-            raise SourceError(what, labels or path)
-        self.labels = {} if labels is None else {"label": Column("int")}
-        if labels is None:
-            self.notes = [f"no label: {_labels_name(path)} is not beside {self.name}"]
-        self.identity = files_identity(self.kind, [path] if labels is None else [path, labels])
+            what = f"{len(self._labels)} labels for {len(images)} images of {self.name}"
+            raise SourceError(what, beside[0].path)
+        self.labels = {"label": Column("int")} if beside else {}
+        if not beside:
+            self.notes = [f"no label: {_labels_name(self.path)} is not beside {self.name}"]
+        self.identity = files_identity(self.kind, [file, *beside])
 
     def __len__(self) -> int:
         return len(self._images)
@@ -69,14 +72,15 @@ def _labels_name(path: Path) -> str:
     return re.sub("(?i)images([-.])idx3", r"labels\1idx1", plain)
 
 
-def _labels_beside(path: Path) -> Path | None:
+def _labels_beside(path: Path) -> list[File]:
     name = _labels_name(path)
-    found = [path.with_name(name + end) for end in ("", ".gz")]
-    return next((file for file in found if file.name != path.name and file.is_file()), None)
+    places = (path.with_name(name + end) for end in ("", ".gz"))
+    found = next((place for place in places if place != path and is_file(place)), None)
+    return [] if found is None else files_at(found)
 
 
-def _read_idx(path: Path, num_axes: int) -> Pixels:
-    data, start = read_file(path, str(path)), 4 + 4 * num_axes
+def _read_idx(file: File, num_axes: int) -> Pixels:
+    path, data, start = file.path, file(), 4 + 4 * num_axes
     try:
         data = gzip.decompress(data) if path.name.endswith(".gz") else data
         shape = struct.unpack_from(f">{num_axes}I", data, 4)

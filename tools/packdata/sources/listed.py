@@ -1,8 +1,6 @@
-"""Sources at URLs: listed once, so that they are looked at as folders are; read object by object, ahead of need.
+"""What lies in a folder, or below a URL: one walk lists names, sizes and marks; nothing is read.
 
-A listing is kept by this process under its URL. A path below is a ``ListedURL``, which asks the listing what the file
-system is asked of other paths; opened as a file, it is fetched as one first (``packdata.sources.fetched``). What is
-read is compared with what was listed.
+Sources are made of a ``Listing``, or of single files, and do not ask again what lies where.
 """
 
 from __future__ import annotations
@@ -10,360 +8,297 @@ from __future__ import annotations
 import os
 import stat
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
+from copy import copy
 from glob import glob, has_magic
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
-import xxhash
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from loaders.errors import SourceError
-from loaders.remote.url import URL, is_url, url_of
+from loaders.remote.url import URL, place_of
 from loaders.remote.wire import Entry
 from packdata.bucket import bucket_at
-from packdata.sources.fetched import expect_in_order, local_path
-from packdata.sources.names import Names
-from packdata.sources.objects import RemoteFile
+from packdata.reading import File, LocalFile, RemoteFile
+from packdata.sources.base import is_hidden
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from packdata.bucket import Bucket
 
-_BEHIND_SLASH = chr(ord("/") + 1)
+LINK_ABOVE = "link to a folder above"
+_LOG = ".hoodie"  # a hidden folder that says that the files beside it are those of a table
+_MARKS = 1 << 64
+_AT_ONCE = 1024  # names
+_Row = tuple[
+    str, str, int, int
+]  # folder, name, size and mark of a file; "" as name for the folder
 
 
-class Tree:
-    """A listing: the objects below a URL, by name.
+class Listing:
+    """The files in a folder and below it, folder by folder, in each by name; none that are hidden.
 
     Args:
-        origin: Of the URL.
-        entries: The objects.
-        is_flat: Whether objects in folders below are left out.
+        root: The folder, or a URL.
+        deep: Whether what lies in its folders is listed, too.
+
+    Attributes:
+        root: As it was given.
+        folders: Relative paths of those in it and below, "" first; what is below one follows it.
+        links: Relative paths of links to folders above: they are not followed, others are.
+
+    Raises:
+        SourceError: A folder cannot be listed.
+        RemoteError: The store does not answer, or refuses.
     """
 
-    def __init__(
-        self,
-        origin: Bucket,
-        entries: Iterable[Entry],
-        *,
-        is_flat: bool = False,
-    ) -> None:
-        self.origin, self.is_flat = origin, is_flat
-        self.names, sizes, marks = Names(), array("Q"), array("Q")
-        self._sum, last, is_sorted = 0, "", True
-        for entry in entries:
-            self._sum += _hash(entry)
-            if entry.name.endswith("/"):  # what stands for the folder itself, as some tools make
+    def __init__(self, root: Path, *, deep: bool = True) -> None:
+        self.links: list[str] = []
+        self._set_root(root)
+        self._sort(self._walk(deep) if self._bucket is None else _objects(self._bucket, deep))
+
+    def _set_root(self, root: Path) -> None:
+        self.root, self._absolute = (
+            root,
+            str(root.absolute()),
+        )  # files are read when they are packed
+        self._bucket = bucket_at(root) if isinstance(root, URL) else None
+
+    def _walk(self, deep: bool) -> Iterator[_Row]:
+        pending = [("", {*map(str, Path(os.path.realpath(self.root)).parents)})]
+        while pending:
+            folder, above = pending.pop()
+            place = self.root / folder
+            if (real := os.path.realpath(place)) in above:
+                self.links.append(folder)
                 continue
-            self.names.append(entry.name)
-            sizes.append(entry.size)
-            marks.append(entry.mark)
-            is_sorted, last = is_sorted and last <= entry.name, entry.name
-        self.sizes, self.marks = np.asarray(sizes), np.asarray(marks)
-        if not is_sorted:
-            order = sorted(range(len(self.names)), key=[*self.names].__getitem__)
-            self.names = Names(self.names[i] for i in order)
-            self.sizes, self.marks = self.sizes[order], self.marks[order]
+            yield folder, "", 0, 0
+            try:
+                with os.scandir(place) as found:
+                    for entry in found:
+                        path = f"{folder}/{entry.name}".lstrip("/")
+                        if is_hidden(entry.name) and entry.name != _LOG:
+                            continue
+                        if not _is_folder(entry):
+                            yield folder, entry.name, *_stat(entry)
+                        elif deep:
+                            pending.append((path, above | {real}))
+                        else:
+                            yield path, "", 0, 0
+            except OSError as error:
+                what = f"the folder cannot be listed ({error.strerror})"
+                raise SourceError(what, place) from error
 
-    def is_of(self, entries: Iterable[Entry]) -> bool:
-        """Tell whether it is of these objects, in any order."""
-        return sum(map(_hash, entries)) == self._sum
-
-    def entry(self, number: int) -> Entry:
-        """Return an object by its number."""
-        return Entry(self.names[number], int(self.sizes[number]), int(self.marks[number]))
-
-    def find(self, name: str) -> Entry | None:
-        """Return an object by its name."""
-        number = bisect_left(self.names, name)
-        is_there = number < len(self.names) and self.names[number] == name
-        return self.entry(number) if is_there else None
-
-    def below(self, folder: str) -> range:
-        """Return the numbers of the objects in a folder and below it."""
-        if not folder:
-            return range(len(self.names))
-        first = bisect_left(self.names, f"{folder}/")
-        return range(first, bisect_left(self.names, folder + _BEHIND_SLASH, first))
-
-    def inside(self, folder: str) -> tuple[Sequence[int], list[str]]:
-        """Return the numbers of the objects directly in a folder, by name, and names of the folders in it.
-
-        Raises:
-            SourceError: An object and a folder have one name.
-        """
-        numbers, folders, every = array("I"), [], self.below(folder)
-        above = f"{folder}/" if folder else ""
-        number = every.start
-        while number < every.stop:
-            name, slash, _ = self.names[number][len(above) :].partition("/")
-            if slash:
-                folders.append(name)
-                number = self.below(above + name).stop
-            else:
-                numbers.append(number)
-                number += 1
-        for name in folders:
-            if (entry := self.find(above + name)) is None:
-                continue
-            if entry.size:  # else it stands for the folder, as some tools make
-                what = "an object, and others lie below it as in a folder"
-                raise SourceError(what, self.origin.url / entry.name, "Rename one of them")
-            numbers.remove(bisect_left(self.names, entry.name))
-        return numbers, sorted(folders)
-
-    @property
-    def num_bytes(self) -> int:
-        """Of all objects."""
-        return int(self.sizes.sum())
+    def _sort(self, rows: Iterable[_Row]) -> None:
+        numbers, data, ends = {"": 0}, bytearray(), array("q", [0])
+        folders, sizes, marks = array("I"), array("Q"), array("Q")
+        for folder, name, size, mark in rows:
+            number = numbers.setdefault(folder, len(numbers))
+            if name:
+                data += os.fsencode(name)
+                ends.append(len(data))
+                folders.append(number)
+                sizes.append(size)
+                marks.append(mark)
+        for folder in [*numbers]:  # those above may hold no files
+            while folder := folder.rpartition("/")[0]:
+                numbers.setdefault(folder, len(numbers))
+        self.folders = sorted(numbers, key=lambda folder: folder.split("/"))
+        ranks = np.empty(len(numbers), np.uint32)
+        ranks[[numbers[folder] for folder in self.folders]] = np.arange(len(numbers))
+        rank, buffers = ranks[np.asarray(folders)], [None, pa.py_buffer(ends), pa.py_buffer(data)]
+        # As they were listed: tens of millions are not moved, they have an order.
+        self._names = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(rank), buffers)
+        self._sizes, self._marks = np.asarray(sizes), np.asarray(marks)
+        keys = pa.table({"folder": rank, "name": self._names})
+        order = pc.sort_indices(keys, [("folder", "ascending"), ("name", "ascending")])
+        # An empty object of a folder's name stands for the folder, as some tools make.
+        kept = np.ones(len(rank), bool)
+        for row in np.flatnonzero(self._sizes == 0).tolist():
+            path = f"{self.folders[rank[row]]}/{os.fsdecode(self._names[row].as_py())}"
+            kept[row] = path.lstrip("/") not in numbers
+        self._order = order.to_numpy().astype(np.uint32)
+        self._order = self._order[kept[self._order]]
+        self._starts = np.append(0, np.cumsum(np.bincount(rank[kept], minlength=len(numbers))))
 
     def __len__(self) -> int:
-        return len(self.names)
+        return len(self._order)
 
-    def __iter__(self) -> Iterator[Entry]:
-        return map(Entry, self.names, self.sizes.tolist(), self.marks.tolist())
+    def __iter__(self) -> Iterator[str]:
+        """Yield the relative paths of all files."""
+        return self.paths(range(len(self)))
 
-
-def _hash(entry: Entry) -> int:
-    return xxhash.xxh3_128_intdigest(f"{entry.name}\0{entry.size},{entry.mark}".encode())
-
-
-_trees: dict[str, Tree] = {}
-
-
-class ListedURL(URL):
-    """A folder or object of a source that was listed."""
-
-    @property
-    def _listed(self) -> str:
-        """The URL of the listing that it is in; "" if there is none."""
-        above = str(self)
-        while above and above not in _trees:
-            above = above.rpartition("/")[0]
-        return above
-
-    def _found(self) -> tuple[Tree | None, str]:
-        tree = _trees.get(self._listed)
-        return tree, "" if tree is None else str(self)[len(f"{tree.origin.url}/") :]
-
-    @property
-    def tree(self) -> Tree:
-        """The listing that it is in; SourceError if there is none."""
-        tree, _ = self._found()
-        if tree is None:
-            raise SourceError("the URL was not listed", self)
-        return tree
-
-    @property
-    def stored(self) -> RemoteFile | None:
-        """The object behind this path; None if there is none."""
-        tree, path = self._found()
-        entry = None if tree is None else tree.find(path)
-        return None if tree is None or entry is None else RemoteFile(tree.origin, entry, str(self))
-
-    def __fspath__(self) -> str:
-        """Return the path of the object as a file of this machine, as which it is fetched now; else the URL."""
-        stored = self.stored
-        return str(self) if stored is None or self.is_dir() else local_path(stored)
-
-    def __reduce__(self) -> Any:
-        return _sent, (str(self), self._listed, self._found()[0])
-
-    def iterdir(self) -> Generator[ListedURL]:
-        """Yield what is directly inside."""
-        files, folders = self.scan()
-        yield from (self / name for name in [*(file.name for file in files), *folders])
-
-    def is_dir(self) -> bool:
-        """Tell whether something lies below it."""
-        tree, path = self._found()
-        return tree is not None and len(tree.below(path)) > 0
-
-    def is_file(self) -> bool:
-        """Tell whether it is an object."""
-        return not self.is_dir() and self.stored is not None
-
-    def exists(self) -> bool:
-        """Tell whether it is there."""
-        return self.is_dir() or self.stored is not None
-
-    def resolve(self, strict: bool = False) -> ListedURL:
-        """Return it as it is."""
-        return self
-
-    def stat(self, *, follow_symlinks: bool = True) -> Any:
-        """Tell what a file system does; ``FileNotFoundError`` if it is not there."""
-        if self.is_dir():
-            return SimpleNamespace(st_mode=stat.S_IFDIR)
-        if (stored := self.stored) is None:
-            raise FileNotFoundError(2, "there is no such object", str(self))
-        return stat_of(stored.entry)
-
-    def scan(self) -> tuple[Iterator[ListedEntry], list[str]]:
-        """Return what is directly inside, by name: objects, and names of folders."""
-        tree, path = self._found()
-        if tree is None:
-            return iter(()), []
-        numbers, folders = tree.inside(path)
-        return (ListedEntry(self, i, tree.entry(i)) for i in numbers), folders
-
-
-def _sent(text: str, listed: str, tree: Tree | None) -> ListedURL:
-    if tree is not None:
-        _trees[listed] = tree
-    return ListedURL(text)
-
-
-def stat_of(entry: Entry) -> Any:
-    """Tell of an object what a file system tells of a file: its size, and what changes with it."""
-    return SimpleNamespace(st_mode=stat.S_IFREG, st_size=entry.size, st_mtime_ns=entry.mark)
-
-
-class ListedEntry(NamedTuple):
-    """An object in a folder, as ``os.DirEntry`` tells of a file."""
-
-    folder: ListedURL
-    number: int  # in the listing
-    entry: Entry
+    def paths(self, numbers: Sequence[int]) -> Iterator[str]:
+        """Yield the relative paths of some files."""
+        for first in range(0, len(numbers), _AT_ONCE):
+            some = np.asarray(numbers[first : first + _AT_ONCE], np.int64)
+            folders = np.searchsorted(self._starts, some, "right") - 1
+            names = self._names.take(pa.array(self._order[some])).to_pylist()
+            for folder, name in zip(folders.tolist(), names, strict=True):
+                yield f"{self.folders[folder]}/{os.fsdecode(name)}".lstrip("/")
 
     @property
     def name(self) -> str:
-        """Its name in the folder."""
-        return self.entry.name.rpartition("/")[2]
+        """The last component of its path."""
+        return self.root.name if self._bucket else self.root.resolve().name
 
-    @property
-    def path(self) -> str:
-        """The URL."""
-        return f"{self.folder}/{self.name}"
+    def inside(self, folder: str = "") -> range:
+        """Return the numbers of the files directly in a folder."""
+        at = bisect_left(self.folders, folder.split("/"), key=lambda folder: folder.split("/"))
+        if self.folders[at : at + 1] != [folder]:
+            return range(0)
+        return range(int(self._starts[at]), int(self._starts[at + 1]))
 
-    def stat(self) -> Any:
-        """Tell its size and what changes with it."""
-        return stat_of(self.entry)
+    def names(self, folder: str = "") -> Iterator[str]:
+        """Yield the names of the files directly in a folder."""
+        return map(os.path.basename, self.paths(self.inside(folder)))
+
+    def subfolders(self) -> list[str]:
+        """Return the names of the folders directly in the root."""
+        return [folder for folder in self.folders if folder and "/" not in folder]
+
+    def below(self, folder: str) -> Listing:
+        """Return what lies in a folder and below it."""
+        part, cut = copy(self), len(folder) + 1
+        part._set_root(self.root / folder)
+        if folder not in self.folders:
+            raise SourceError("there is no such folder", self.root / folder)
+        inner = [i for i, f in enumerate(self.folders) if f"{f}/".startswith(f"{folder}/")]
+        part.folders = [self.folders[i][cut:] for i in inner]
+        part.links = [link[cut:] for link in self.links if link.startswith(f"{folder}/")]
+        starts = self._starts[inner[0] : inner[-1] + 2]
+        part._order, part._starts = self._order[starts[0] : starts[-1]], starts - starts[0]
+        return part
+
+    def state(self, number: int) -> tuple[int, int]:
+        """Return the size of a file, and its mark, which changes when it does."""
+        row = self._order[number]
+        return int(self._sizes[row]), int(self._marks[row])
+
+    def _name(self, number: int) -> bytes:
+        return self._names[self._order[number]].as_py()  # type: ignore[no-any-return]
+
+    def at(self, number: int) -> tuple[str, File]:
+        """Return the relative path of a file, and what reads it from whatever working folder."""
+        folder = self.folders[bisect_right(self._starts, number) - 1]
+        path = f"{folder}/{os.fsdecode(self._name(number))}".lstrip("/")
+        return path, self._file(path, number, self._absolute)
+
+    def find(self, path: str) -> File | None:
+        """Return the file of a relative path, called as the root was given; None if there is none."""
+        folder, _, name = path.rpartition("/")
+        wanted, inside = os.fsencode(name), self.inside(folder)
+        at = bisect_left(inside, wanted, key=self._name)
+        is_there = at < len(inside) and self._name(inside[at]) == wanted
+        return self._file(path, inside[at], str(self.root)) if is_there else None
+
+    def files(self, paths: Iterable[str]) -> list[File]:
+        """Return the files of some relative paths, but for those that are not there."""
+        return [file for file in map(self.find, paths) if file is not None]
+
+    def _file(self, path: str, number: int, root: str) -> File:
+        where, state = os.path.join(str(self.root), path), self.state(number)
+        if self._bucket is not None:
+            return RemoteFile(self._bucket, Entry(path, *state), where)
+        return LocalFile(os.path.join(root, path), where, *state)
 
 
-def place_of_source(path: Path | str) -> Path:
-    """Return a path, or a URL that was listed."""
-    if isinstance(path, ListedURL):
-        return path
-    return ListedURL(str(url_of(path))) if is_url(path) else Path(path)
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself: it is rejected when it is read
+        return False
 
 
-def real_path(path: Path | str) -> str:
-    """Return what all names of a file have in common; of a URL, itself."""
-    place = place_of_source(path)
-    return str(place) if isinstance(place, ListedURL) else os.path.realpath(place)
+def _stat(entry: os.DirEntry[str]) -> tuple[int, int]:
+    try:
+        found = entry.stat()
+    except OSError:  # a link to nowhere: it is rejected when it is read
+        return 0, 0
+    return found.st_size, found.st_mtime_ns % _MARKS
 
 
-def without_secrets(sources: Iterable[Path | str]) -> list[Path | str]:
-    """Return sources as they may be shown: URLs without users, passwords and queries."""
-    return [url_of(source) if is_url(source) else source for source in sources]
+def _objects(bucket: Bucket, deep: bool) -> Iterator[_Row]:
+    """Yield objects; names that end in a slash stand for the folder, as some tools make."""
+    entries, folders = ([], []) if deep else bucket.in_folder()
+    yield from ((folder.rstrip("/"), "", 0, 0) for folder in folders)
+    shown: dict[str, bool] = {}
+    for entry in (each for some in bucket.below() for each in some) if deep else entries:
+        folder, _, name = entry.name.rpartition("/")
+        if folder not in shown:
+            parts = (part for part in folder.split("/") if part != _LOG)
+            shown[folder] = not any(map(is_hidden, parts))
+        if shown[folder] and not is_hidden(name):
+            yield folder, name, entry.size, entry.mark
 
 
-def list_sources(sources: Iterable[Path | str]) -> None:
-    """List those of some sources that are URLs.
+def look_at(place: Path | str, *, deep: bool = True) -> Listing | list[File]:
+    """List a folder; or return the file at a place, or those that a pattern such as ``data/*.csv`` matches, sorted.
 
     Raises:
-        RemoteError: They cannot be listed.
-        SourceError: Nothing is there.
+        SourceError: Nothing is there, or no regular file, or a folder that may not be read.
+        RemoteError: The store does not answer, or refuses.
     """
-    for source in filter(is_url, sources):
-        origin = bucket_at(source)
-        url = str(origin.url)
-        tree = _trees.get(url)
-        # Of tens of millions a second tree would take the same room again.
-        if (
-            not tree
-            or tree.is_flat
-            or tree.origin.url != origin.url
-            or not tree.is_of(_objects(origin))
-        ):
-            _trees[url] = list_origin(origin)
-        for below in [each for each in _trees if each.startswith(f"{url}/")]:
-            del _trees[below]  # what was listed below it may be another by now
+    path = place_of(place)
+    if isinstance(path, URL):
+        listing = Listing(path, deep=deep)
+        return listing if len(listing) or listing.folders[1:] else files_at(path)
+    return Listing(path, deep=deep) if is_folder(path) else files_at(path)
 
 
-def objects_beside(file: ListedURL) -> Tree:
-    """Return the objects beside one, and in folders there."""
-    list_sources([file.parent])
-    return _trees[str(file.parent)]
+def files_at(path: Path) -> list[File]:
+    """Return the file at a path or a URL, or those that a pattern matches, sorted; errors as of ``look_at``."""
+    if isinstance(path, URL):
+        if path.parent.parent.name:  # a bucket is no object
+            bucket = bucket_at(path.parent)
+            if (entry := bucket.look(path.name)) is not None:
+                return [RemoteFile(bucket, entry, str(path))]
+        raise _nothing_at(path)
+    matches = (
+        [path] if _stat_of(path) else sorted(map(Path, glob(str(path), recursive=True)), key=str)
+    )
+    if files := [_file_at(path) for path in matches if not path.is_dir()]:
+        return files
+    raise _nothing_at(path)
 
 
-def _objects(origin: Bucket) -> Iterator[Entry]:
-    return (entry for some in origin.below() for entry in some)
+def _file_at(path: Path) -> File:
+    found = os.stat(path)
+    if not stat.S_ISREG(found.st_mode):
+        raise SourceError("it is not a regular file", path)
+    return LocalFile(str(path), str(path), found.st_size, found.st_mtime_ns % _MARKS)
 
 
-def list_origin(origin: Bucket) -> Tree:
-    """List what lies below a URL, or the one object that it is."""
-    tree = Tree(origin, _objects(origin))
-    if tree:
-        return tree
-    bucket, _, key = str(origin.url).partition("://")[2].partition("/")
-    if key or not bucket:
-        above = bucket_at(str(origin.url.parent))
-        if (one := above.look(origin.url.name)) is not None:
-            return Tree(above, [one])
-    hint = "Check the URL"
-    if has_magic(str(origin.url)):
+def _nothing_at(path: Path) -> SourceError:
+    hint = "Check the path"
+    if isinstance(path, URL) and has_magic(str(path)):
         hint = "At a URL there are no patterns: give a folder, single objects, or a list of them"
-    raise SourceError("there is no such object, and none below it", origin.url, hint)
+    elif "{" in str(path):
+        hint = "A pattern has '*' in place of braces"  # as WebDataset writes them
+    return SourceError("there is no such file or folder", path, hint)
 
 
-def files_matching(pattern: Path | str) -> list[Path]:
-    """Return the files that a pattern means, in no order; there are no patterns at URLs."""
-    if isinstance(place_of_source(pattern), ListedURL):
-        return []
-    found = map(Path, glob(str(pattern), recursive=True))
-    return [path for path in found if not path.is_dir()]
+def is_folder(path: Path, hint: str = "") -> bool:
+    """Tell whether a folder is there; SourceError with a hint if it may not be read."""
+    found = _stat_of(path, hint)
+    return found is not None and stat.S_ISDIR(found.st_mode)
 
 
-def opened_in_order(paths: Iterable[Path]) -> None:
-    """Tell in which order files are opened: of those that are objects, the next comes while one is read."""
-    found = (path.stored for path in paths if isinstance(path, ListedURL))
-    expect_in_order(filter(None, found))
+def is_file(path: Path) -> bool:
+    """Tell whether a file is there, be it a pipe, which is refused when it is opened; or an object."""
+    if isinstance(path, URL):
+        return bucket_at(path.parent).look(path.name) is not None
+    return path.exists() and not path.is_dir()
 
 
-def with_beside(place: Path | str) -> Path:
-    """Return a path; at a URL that is no source, what lies there or beside it is listed first, but for what is below.
-
-    Raises:
-        RemoteError: It cannot be listed.
-    """
-    path = place_of_source(place)
-    places = (path, path.parent) if isinstance(path, ListedURL) else ()
-    for url in (each for each in places if each.parent.name):  # above a bucket nothing is listed
-        if (known := _trees.get(str(url))) is not None and not known.is_flat:
-            break
-        origin = bucket_at(str(url))
-        if entries := origin.in_folder()[0]:
-            _trees[str(url)] = Tree(origin, entries, is_flat=True)
-            break
-        _trees.pop(str(url), None)
-    return path
-
-
-class StoredNames:
-    """The names of some objects of a listing, by their numbers, as they are below a folder."""
-
-    def __init__(self, root: ListedURL) -> None:
-        self._tree, self._numbers = root.tree, array("I")
-        self._cut = len(f"{root}/") - len(f"{self._tree.origin.url}/")
-
-    def append(self, number: int) -> None:
-        """Append the name of an object."""
-        self._numbers.append(number)
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def __getitem__(self, number: int) -> str:
-        return self._tree.names[self._numbers[number]][self._cut :]
-
-    def __iter__(self) -> Iterator[str]:
-        return (self[i] for i in range(len(self)))
-
-    def reader(self, number: int, where: str) -> RemoteFile:
-        """Return what reads the object of a number."""
-        return RemoteFile(self._tree.origin, self._tree.entry(self._numbers[number]), where)
+def _stat_of(path: Path, hint: str = "") -> os.stat_result | None:
+    try:
+        return os.stat(path)
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL in the name
+        return None
+    except OSError as error:
+        raise SourceError(f"the file cannot be read ({error.strerror})", path, hint) from error

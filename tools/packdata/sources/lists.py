@@ -19,17 +19,17 @@ from typing import TYPE_CHECKING, Any
 
 from loaders.data.formats import hash_file
 from loaders.errors import SourceError
+from loaders.remote.url import URL
 from packdata.delimited import CsvOptions, CsvRows
 from packdata.jsonl import JsonRows
+from packdata.reading import File, LocalFile
 from packdata.rows import DELIMITED, HEAD_BYTES, JSON_LINES, open_text, suffix_inside
 from packdata.sources.base import (
     OWN_KEYS,
     PICTURES,
-    File,
     FileHash,
     FileKind,
     Item,
-    LocalFile,
     Source,
     broken_item,
     check_unique,
@@ -41,9 +41,8 @@ from packdata.sources.base import (
     read_each,
     shared_keys,
 )
-from packdata.sources.listed import ListedURL, objects_beside, stat_of
+from packdata.sources.listed import Listing
 from packdata.sources.names import Names
-from packdata.sources.objects import RemoteFile
 from packdata.types import NO_VALUES, type_of
 
 if TYPE_CHECKING:
@@ -126,16 +125,16 @@ class ListSource(Source):
 
     def __init__(
         self,
-        path: Path,
+        file: File,
         kind: FileKind = PICTURES,
         *,
         image_column: str | None = None,
         mask_column: str | None = None,
         label_column: str | None = None,
     ) -> None:
-        self.path, self.name = path, path.name
-        self._folder = str(path.parent.absolute())  # files are read when they are packed
-        self._rows = rows = _read_rows(path)
+        self.path = path = file.path
+        self.name, self._folder = path.name, str(path.parent.absolute())
+        self._rows = rows = _read_rows(file)
         columns = [*rows.columns]
         self._image = _find_column(columns, image_column, path, kind)
         self._mask = _find_mask(columns, mask_column, path)
@@ -159,12 +158,12 @@ class ListSource(Source):
             field: column_of(field, rows.values(name)) for name, field in self._fields.items()
         }
         self.has_masks = self._mask is not None
-        self._beside = objects_beside(path) if isinstance(path, ListedURL) else None
+        self._beside = Listing(path.parent) if isinstance(path, URL) else None
         self._has_keys = "key" in columns
         has_names = not self._has_keys and not self.has_several
         self._shared = shared_keys(self._files) if has_names else frozenset()
         check_unique(self._placed_keys, path, f"{OWN_KEYS}. A row a box: {ROWS_OF_BOXES}")
-        self.identity = self._identity()
+        self.identity = self._identity(hash_file(file.local()))
 
     def _listed(self, cell: Any) -> list[Any]:
         """Return the paths of a row: where it may have any number, nothing is none."""
@@ -196,8 +195,8 @@ class ListSource(Source):
 
     def _file(self, cell: str, where: str) -> File:
         """Return what reads the file of a cell."""
-        if self._beside is not None and (entry := self._beside.find(self._name(cell))):
-            return RemoteFile(self._beside.origin, entry, where)
+        if self._beside is not None and (found := self._beside.find(self._name(cell))):
+            return found.placed(where)
         return LocalFile(os.path.join(self._folder, cell), where)
 
     def _name(self, cell: str) -> str:
@@ -241,23 +240,27 @@ class ListSource(Source):
             return "" if self.labels[field].kind == "text" else None
         return str(value) if self.labels[field].kind in ("class", "text") else value
 
-    def _identity(self) -> dict[str, Any]:
+    def _identity(self, digest: str) -> dict[str, Any]:
         files = FileHash()
         names = [name for name in (self._image, self._mask) if name is not None]
         for image, *cells in zip(*map(self._rows.values, names), strict=True):
             for cell in [*self._listed(image), *cells]:
-                files.add(str(cell), None if cell is None else self._stat(str(cell)))
-        text, columns = hash_file(self.path), [self._image, self._mask]
-        return {"kind": self.kind, "list": text, "columns": columns, "files": files.hexdigest()}
+                files.add(
+                    str(cell), *(0, 0) if cell is None else _state(self._file(str(cell), ""))
+                )
+        columns = [self._image, self._mask]
+        return {"kind": self.kind, "list": digest, "columns": columns, "files": files.hexdigest()}
 
-    def _stat(self, cell: str) -> os.stat_result | None:
-        file = self._file(cell, "")
-        if isinstance(file, RemoteFile):
-            return stat_of(file.entry)  # type: ignore[no-any-return]
-        try:
-            return os.stat(file.path)
-        except (OSError, ValueError):  # it is rejected when it is read
-            return None
+
+def _state(file: File) -> tuple[int, int]:
+    """Return the size of a file, and its mark, which changes when it does."""
+    if not isinstance(file, LocalFile):
+        return file.size, file.mark
+    try:
+        found = os.stat(file.name)
+    except (OSError, ValueError):  # it is rejected when it is read
+        return 0, 0
+    return found.st_size, found.st_mtime_ns
 
 
 def _no_mask(column: str, where: str) -> bytes:
@@ -265,10 +268,10 @@ def _no_mask(column: str, where: str) -> bytes:
     raise SourceError("the mask is missing, others have one", where, hint)
 
 
-def _read_rows(path: Path) -> _Rows:
+def _read_rows(given: File) -> _Rows:
     """Read a list part by part: beside the rows there is no room for all of its text."""
-    is_table = suffix_inside(path.name) in DELIMITED
-    file = _open_table(path) if is_table else JsonRows(path)
+    is_table = suffix_inside(given.path.name) in DELIMITED
+    file = _open_table(given) if is_table else JsonRows(given)
     rows = _Rows(str if is_table else _json)
     add: Callable[[int, Any], str] = rows.add_cells if is_table else rows.add_object
     for part in file.parts():
@@ -276,20 +279,20 @@ def _read_rows(path: Path) -> _Rows:
             if not why:
                 why = add(line, row)
             if why:
-                raise SourceError(why, f"{path}, line {line}")
+                raise SourceError(why, f"{file.path}, line {line}")
     if not rows.lines:
-        raise SourceError("the list has no rows", path)
+        raise SourceError("the list has no rows", file.path)
     return rows
 
 
-def _open_table(path: Path) -> CsvRows:
+def _open_table(given: File) -> CsvRows:
     """Open CSV, the list's own way to write cells: by commas, tabs or semicolons, with a blank behind each or none."""
-    with open_text(path) as file:
+    with open_text(given) as file:
         lines = file.read(HEAD_BYTES).decode(errors="replace").split("\n")
     first = next((line for line in lines if line.strip("\ufeff\r ")), "")
     delimiter = max(",\t;", key=first.count)  # the comma where none occurs
     options = CsvOptions(delimiter=delimiter, header=False)
-    return CsvRows(path, options, skipinitialspace=f"{delimiter} " in first, strict=True)
+    return CsvRows(given, options, skipinitialspace=f"{delimiter} " in first, strict=True)
 
 
 def _stripped(cell: str) -> str | None:

@@ -25,7 +25,7 @@ from packdata.wording import few
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from packdata.sources.base import File
+    from packdata.reading import File
 
 _ZIP_MAGIC = b"PK"
 # NumPy parses a header with ``ast``, which in Python 3.11 fails at random where two threads do so

@@ -8,15 +8,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from loaders.errors import SourceError
+from packdata.reading import RemoteFile
 from packdata.rows import FEW_ROWS, PART_ROWS, Part, TypedRows
 from packdata.sources.arrow import INFO, STATE, open_arrow, read_json, saved_files
 from packdata.sources.base import STREAMING_HINT, suffix_of
-from packdata.sources.listed import ListedURL
 from packdata.sources.refused import check_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Iterator, Sequence
+
+    from packdata.reading import File
+    from packdata.sources.listed import Listing
 
 _WHOLE_BYTES = 8 << 20  # an object of a store that is fetched whole
 
@@ -26,20 +28,20 @@ class ParquetRows(TypedRows):
 
     _metadata: Any = None
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        check_name(str(path), path)
-        with self._open() as file:
-            schema, self._metadata = file.schema_arrow, file.metadata
+    def __init__(self, file: File) -> None:
+        self._file, self.path = file, file.path
+        check_name(str(self.path), self.path)
+        with self._open() as opened:
+            schema, self._metadata = opened.schema_arrow, opened.metadata
         groups = map(self._metadata.row_group, range(self._metadata.num_row_groups))
-        super().__init__(path, schema, [group.num_rows for group in groups])
+        super().__init__(self.path, schema, [group.num_rows for group in groups])
 
     def _open(self) -> pq.ParquetFile:
-        stored = self.path.stored if isinstance(self.path, ListedURL) else None
+        given = self._file
         try:
             # Of a large object, what is read of it is fetched; a small one is a file, as those are that come ahead.
-            is_large = stored is not None and stored.entry.size > _WHOLE_BYTES
-            file = stored.open() if stored is not None and is_large else self.path
+            is_large = isinstance(given, RemoteFile) and given.size > _WHOLE_BYTES
+            file = given.open() if is_large else given.local()
             return pq.ParquetFile(file, metadata=self._metadata, coerce_int96_timestamp_unit="us")
         except (OSError, ValueError, pa.ArrowException) as error:
             raise SourceError(f"cannot be read as Parquet ({error})", self.path) from error
@@ -69,13 +71,13 @@ class ArrowRows(TypedRows):
     What is read is validated first: an offset beyond its buffer would end the process by a signal.
 
     Args:
-        path: The file, or what to call the table.
+        file: The file, or what to call the table.
         rows: The table, if it is in memory.
     """
 
-    def __init__(self, path: Path, rows: pa.Table | None = None) -> None:
-        self.rows = open_arrow(path) if rows is None else rows
-        super().__init__(path, self.rows.schema, [len(self.rows)])
+    def __init__(self, file: File, rows: pa.Table | None = None) -> None:
+        self.rows = open_arrow(file) if rows is None else rows
+        super().__init__(file.path, self.rows.schema, [len(self.rows)])
 
     def nbytes(self, group: Part, columns: Sequence[str]) -> int:
         return int(self.rows.select([*columns]).nbytes)
@@ -98,7 +100,7 @@ class ArrowRows(TypedRows):
                 yield batch.slice(row, num_rows)
 
 
-_KINDS: dict[str, Callable[[Path], TypedRows]] = {"parquet": ParquetRows, "arrow": ArrowRows}
+_KINDS: dict[str, Callable[[File], TypedRows]] = {"parquet": ParquetRows, "arrow": ArrowRows}
 ROW_KINDS = frozenset(_KINDS)
 _INDEX = "index.json"  # of LitData and of MosaicML Streaming
 
@@ -114,27 +116,30 @@ def row_kind(name: str) -> str | None:
     return suffix if suffix in ROW_KINDS else None
 
 
-def open_row_file(path: Path) -> TypedRows:
+def open_row_file(file: File) -> TypedRows:
     """Open a file of rows as what it is; SourceError if it cannot be read."""
-    return _KINDS[row_kind(path.name) or ""](path)
+    return _KINDS[row_kind(file.path.name) or ""](file)
 
 
-def listed_files(folder: Path, names: Collection[str]) -> list[Path] | None:
-    """Return the files that an index in a folder lists, in its order; None if there is none among its ``names``.
+def listed_files(listing: Listing, folder: str = "") -> list[File] | None:
+    """Return the files that an index in a folder lists, in its order; None if there is no index.
 
     Raises:
         SourceError: The index is damaged, a file is missing, the folder is a cache of ``load_dataset``, or the index is
             another library's: its chunks would be taken for plain ids.
     """
-    if STATE in names:
-        return saved_files(folder)
-    if INFO in names and any(name.endswith(".arrow") for name in names):
+    state, info, index = (
+        listing.find(f"{folder}/{name}".lstrip("/")) for name in (STATE, INFO, _INDEX)
+    )
+    if state is not None:
+        return saved_files(listing, folder, state)
+    if info is not None and any(name.endswith(".arrow") for name in listing.names(folder)):
         hint = (
             "Give the files of one split, or save it: load_dataset(...)['train'].save_to_disk(...)"
         )
-        raise SourceError("the folder is a cache of load_dataset", folder, hint)
-    index = read_json(folder / _INDEX) if _INDEX in names else None
-    if isinstance(index, dict) and index.keys() & {"shards", "chunks"}:
+        raise SourceError("the folder is a cache of load_dataset", listing.root / folder, hint)
+    known = None if index is None else read_json(index)
+    if isinstance(known, dict) and known.keys() & {"shards", "chunks"}:
         what = "folder of MosaicML Streaming or LitData"
-        raise SourceError(what, folder, STREAMING_HINT)
+        raise SourceError(what, listing.root / folder, STREAMING_HINT)
     return None

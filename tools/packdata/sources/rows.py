@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from loaders.errors import SourceError
+from packdata.reading import read_file
 from packdata.sources.base import (
     FLOAT64_WHOLE,
     OWN_KEYS,
@@ -30,7 +31,6 @@ from packdata.sources.base import (
     files_identity,
     first_named,
     read_each,
-    read_file,
     relative_names,
 )
 from packdata.sources.row_kinds import open_row_file, row_kind
@@ -39,6 +39,7 @@ from packdata.types import is_text
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from packdata.reading import File
     from packdata.rows import Part, TypedRows
 
 _IMAGE_NAMES = ("image", "img", "picture", "photo", "jpg", "jpeg", "png", "webp", "bytes")
@@ -54,17 +55,18 @@ class RowsSource(Source):
 
     def __init__(
         self,
-        paths: Sequence[Path],
+        files: Sequence[File],
         name: str,
         *,
         image_column: str | None = None,
         mask_column: str | None = None,
         label_column: str | None = None,
     ) -> None:
-        self.paths, self.name, first = list(paths), name, paths[0]
+        self.paths, self.name = [file.path for file in files], name
+        first = self.paths[0]
         self.kind = str(row_kind(first.name))
-        self.identity = files_identity(self.kind, self.paths)
-        self._files = [open_row_file(path) for path in self.paths]
+        self.identity = files_identity(self.kind, files)
+        self._files = [open_row_file(file) for file in files]
         for file in self._files[1:]:
             _check_alike(file, self._files[0])
         schema = self._files[0].schema

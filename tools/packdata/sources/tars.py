@@ -20,6 +20,7 @@ from typing import IO, TYPE_CHECKING, Any
 from loaders.checks import shown
 from loaders.errors import SourceError
 from packdata.readers import parse_json
+from packdata.reading import open_file
 from packdata.sources.base import (
     LABEL_NAMES,
     PICTURE_SUFFIXES,
@@ -31,7 +32,6 @@ from packdata.sources.base import (
     column_of,
     files_identity,
     is_hidden,
-    open_file,
 )
 from packdata.sources.refused import check_name
 from packdata.wording import few
@@ -39,6 +39,8 @@ from packdata.wording import few
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
+
+    from packdata.reading import File
 
 TAR_SUFFIX = ".tar"
 _IMAGE, _MASK, _LABEL = "image", "mask", "label"
@@ -52,13 +54,13 @@ _NEIGHBOURS = "The members of a sample are neighbours: make the tar with --sort=
 class _Sample:
     """Name, offset and size of a sample's members by role (``image``, ``mask``, ``cls``, ...)."""
 
-    path: Path  # of the tar
+    tar: File
     key: str
     members: dict[str, tuple[str, int, int]] = field(default_factory=dict)
 
     def place(self, role: str) -> str:
         """Say where a member is."""
-        return f"{self.path}: {self.members[role][0]}"
+        return f"{self.tar.path}: {self.members[role][0]}"
 
     def read(self, file: IO[bytes], role: str) -> bytes:
         """Return a member, from the opened tar; SourceError if it is not whole."""
@@ -85,7 +87,7 @@ class _Sample:
 
     def read_anew(self, role: str) -> bytes:
         """Return a member of the tar, which is opened for it."""
-        with _open_tar(self.path) as file:
+        with open_file(self.tar) as file:
             return self.read(file, role)
 
 
@@ -95,13 +97,13 @@ class TarSource(Source):
     kind = "tar"
 
     def __init__(
-        self, paths: Sequence[Path], name: str, *, label_column: str | None = None
+        self, files: Sequence[File], name: str, *, label_column: str | None = None
     ) -> None:
-        self.paths, self.name = list(paths), name
-        self.identity = files_identity(self.kind, self.paths)
+        self.paths, self.name = [file.path for file in files], name
+        self.identity = files_identity(self.kind, files)
         ignored: Counter[str] = Counter()
-        self._samples = [sample for path in self.paths for sample in _scan_tar(path, ignored)]
-        keys = lambda: ((sample.key, str(sample.path)) for sample in self._samples)  # noqa: E731
+        self._samples = [sample for tar in files for sample in _scan_tar(tar, ignored)]
+        keys = lambda: ((sample.key, str(sample.tar.path)) for sample in self._samples)  # noqa: E731
         check_unique(keys, self.paths[0], _NEIGHBOURS)
         roles = {role for sample in self._samples for role in sample.members}
         if _IMAGE not in roles:
@@ -153,8 +155,8 @@ class TarSource(Source):
     def _opened(self, start: int = 0) -> Iterator[tuple[_Sample, IO[bytes]]]:
         """Yield samples with their tar, opened once."""
         samples = self._samples[start:] if start else self._samples
-        for path, some in groupby(samples, attrgetter("path")):
-            with _open_tar(path) as file:
+        for tar, some in groupby(samples, attrgetter("tar")):
+            with open_file(tar) as file:
                 for sample in some:
                     yield sample, file
 
@@ -171,7 +173,9 @@ class TarSource(Source):
         members = sample.members
         if _IMAGE not in members:
             names = ", ".join(name for name, _, _ in members.values())
-            return broken_item(sample.key, "the sample has no picture", f"{sample.path}: {names}")
+            return broken_item(
+                sample.key, "the sample has no picture", f"{sample.tar.path}: {names}"
+            )
         try:
             labels = self._labels(file, sample)
         except SourceError as error:
@@ -195,15 +199,11 @@ class TarSource(Source):
         return labels
 
 
-def _open_tar(path: Path) -> IO[bytes]:
-    return open_file(path, str(path))
-
-
-def _scan_tar(path: Path, ignored: Counter[str]) -> list[_Sample]:
+def _scan_tar(given: File, ignored: Counter[str]) -> list[_Sample]:
     """Return the samples of one tar file, from its headers."""
-    samples: list[_Sample] = []
+    samples, path = list[_Sample](), given.path
     try:
-        with _open_tar(path) as file, tarfile.open(fileobj=file, mode="r:") as tar:
+        with open_file(given) as file, tarfile.open(fileobj=file, mode="r:") as tar:
             for member in tar:
                 tar.members = []  # type: ignore[attr-defined]  # keep no header twice
                 if member.isdir() or is_hidden(os.path.basename(member.name)):
@@ -214,7 +214,7 @@ def _scan_tar(path: Path, ignored: Counter[str]) -> list[_Sample]:
                     continue
                 check_name(member.name, path)
                 if not samples or samples[-1].key != key:
-                    samples.append(_Sample(path, key))
+                    samples.append(_Sample(given, key))
                 members = samples[-1].members
                 if role in members:
                     what = f"{members[role][0]} and {member.name} are both the {role} of sample {key!r}"

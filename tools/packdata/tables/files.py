@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter
 from dataclasses import replace
 from functools import cached_property
-from glob import has_magic
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from loaders.errors import SchemaError, SourceError
+from loaders.remote.url import URL, place_of
 from loaders.system.limits import available_memory
 from packdata.delimited import CsvOptions, CsvRows
 from packdata.jsonl import JsonRows
 from packdata.options import changed
+from packdata.reading import File, opened_in_order
 from packdata.rows import COMPRESSIONS, DELIMITED, JSON_LINES, RowFile, suffix_inside
-from packdata.sources.base import foreign_hint, is_hidden, suffix_of
-from packdata.sources.listed import (
-    files_matching,
-    list_sources,
-    opened_in_order,
-    place_of_source,
-    real_path,
-)
-from packdata.sources.refused import check_folder, check_regular
+from packdata.sources.base import foreign_hint, suffix_of
+from packdata.sources.listed import Listing, look_at
+from packdata.sources.refused import check_folder
 from packdata.sources.row_kinds import ArrowRows, ParquetRows, listed_files
 from packdata.tables.values import in_words
 
@@ -41,7 +37,7 @@ _KEYS_HINT = (
     "read_parquet('FOLDER/**/*.parquet', hive_partitioning=true)\"), dst)"
 )
 _CELLS = (*DELIMITED, ".txt")
-_KINDS: dict[str, Callable[[Path], RowFile]] = {
+_KINDS: dict[str, Callable[[File], RowFile]] = {
     **dict.fromkeys(JSON_LINES, JsonRows),
     ".parquet": ParquetRows,
     **dict.fromkeys((".arrow", ".feather", ".ipc"), ArrowRows),
@@ -51,7 +47,7 @@ MOST_BYTES = 1 << 30  # that are kept of text
 FOLDER = "folder"  # where the suffixes of files are counted
 
 
-def list_tables(sources: Sequence[Path | str]) -> tuple[list[Path], Counter[str]]:
+def list_tables(sources: Sequence[Path | str]) -> tuple[list[File], Counter[str]]:
     """Return the files that paths, patterns and folders name: each once, in the order given, those of one sorted.
 
     Args:
@@ -64,23 +60,27 @@ def list_tables(sources: Sequence[Path | str]) -> tuple[list[Path], Counter[str]
     Raises:
         SourceError: There is no such file.
     """
-    list_sources(sources)
-    paths: dict[str, Path] = {}
-    others: dict[str, Path] = {}
+    files: dict[str, File] = {}
+    others: dict[str, str] = {}
     for source in sources:
-        tables, rest = _expand(source)
-        for path in tables:
-            paths.setdefault(real_path(path), path)
-        others |= {real_path(path): path for path in rest}
-    if not paths:
+        found = look_at(source, deep=False)
+        if isinstance(found, Listing):
+            others |= _others_in(found)
+        for file in _tables_in(found) if isinstance(found, Listing) else found:
+            files.setdefault(_real(file.path), file)
+    if not files:
         raise SourceError("there is no table to pack", ", ".join(map(str, sources)))
-    folders = list(dict.fromkeys(path.parent for path in paths.values()))
+    folders = list(dict.fromkeys(file.path.parent for file in files.values()))
     if len(folders) > 1 and "=" in folders[0].name:  # of which a pattern names the files
         raise SourceError("folders such as year=2024 are not read", folders[0], _KEYS_HINT)
-    taken = {*paths, *map(real_path, sources)}
-    ignored = [path for real, path in others.items() if real not in taken]
-    counts = Counter(FOLDER if path.is_dir() else suffix_of(path.name) for path in ignored)
-    return list(paths.values()), counts
+    taken = {*files, *(_real(place_of(source)) for source in sources)}
+    ignored = Counter(other for real, other in others.items() if real not in taken)
+    return list(files.values()), ignored
+
+
+def _real(path: Path) -> str:
+    """Return what all names of a file have in common; of a URL, itself."""
+    return str(path) if isinstance(path, URL) else os.path.realpath(path)
 
 
 def is_csv(path: Path) -> bool:
@@ -94,7 +94,7 @@ class TableFiles:
     What was parsed of text is kept for a second reading: a GiB at most, and no more than a quarter of what is free.
 
     Args:
-        paths: The files, or what to call a table in memory.
+        files: The files, or what to call a table in memory.
         csv: How CSV files are read.
         missing: Texts that stand for no value in these.
         wanted: The columns that matter, which every file must have once; none for all but ``drop``.
@@ -107,7 +107,7 @@ class TableFiles:
 
     def __init__(
         self,
-        paths: Sequence[Path],
+        files: Sequence[File],
         csv: CsvOptions,
         missing: Sequence[str],
         wanted: Sequence[str],
@@ -115,21 +115,22 @@ class TableFiles:
         frame: RowFile | None = None,
         digest: str = "",
     ) -> None:
-        opened_in_order(paths)
-        self.paths, self.digest = paths, digest
+        opened_in_order(files)
+        self.files, self.paths = files, [file.path for file in files]
+        self.digest = digest
         self._csv, self._missing, self._wanted, self._drop = csv, missing, wanted, drop
         self._opened: dict[int, RowFile] = {} if frame is None else {0: frame}
         self._checked: set[int] = set()
         self._kept: dict[Part, Rows] = {}
         self._room, self._lock = min(MOST_BYTES, available_memory() // 4), threading.Lock()
-        if (given := changed(csv)) and not any(map(is_csv, paths)):
+        if (given := changed(csv)) and not any(map(is_csv, self.paths)):
             raise SchemaError(f"{', '.join(given)}: there is no CSV file among the sources")
 
     def __reduce__(self) -> tuple[type[TableFiles], tuple[Any, ...]]:
         """Leave what was opened and kept where it is: another machine reads the files itself."""
         frame = self[0] if self.digest else None
         how = (self._csv, self._missing, self._wanted, self._drop)
-        return TableFiles, (self.paths, *how, frame, self.digest)
+        return TableFiles, (self.files, *how, frame, self.digest)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -144,7 +145,7 @@ class TableFiles:
 
     def _open(self, number: int) -> RowFile:
         if number not in self._opened:
-            self._opened[number] = _open(self.paths[number], self._csv, self._missing)
+            self._opened[number] = _open(self.files[number], self._csv, self._missing)
         return self._opened[number]
 
     def names(self, number: int) -> tuple[str, ...]:
@@ -210,40 +211,35 @@ class TableFiles:
         yield from self[part.file].read(part, columns, kinds)
 
 
-def _expand(source: Path | str) -> tuple[list[Path], list[Path]]:
-    """Return the tables that a source names, and what else is there of a folder."""
-    path = place_of_source(source)
-    check_folder(path)
-    if path.is_dir():
-        return _list_folder(path)
-    if path.exists() or not has_magic(str(source)):
-        return [path], []
-    if not (matches := sorted(files_matching(source))):
-        raise SourceError("no file matches", source)
-    return [match for match in matches if match.is_file()], []
+def _tables_in(folder: Listing) -> list[File]:
+    """Return the tables directly in a folder, of a file and its compressed copy the file; SourceError without any."""
+    check_folder(folder)
+    if (listed := listed_files(folder)) is not None:
+        return listed
+    names = [name for name in folder.names() if suffix_inside(name) in _SUFFIXES]
+    plain = {name for name in names if suffix_of(name) not in COMPRESSIONS}
+    names = [name for name in names if name in plain or os.path.splitext(name)[0] not in plain]
+    if not names:
+        root = folder.root
+        hint = (
+            f"'{root}/**/*.csv' takes the CSV files in its folders, other suffixes in the same way"
+        )
+        raise SourceError(f"the folder has no {', '.join(_SUFFIXES)}", root, hint)
+    return folder.files(names)
 
 
-def _list_folder(folder: Path) -> tuple[list[Path], list[Path]]:
-    inside = [path for path in sorted(folder.iterdir()) if not is_hidden(path.name)]
-    listed = listed_files(folder, [path.name for path in inside])
-    # Beside the files of a dataset lie their index, and what caches have left.
-    if listed is not None:
-        inside = [path for path in inside if path in listed or path.is_dir()]
-    named = {path for path in inside if suffix_inside(path.name) in _SUFFIXES}
+def _others_in(folder: Listing) -> dict[str, str]:
+    """Return by real path what else a folder holds: the suffix of a file, or ``FOLDER``.
 
-    def is_table(path: Path) -> bool:
-        """Of a file and its compressed copy, the file is."""
-        is_copy = suffix_of(path.name) in COMPRESSIONS and path.with_suffix("") in named
-        return path in named and not is_copy
-
-    if not any(map(is_table, inside)):
-        hint = f"'{folder}/**/*.csv' takes the CSV files in its folders, other suffixes in the same way"
-        raise SourceError(f"the folder has no {', '.join(_SUFFIXES)}", folder, hint)
-    return [*filter(is_table, inside)], [path for path in inside if not is_table(path)]
+    Beside the files of a dataset lie their index, and what caches have left: those are not counted.
+    """
+    names = folder.names() if listed_files(folder) is None else ()
+    found = {_real(folder.root / name): suffix_of(name) for name in names}
+    return found | {_real(folder.root / name): FOLDER for name in folder.subfolders()}
 
 
-def _open(path: Path, options: CsvOptions, missing: Sequence[str]) -> RowFile:
-    check_regular(path, path)
+def _open(file: File, options: CsvOptions, missing: Sequence[str]) -> RowFile:
+    path = file.path
     suffix, is_packed = suffix_inside(path.name), suffix_of(path.name) in COMPRESSIONS
     is_text = suffix in _CELLS or suffix in JSON_LINES
     if not is_text and (suffix not in _KINDS or is_packed):
@@ -252,4 +248,4 @@ def _open(path: Path, options: CsvOptions, missing: Sequence[str]) -> RowFile:
         if suffix_of(path.name) in (".xz", ".zip", *COMPRESSIONS):
             hint = f"Decompress the file; {', '.join(COMPRESSIONS)} are read behind CSV and JSON lines"
         raise SourceError(what, path, hint)
-    return CsvRows(path, options, missing) if suffix in _CELLS else _KINDS[suffix](path)
+    return CsvRows(file, options, missing) if suffix in _CELLS else _KINDS[suffix](file)

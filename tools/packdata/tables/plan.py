@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from loaders.data.manifest import read_manifest
 from loaders.errors import SchemaError, SourceError
+from loaders.remote.url import place_of
 from packdata.delimited import CsvOptions, CsvRows
 from packdata.describe import counted, passed_over
 from packdata.options import changed
@@ -26,9 +27,9 @@ from packdata.packing.settings import (
 )
 from packdata.packing.shards import TABLE_SHARD_BYTES, Format
 from packdata.plan import pack_plan
+from packdata.reading import LocalFile
 from packdata.rows import Part
 from packdata.sources.base import files_identity
-from packdata.sources.listed import ListedURL, list_sources, without_secrets
 from packdata.sources.opening import joined_splits
 from packdata.tables.chosen import TARGETS, ColumnPlan
 from packdata.tables.columns import (
@@ -112,8 +113,10 @@ class TablesPlan:
     def is_unchanged(self) -> bool:
         """Tell whether the files are still as they were read first."""
         try:
-            list_sources(self.sources)
-            return bool(_identity(self.recipe.files) == self.recipe.identity["source"])
+            if self.recipe.files.digest:
+                return True
+            now = files_identity("table", list_tables(self.sources)[0])
+            return bool(now == self.recipe.identity["source"])
         except SourceError:
             return False
 
@@ -121,7 +124,7 @@ class TablesPlan:
 def _identity(files: TableFiles) -> dict[str, Any]:
     if digest := files.digest:
         return {"kind": "frame", "digest": digest}
-    return files_identity("table", files.paths)
+    return files_identity("table", files.files)
 
 
 def _listed(
@@ -133,10 +136,14 @@ def _listed(
     how = (csv, options.missing_values, wanted, options.drop)
     if is_frame(sources):
         frame, digest = open_frame(sources)
-        return TableFiles([frame.path], *how, frame, digest), (), Counter()
+        return (
+            TableFiles([LocalFile(str(frame.path), str(frame.path))], *how, frame, digest),
+            (),
+            Counter(),
+        )
     listed = [sources] if isinstance(sources, str | Path) else [*sources]
-    paths, ignored = list_tables(listed)
-    return TableFiles(paths, *how), tuple(without_secrets(listed)), ignored
+    found, ignored = list_tables(listed)
+    return TableFiles(found, *how), tuple(map(place_of, listed)), ignored
 
 
 def plan_tables(
@@ -219,7 +226,7 @@ def _scanner(
     if files.columns == []:
         raise SchemaError("no column is left to pack")
     for number in numbers:  # objects are opened and checked when they have come
-        if not isinstance(files.paths[number], ListedURL):
+        if isinstance(files.files[number], LocalFile):
             _ = files[number]
     progress = Quiet() if progress is None else progress
     return Scanner(files, options, check_workers(workers), on_error, progress)

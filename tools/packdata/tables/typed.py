@@ -9,6 +9,7 @@ import pyarrow as pa
 import xxhash
 
 from loaders.errors import SourceError
+from packdata.reading import LocalFile
 from packdata.rows import PART_ROWS
 from packdata.sources.row_kinds import ArrowRows
 
@@ -28,7 +29,7 @@ def open_frame(frame: Any) -> tuple[ArrowRows, str]:
     digest = xxhash.xxh3_128(str(table.schema).encode())
     for batch in table.to_batches(PART_ROWS):
         digest.update(batch.serialize())
-    return ArrowRows(path, table), digest.hexdigest()
+    return ArrowRows(LocalFile(path.name, path.name), table), digest.hexdigest()
 
 
 def _as_table(frame: Any, name: Path) -> pa.Table:

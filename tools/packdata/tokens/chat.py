@@ -18,8 +18,9 @@ import pyarrow as pa
 import xxhash
 
 from loaders.errors import LoadersError, SourceError
-from packdata.sources.base import read_file
-from packdata.sources.listed import with_beside
+from loaders.remote.url import place_of
+from packdata.reading import read_file
+from packdata.sources.listed import is_file
 from packdata.tokens.contents import DocumentForm
 from packdata.tokens.documents import IGNORED, Documents, placed, rejected
 
@@ -203,7 +204,7 @@ def open_template(
         SourceError: It cannot be read, holds no template, or needs a token that is not known.
         LoadersError: ``jinja2`` is not installed.
     """
-    path = with_beside(template)
+    path = place_of(template)
     config: dict[str, Any] = {}
     if path.suffix == ".json":
         config = _config(path)
@@ -216,9 +217,9 @@ def open_template(
             raise SourceError("missing 'chat_template'", path, hint)
     else:
         text = _read(path)
-        beside = [path, *([] if tokenizer is None else [with_beside(tokenizer)])]
+        beside = [path, *([] if tokenizer is None else [place_of(tokenizer)])]
         found = (file.with_name(CONFIG) for file in beside)
-        if (file := next((f for f in found if f.is_file()), None)) is not None:
+        if (file := next(filter(is_file, found), None)) is not None:
             config = _config(file)
     tokens = {}
     for name, value in config.items():

@@ -19,7 +19,7 @@ from loaders.errors import SourceError
 from packdata.readers import UTF8_HINT
 
 if TYPE_CHECKING:
-    from packdata.sources.objects import RemoteFile
+    from packdata.reading import RemoteFile
 
 Place = Callable[[int], str]
 Reject = tuple[str, SourceError]

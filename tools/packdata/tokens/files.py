@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import shutil
 import tempfile
 from collections import Counter
@@ -13,24 +14,18 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from loaders.errors import SourceError
+from packdata.reading import LocalFile, RemoteFile, opened_in_order
 from packdata.rows import DELIMITED, JSON_LINES, compression_of, suffix_inside
-from packdata.sources.base import foreign_hint, is_hidden, open_file
-from packdata.sources.folders import LINK_ABOVE, files_below
-from packdata.sources.listed import (
-    ListedURL,
-    files_matching,
-    list_sources,
-    opened_in_order,
-    place_of_source,
-)
-from packdata.sources.refused import check_folder, check_mode, check_name, check_no_log, nothing_at
+from packdata.sources.base import foreign_hint, suffix_of
+from packdata.sources.listed import LINK_ABOVE, Listing, look_at
+from packdata.sources.refused import check_folder, check_name
 from packdata.sources.row_kinds import ROW_KINDS, listed_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
-    from packdata.sources.objects import RemoteFile
+    from packdata.reading import File
 
 _KINDS = {
     **dict.fromkeys((".txt", ".text", ".md", ".rst"), "text"),
@@ -54,18 +49,26 @@ _NOT_READ = (
 class SourceFile:
     """One file."""
 
-    path: Path
+    file: File
     name: str  # what to call it: the part of its path that differs between the files
     kind: str  # ``text``, ``jsonl``, ``csv``, ``npy``, ``bin``, ``ds`` or a kind of rows
     compression: str | None  # as Arrow calls it
-    size: int  # bytes on disk
-    stored: RemoteFile | None = None  # the object of a store that it is
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        return self.file.path
+
+    @property
+    def size(self) -> int:
+        """Its bytes on disk."""
+        return self.file.size
 
     def read(self, start: int, stop: int) -> bytes:
         """Return a range of its bytes, fewer at the end; SourceError if that fails."""
-        if self.stored is not None:
-            return self.stored.part(start, stop)()
-        with open_file(self.path, str(self.path)) as file:
+        if isinstance(self.file, RemoteFile):
+            return self.file.part(start, stop)()
+        with self.file.open() as file:
             file.seek(start)
             return file.read(stop - start)
 
@@ -90,7 +93,7 @@ class SourceFile:
 
     @contextmanager
     def _decompressed(self) -> Iterator[Any]:
-        file = open_file(self.path, str(self.path)) if self.stored is None else self.stored.open()
+        file = self.file.open()
         try:
             with file:
                 yield pa.CompressedInputStream(pa.PythonFile(file, "r"), self.compression)
@@ -114,62 +117,52 @@ def list_files(sources: Sequence[Path | str]) -> tuple[list[SourceFile], Counter
     """
     files: list[SourceFile] = []
     ignored: Counter[str] = Counter()
-    list_sources(sources)
     for source in sources:
-        path = place_of_source(source)
-        if path.is_dir():
-            files += _list_folder(path, ignored)
-        elif path.exists():
-            files.append(_source_file(path, path.name))
+        found = look_at(source)
+        if isinstance(found, Listing):
+            files += _list_folder(found, ignored)
         else:
-            found = sorted(files_matching(path), key=str)
-            if not found:
-                raise nothing_at(path)
-            files += [_source_file(file, file.name) for file in found if not _is_index(file)]
+            is_one = len(found) == 1
+            chosen = [file for file in found if is_one or not _is_index(file.path)]
+            files += [_source_file(file, file.path.name) for file in chosen]
     if not files:
         what = f"no text and no ids among {', '.join(sorted(ignored)) or 'its files'}"
         hint = (
             f"Known are {', '.join(_KINDS)}, text and lines compressed, too; '*.py' takes others"
         )
         raise SourceError(what, str(sources[0]), hint)
-    paths = [file.path for file in files]
-    for path, num in Counter(paths).items():
+    for path, num in Counter(file.path for file in files).items():
         if num > 1:
             raise SourceError("duplicate file", path)
-    opened_in_order(paths)
+    opened_in_order(file.file for file in files)
     return files, ignored
 
 
-def _list_folder(folder: Path, ignored: Counter[str]) -> Iterator[SourceFile]:
-    check_folder(folder)
-    found: list[tuple[str, Path]] = []
-    for relative, entries in files_below(folder):
-        if entries is None:
-            ignored[LINK_ABOVE] += 1
-        check_no_log(folder / relative)
-        shown = [entry for entry in entries or () if not is_hidden(entry.name)]
-        listed = listed_files(folder / relative, [entry.name for entry in shown])
-        if listed is not None:  # beside the files of a dataset lie those of caches
-            names = {path.name for path in listed}
-            shown = [entry for entry in shown if entry.name in names]
-        found += [
-            (f"{relative}/{entry.name}".lstrip("/"), place_of_source(entry.path))
-            for entry in shown
-        ]
-    for name, path in sorted(found):
+def _list_folder(listing: Listing, ignored: Counter[str]) -> Iterator[SourceFile]:
+    check_folder(listing)
+    ignored.update([LINK_ABOVE] * len(listing.links))
+    paths: list[str] = []
+    for folder in listing.folders:
+        listed = listed_files(listing, folder)
+        known = None if listed is None else {file.path.name for file in listed}
+        inside = listing.paths(listing.inside(folder))
+        # Beside the files of a dataset lie those of caches.
+        paths += [p for p in inside if known is None or os.path.basename(p) in known]
+    for path in sorted(paths):
         # A plain .json or .csv beside others is often no data: it is read by its own path.
-        kind = _KINDS.get(suffix_inside(path.name), "csv")
-        if kind != "csv" and path.suffix.lower() != ".json":
-            yield _source_file(path, name)
-        elif not _is_index(path):
-            ignored[suffix_inside(path.name)] += 1
+        is_data = _KINDS.get(suffix_inside(path), "csv") != "csv" and suffix_of(path) != ".json"
+        if is_data and (file := listing.find(path)):
+            yield _source_file(file, path)
+        elif suffix_of(path) != ".idx" or not listing.find(f"{os.path.splitext(path)[0]}.bin"):
+            ignored[suffix_inside(path)] += 1
 
 
 def _is_index(path: Path) -> bool:
     return path.suffix.lower() == ".idx" and path.with_suffix(".bin").exists()
 
 
-def _source_file(path: Path, name: str) -> SourceFile:
+def _source_file(file: File, name: str) -> SourceFile:
+    path = file.path
     kind, compression = _KINDS.get(suffix_inside(path.name)), compression_of(path.name)
     hint = foreign_hint(path.name)
     if suffix_inside(path.name) in _NOT_READ:
@@ -177,16 +170,11 @@ def _source_file(path: Path, name: str) -> SourceFile:
     if hint or (compression and kind is not None and kind not in _COMPRESSED):
         raise SourceError("files of this kind are not read", path, hint or "Unpack the file first")
     check_name(name, path)
-    try:
-        found = path.stat()
-    except OSError as error:
-        raise SourceError(f"the file cannot be read ({error.strerror})", path) from error
-    check_mode(found.st_mode, path)
-    stored = path.stored if isinstance(path, ListedURL) else None
-    return SourceFile(path, name, kind or "text", compression, found.st_size, stored)
+    if isinstance(file, LocalFile):
+        file.local()  # a pipe is refused
+    return SourceFile(file, name, kind or "text", compression)
 
 
 def identity_of(files: Iterable[SourceFile]) -> list[Any]:
     """Return what changes when the files do."""
-    stats = [(file, file.path.stat()) for file in files]
-    return [[file.name, stat.st_size, stat.st_mtime_ns] for file, stat in stats]
+    return [[file.name, file.size, file.file.mark] for file in files]

@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.errors import SourceError
-from packdata.sources.base import read_file
+from packdata.reading import read_file
+from packdata.sources.listed import is_file
 from packdata.tokens.documents import DocumentFile, Documents, Range
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def _open_ids(file: SourceFile, bin_dtype: str | None) -> _Opened:
     index = file.path.with_suffix(".idx")
     if file.kind == "ds":
         return _open_ds(file)
-    if file.kind == "bin" and index.exists():
+    if file.kind == "bin" and is_file(index):
         return _open_pair(file, index)
     if file.kind == "bin" and file.path.stem.endswith("_document"):
         hint = "Put it beside: without it nothing tells where documents end. Ids of another tool: rename the file"
@@ -115,7 +116,7 @@ def _open_ids(file: SourceFile, bin_dtype: str | None) -> _Opened:
 
 def _open_npy(file: SourceFile, bin_dtype: str | None) -> _Opened:
     try:
-        ids = np.load(file.path, mmap_mode="r", allow_pickle=False)
+        ids = np.load(file.file.local(), mmap_mode="r", allow_pickle=False)
     except (ValueError, OSError, EOFError, SyntaxError) as error:
         raise SourceError(f"the file cannot be read as .npy ({error})", file.path) from error
     if ids.dtype.kind not in "ui" or ids.dtype != (bin_dtype or ids.dtype):
@@ -200,7 +201,7 @@ def _map(file: SourceFile, dtype: Any, length: int, offset: int = 0) -> npt.NDAr
         what = f"{file.size} bytes, for {length} ids of {dtype.itemsize} bytes"
         raise SourceError(what, file.path, "Is it complete, and that of its index?")
     try:
-        mapped = np.memmap(file.path, dtype, "r", offset, (length,)) if length else None
+        mapped = np.memmap(file.file.local(), dtype, "r", offset, (length,)) if length else None
     except (OSError, ValueError) as error:
         raise SourceError(f"the file cannot be mapped ({error})", file.path) from error
     return np.empty(0, dtype) if mapped is None else mapped

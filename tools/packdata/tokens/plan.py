@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 from loaders.checks import shown
 from loaders.data.view import open_view
 from loaders.errors import SourceError
-from loaders.remote.url import is_url
+from loaders.remote.url import is_url, place_of
 from loaders.schema import Tokens
 from packdata.describe import counted, describe_field, passed_over
 from packdata.packing.firstpass import FirstPass
 from packdata.packing.settings import PackSettings, check_options
 from packdata.plan import pack_plan
-from packdata.sources.base import read_file
-from packdata.sources.listed import list_sources, with_beside, without_secrets
+from packdata.reading import read_file
 from packdata.sources.opening import joined_splits
 from packdata.tokens.files import IDS_KINDS, LINE_KINDS, identity_of, list_files
 from packdata.tokens.ids import DEFAULT_DTYPE
@@ -110,9 +109,9 @@ class TokensPlan:
     def is_unchanged(self) -> bool:
         """Tell whether the files are still as they were listed."""
         try:
-            list_sources(self.sources)
-            return bool(identity_of(self.files) == self.recipe.identity["files"])
-        except (OSError, SourceError):  # what is gone has changed too
+            files, _ = list_files(self.sources)
+            return bool(identity_of(files) == self.recipe.identity["files"])
+        except SourceError:  # what is gone has changed too
             return False
 
 
@@ -153,7 +152,7 @@ def plan_tokens(
         raise SourceError("all files are empty", str(sources[0]))
     if source.has_labels:
         _check_targets(source, str(sources[0]))
-    shown_sources = tuple(map(str, without_secrets(sources)))
+    shown_sources = tuple(map(str, map(place_of, sources)))
     return TokensPlan(shown_sources, files, ignored, recipe, format or "parquet", first_pass)
 
 
@@ -287,7 +286,7 @@ def open_tokenizer(name: Path | str, *, is_chat: bool = False) -> Tokenizer:
     """
     if name == "bytes":
         return BytesTokenizer()
-    path = with_beside(name)
+    path = place_of(name)
     data = read_file(path, str(path), "Pass 'bytes' or the path of a tokenizer.json")
     return JsonTokenizer(data, path, is_chat=is_chat)
 

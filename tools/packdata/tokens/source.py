@@ -14,6 +14,7 @@ from loaders.system.limits import usable_cores
 from packdata.delimited import CsvRows
 from packdata.describe import counted
 from packdata.packing.pool import OrderedPool
+from packdata.reading import RemoteFile
 from packdata.sources.row_kinds import ROW_KINDS, open_row_file
 from packdata.tokens.chat import Chat, open_template
 from packdata.tokens.contents import BESIDE_IDS, Ids, Texts, are_numbers, is_list_of_numbers
@@ -25,7 +26,6 @@ from packdata.tokens.texts import CsvFile, TableFile, TextFile
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from packdata.sources.objects import RemoteFile
     from packdata.tokens.contents import DocumentForm
     from packdata.tokens.documents import Documents, Range
     from packdata.tokens.files import SourceFile
@@ -96,7 +96,7 @@ class TokenSource:
 
     def _add(self, files: Sequence[SourceFile]) -> None:
         """List the ranges of all files: many are looked at where that is waiting for answers of a store."""
-        are_stored, size = any(file.stored is not None for file in files), 0
+        are_stored, size = any(isinstance(file.file, RemoteFile) for file in files), 0
         num_threads = _AT_ONCE if are_stored else usable_cores()
         with OrderedPool(self._ranges, num_threads) as pool:
             for file, ranges in zip(files, pool.map(files), strict=True):
@@ -178,7 +178,7 @@ def _content_of_rows(rows: Sequence[SourceFile], options: TokenOptions) -> Docum
 def _first_values(file: SourceFile) -> dict[str, list[Any] | None]:
     """Return the first values of the columns that hold lists of numbers, None for others."""
     if file.kind == "csv":
-        return dict.fromkeys(CsvRows(file.path).columns)
+        return dict.fromkeys(CsvRows(file.file).columns)
     if file.kind == "jsonl":
         lines = file.head(_FIRST_BYTES).removeprefix(_BOM).split(b"\n")
         rows: list[Any] = []
@@ -187,7 +187,7 @@ def _first_values(file: SourceFile) -> dict[str, list[Any] | None]:
         rows = [row for row in rows if isinstance(row, dict)]
         first = rows[0] if rows else {}
         return {n: [r.get(n) for r in rows] if are_numbers(v) else None for n, v in first.items()}
-    table = open_row_file(file.path)
+    table = open_row_file(file.file)
     lists = [field.name for field in table.schema if is_list_of_numbers(field.type)]
     firsts = table.groups[:1] if lists else []
     batches = (batch for group in firsts for batch in table.batches(group, lists, _FIRST_ROWS))

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from loaders.errors import SourceError
 from packdata.delimited import CsvRows
+from packdata.reading import RemoteFile
 from packdata.sources.row_kinds import open_row_file
 from packdata.tokens.contents import Texts
 from packdata.tokens.documents import DocumentFile, Documents, Range, rejected
@@ -66,9 +67,10 @@ class TextFile(DocumentFile):
             start = stop
 
     def ahead(self, given: Range) -> Range:
-        if self._file.stored is None or given.key is not None:
+        file = self._file.file
+        if not isinstance(file, RemoteFile) or given.key is not None:
             return given
-        stored = self._file.stored.part(given.start, given.stop + _MORE_BYTES)
+        stored = file.part(given.start, given.stop + _MORE_BYTES)
         return given._replace(stored=stored)
 
     def read(self, given: Range) -> Documents:
@@ -183,7 +185,7 @@ class CsvFile(DocumentFile):
         if not isinstance(content, Texts):
             hint = "Save lists and conversations as Parquet or JSON lines"
             raise SourceError("the cells of CSV are texts", file.path, hint)
-        self._name, self._content, self._rows = file.name, content, CsvRows(file.path)
+        self._name, self._content, self._rows = file.name, content, CsvRows(file.file)
         schema = pa.schema([(name, pa.string()) for name in self._rows.columns])
         content.check(schema, file.path)
 
@@ -207,7 +209,7 @@ class TableFile(DocumentFile):
 
     def __init__(self, file: SourceFile, content: DocumentForm, recent: Recent) -> None:
         self._file, self._content, self._recent = file, content, recent
-        self._rows = open_row_file(file.path)
+        self._rows = open_row_file(file.file)
         content.check(self._rows.schema, file.path)
         named = {*self._rows.schema.names}
         self._columns = [name for name in content.types if name in named]

@@ -1,4 +1,4 @@
-"""Objects of a store, as listed: read whole, by ranges, or some ahead of need."""
+"""Files of this machine, and objects of a store as they were listed: read whole, by ranges, or ahead of need."""
 
 from __future__ import annotations
 
@@ -6,10 +6,17 @@ import io
 import os
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from loaders.errors import SourceError
+from loaders.remote.url import is_url, place_of
+from loaders.system.regular import NotRegularError, read_regular, regular
+from packdata.bucket import bucket_at
+from packdata.fetched import Copies
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator
@@ -25,10 +32,44 @@ _FIRST_BYTES, _MOST_BYTES = 256 << 10, 8 << 20  # of a file that is read in its 
 _WANTED_BYTES = 64 << 20  # at once, of what is read at once
 
 
+@dataclass(frozen=True, slots=True)
+class LocalFile:
+    """Reads a file of this machine, as ``RemoteFile`` reads an object of a store."""
+
+    name: str  # its whole path
+    where: str = field(compare=False)
+    size: int = field(default=0, compare=False)  # where it was listed
+    mark: int = field(default=0, compare=False)  # when it was written, in nanoseconds
+
+    def __call__(self) -> bytes:
+        """Return its bytes; SourceError that names ``where`` if that fails."""
+        return read_file(self.name, self.where)
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        return Path(self.name)
+
+    def open(self) -> BinaryIO:
+        """Open it; SourceError that names ``where`` if that fails."""
+        return open_file(self)
+
+    def placed(self, where: str) -> LocalFile:
+        """Return what reads it and calls its place otherwise."""
+        return replace(self, where=where)
+
+    def local(self) -> Path:
+        """Return its path; SourceError for a pipe or device, which may be waited for in vain."""
+        path = Path(self.name)
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            raise SourceError("it is not a regular file", self.where)
+        return path
+
+
 class RemoteFile:
     """Reads an object, or a range of it, which may have been fetched ahead."""
 
-    __slots__ = ("_number", "_some", "end", "entry", "origin", "start", "where")
+    __slots__ = ("_copies", "_number", "_some", "end", "entry", "origin", "start", "where")
 
     def __init__(
         self, origin: Bucket, entry: Entry, where: str, start: int = 0, end: int | None = None
@@ -36,7 +77,8 @@ class RemoteFile:
         self.origin, self.entry, self.where = origin, entry, where
         self.start, self.end = start, entry.size if end is None else min(end, entry.size)
         self._some: Future[list[bytes | str]] | None = None
-        self._number = 0
+        self._copies: Copies | None = None
+        self._number = 0  # in what was fetched, or among the copies
 
     def __call__(self) -> bytes:
         """Return its bytes; SourceError if it is not what was listed."""
@@ -47,13 +89,27 @@ class RemoteFile:
         return _checked(got, self.where)
 
     @property
-    def path(self) -> str:
+    def path(self) -> Path:
         """The URL of the object."""
-        return f"{self.origin.url}/{self.entry.name}"
+        return self.origin.url / self.entry.name
+
+    @property
+    def size(self) -> int:
+        """Bytes of the object."""
+        return self.entry.size
+
+    @property
+    def mark(self) -> int:
+        """What changes when the object does."""
+        return self.entry.mark
 
     def part(self, start: int = 0, end: int | None = None) -> RemoteFile:
         """Return what reads another range of the object, or all of it."""
         return RemoteFile(self.origin, self.entry, self.where, start, end)
+
+    def placed(self, where: str) -> RemoteFile:
+        """Return what reads it and calls its place otherwise."""
+        return RemoteFile(self.origin, self.entry, where, self.start, self.end)
 
     def open(self) -> BinaryIO:
         """Open it: what was fetched ahead, or else the object, to be read by ranges."""
@@ -62,9 +118,68 @@ class RemoteFile:
         reading: Any = _OpenObject(self.origin, self.entry, self.where)
         return reading  # type: ignore[no-any-return]
 
+    def local(self) -> Path:
+        """Return the object as a file of this machine, as which it is fetched now, unless it was."""
+        if self._copies is None:
+            opened_in_order([self])
+        assert self._copies is not None
+        return self._copies.path(self._number)
+
     def expect(self, some: Future[list[bytes | str]], number: int) -> None:
         """Take its bytes from what is being fetched."""
         self._some, self._number = some, number
+
+    def copied(self, copies: Copies, number: int) -> None:
+        """Be one of some copies."""
+        self._copies, self._number = copies, number
+
+
+File = LocalFile | RemoteFile
+
+
+def read_file(path: Path | str, where: str, hint: str = "") -> bytes:
+    """Return the bytes of a file, also of one at a URL; SourceError that names ``where`` if that fails."""
+    with _explained(path, where, hint):
+        if is_url(path):
+            return _read_object(place_of(path))
+        return read_regular(path)
+
+
+def open_file(file: File) -> BinaryIO:
+    """Open a file of this machine, or an object as one; SourceError that names its place if that fails."""
+    with _explained(file.path, file.where):
+        return open(file.local(), "rb", opener=regular)
+
+
+@contextmanager
+def _explained(path: Path | str, where: str, hint: str = "") -> Iterator[None]:
+    try:
+        yield
+    except SourceError:
+        raise
+    except NotRegularError as error:
+        raise SourceError(str(error.strerror), where, hint) from error
+    except FileNotFoundError as error:
+        what = f"there is no file {str(path)!r}"
+        raise SourceError(what, where, hint or "Was it moved?") from error
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        reason = getattr(error, "strerror", None) or error
+        raise SourceError(f"cannot be read ({reason})", where, hint) from error
+
+
+def _read_object(url: Path) -> bytes:
+    data, _ = bucket_at(str(url.parent)).read(url.name)
+    if data is None:
+        raise FileNotFoundError
+    return data
+
+
+def opened_in_order(files: Iterable[object]) -> None:
+    """Tell in which order files are opened as local ones: of those that are objects, the next come meanwhile."""
+    stored = [file for file in files if isinstance(file, RemoteFile)]
+    copies = Copies([file.part() for file in stored])
+    for number, file in enumerate(stored):
+        file.copied(copies, number)
 
 
 def _checked(got: bytes | str, where: str) -> bytes:
