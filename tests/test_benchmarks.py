@@ -1,5 +1,6 @@
 """Every benchmark case runs, at a size that measures nothing."""
 
+import ast
 import importlib
 import json
 import os
@@ -8,6 +9,7 @@ import signal
 import subprocess
 import sys
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -160,6 +162,20 @@ def test_comparison_runs(tmp_path: Path, workload: str) -> None:
         assert min(peer["rates"]) > 0
     assert (tmp_path / "results/compare.png").stat().st_size > 5_000
     assert "| torch DataLoader |" in (tmp_path / "RESULTS.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "script", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda at: at.stem
+)
+def test_what_a_benchmark_takes_of_the_packages_is_there(script: Path) -> None:
+    """Few of them run here, and a name that moved would be noticed at the next measurement."""
+    for node in ast.walk(ast.parse(script.read_text())):
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith(
+            ("loaders", "packdata")
+        ):
+            module = importlib.import_module(str(node.module))
+            for each in node.names:
+                assert hasattr(module, each.name) or find_spec(f"{node.module}.{each.name}")
 
 
 @pytest.fixture

@@ -203,14 +203,14 @@ class View:
         """Return the record of each of some samples as a view, verified."""
         return self.store.records(name, self.rows(positions))
 
-    def pieces(self, *names: str, nbytes: int = _PIECE_BYTES) -> Iterator[Indices]:
-        """Yield the positions of all samples in pieces, of about so many bytes of some fields.
+    def pieces(self, *names: str) -> Iterator[Indices]:
+        """Yield the positions of all samples in pieces, of about 32 MiB of some fields.
 
         None has samples of two shards, where they lie in order.
         """
         with self.in_order():
             mean = max(1, sum(map(self._mean_nbytes, names)))
-            step = max(1, min(_MAX_PIECE, int(nbytes / mean)))
+            step = max(1, min(_MAX_PIECE, int(_PIECE_BYTES / mean)))
             ends = self.store.ends.tolist() if self.numbers is None else [len(self)]
             for start, end in itertools.pairwise([0, *ends]):
                 for first in range(start, end, step):

@@ -15,7 +15,7 @@ from functools import cached_property, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from loaders.data.manifest import Manifest, ShardInfo
+from loaders.data.manifest import MANIFEST_NAME, Manifest, ShardInfo
 from loaders.errors import ManifestError, PackError
 from loaders.remote.url import is_url
 from packdata.claimed import claimed_folder, on_the_way
@@ -134,6 +134,7 @@ class Packing:
         self._put: deque[Future[None]] = deque()
         self._numbers = dict[str, int]()  # of the shards to come
         self._manifests: dict[str, Manifest] = {}
+        self._seen: dict[str, Mapping[str, Any]] = {}  # marks of the manifests to be replaced
         self._open = ExitStack()
         self.is_published = self.is_continued = False
 
@@ -174,6 +175,10 @@ class Packing:
         self._journal = self._open_journal()
         if not self.is_made() and self.state.done is None:  # another may have been faster
             self._check_target()
+        if self._overwrite and is_url(self.dst):  # a folder is locked meanwhile
+            for folder in self.folders:
+                data, mark = self._store.read(name_at(folder, MANIFEST_NAME))
+                self._seen[folder] = {} if data is None else mark
 
     def is_made(self) -> bool:
         """Tell whether the datasets are there, as the same plan has made them."""
@@ -342,7 +347,9 @@ class Packing:
             tick: Called with the samples of each whole shard when it is there, on another thread.
         """
         self.wait()
-        before, seen = ((), None) if grown is None else (grown[0].shards, grown[1])
+        before: Sequence[ShardInfo] = ()
+        if grown is not None:
+            before, self._seen[""] = grown[0].shards, grown[1]
         is_known_by_plan = not (self._grows or self.kind in ("part", "writer"))
         plan = {PLAN: self._digest} if is_known_by_plan else {}
         manifests = dict[str, Manifest]()
@@ -358,7 +365,7 @@ class Packing:
             }
             self.journal.append({"done": done})
             files = {folder: made.files for folder, made in datasets.items()}
-            self._put_made(manifests, files, seen)
+            self._put_made(manifests, files)
         self._manifests, self.is_published = manifests, True
 
     def _put_whole(
@@ -389,13 +396,12 @@ class Packing:
         self,
         manifests: Mapping[str, Manifest],
         files: Mapping[str, Mapping[str, bytes]],
-        seen: Mapping[str, Any] | None,
     ) -> None:
         rejects = dict.fromkeys(() if self._grows else self.folders, b"")
         if self.kind != "command":
             rejects = {"": rejects_bytes(self.state.all_rejects)}
         about = self._store, manifests, files, rejects
-        publish(*about, overwrite=self._overwrite, seen=seen)
+        publish(*about, overwrite=self._overwrite, seen=self._seen)
 
     def manifests(self) -> dict[str, Manifest]:
         """Return the manifest of each target, once it is published."""

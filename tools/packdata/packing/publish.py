@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from loaders.data.manifest import MANIFEST_NAME, Manifest, manifest_bytes, parse_manifest
@@ -75,7 +76,7 @@ def publish(
     rejects: Mapping[str, bytes],
     *,
     overwrite: bool = False,
-    seen: Mapping[str, Any] | None = None,
+    seen: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> bool:
     """Make datasets of shards that were put there; return whether any was not there before.
 
@@ -85,7 +86,7 @@ def publish(
         files: The files that its schema names, by their names.
         rejects: What ``rejected.jsonl`` is to hold, by folder: if it is nothing, the file that is there goes.
         overwrite: Replace other datasets.
-        seen: The mark of the manifest that is to be replaced; None for the one that is there now.
+        seen: Marks of the manifests that are to be replaced, by folder; of others, what is there now is.
 
     Raises:
         PackError: Another dataset is there, or was put there meanwhile; a shard is missing.
@@ -96,9 +97,9 @@ def publish(
         there, mark = store.read(name_at(folder, MANIFEST_NAME))
         if there == manifest_bytes(manifest):
             continue
-        if there is not None and seen is None and not overwrite:
+        if there is not None and folder not in seen and not overwrite:
             raise is_there(store.url / folder)
-        marks[folder] = {} if there is None else dict(seen or mark)
+        marks[folder] = {} if there is None else dict(seen.get(folder, mark))
         if there is not None:
             old |= files_of(folder, parse_manifest(there, store.url / folder / MANIFEST_NAME))
     for folder, manifest in manifests.items():

@@ -161,7 +161,6 @@ class PartPacking(Packing):
         self,
         manifests: Mapping[str, Manifest],
         files: Mapping[str, Mapping[str, bytes]],
-        seen: Any,
     ) -> None:
         """Put the part's journal; PackError if another packed it differently."""
         for folder, beside in files.items():
