@@ -190,10 +190,8 @@ class Delivery(Generic[BatchT]):
         num_waiting = 0 if self._prefetcher is None else self._prefetcher.num_waiting
         num_taken = self._batches.num_taken - num_waiting
         self._stats.num_batches += 1
-        if self._pass is not None:
-            self._pass.count(num_taken - self._num_counted)
-        elif self._others is not None:
-            self._others.count(num_taken - self._num_counted)
+        if (counted := self._pass or self._others) is not None:
+            counted.count(num_taken - self._num_counted)
         self._num_counted = num_taken
         self._num_delivered += 1
 

@@ -11,7 +11,7 @@ import os
 import warnings
 import weakref
 from dataclasses import fields, replace
-from functools import cached_property, partial
+from functools import cached_property
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard, Unpack, overload
 
@@ -223,18 +223,15 @@ class DataLoader(OrderedLoader[BatchT]):
                 self._options = replace(self._options, **{name: value})
                 value = self._options.chosen_workers if name == "num_workers" else value
             elif name != "worker_init_fn":
-                self._check_same(name, value)
+                before = getattr(self, name, self)  # ``shuffle`` is no attribute
+                is_plain = type(value) is type(before) and isinstance(value, str | int | float)
+                if before is not value and not (is_plain and before == value):
+                    what = f"{name} of a DataLoader cannot change after it was made, got {shown(value)}"
+                    raise ValueError(f"{what}: make another DataLoader")
         super().__setattr__(name, value)
         if "_child" in self.__dict__ and name in ("collate_fn", "num_workers"):
             self._settle_collate()
             self._make_parts()
-
-    def _check_same(self, name: str, value: Any) -> None:
-        before = getattr(self, name, self)  # ``shuffle`` is no attribute
-        is_plain = type(value) is type(before) and isinstance(value, str | int | float)
-        if before is not value and not (is_plain and before == value):
-            what = f"{name} of a DataLoader cannot change after it was made, got {shown(value)}"
-            raise ValueError(f"{what}: make another DataLoader")
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the settings and the position; buffers, workers and a device's handles are made anew."""
@@ -312,25 +309,23 @@ class DataLoader(OrderedLoader[BatchT]):
             name=type(self.dataset).__name__,
         )
         self._delivery = weakref.ref(delivery)
-        self._end_ahead_with(delivery)
+        delivery.on_close = weakref.finalize(delivery, _close_all, self._ahead)
         register(delivery)
         return delivery
 
-    def _end_ahead_with(self, delivery: Delivery[Any] | None) -> None:
-        """Stop telling fetchers what comes where an iteration ends, however it ends."""
-        if self._ahead and delivery is not None:
-            delivery.on_close = partial(_close_all, self._ahead)
-            weakref.finalize(delivery, _close_all, self._ahead)
-
     def _again(self) -> tuple[Pass | None, Any]:
-        current = self._begin()
-        self._end_ahead_with(self._delivery())
+        current, delivery = self._begin(), self._delivery()
+        delivery.on_close = weakref.finalize(delivery, _close_all, self._ahead)
         return current, self._start(current)
 
     def _start(self, current: Pass | None) -> Any:
         """Start workers on the batches of the epoch that has begun."""
-        is_torchs = self.backend == "process"
-        batches = self._iterate_torch_workers(current) if is_torchs else self._start_own()
+        batches: OrderedBatches | TorchBatches
+        if self.backend == "process":
+            num = None if current is None else current.plan.num_remaining_steps
+            batches = TorchBatches(iter(self._torch_loader), self.num_workers, num)
+        else:
+            batches = self._start_own()
         self._batches = weakref.ref(batches)
         for each in self._ahead:
             each.start()  # after torch has forked its workers
@@ -349,10 +344,6 @@ class DataLoader(OrderedLoader[BatchT]):
             if warning:
                 warnings.warn(warning, stacklevel=3)
         return accelerator
-
-    def _iterate_torch_workers(self, current: Pass | None) -> TorchBatches:
-        num = None if current is None else current.plan.num_remaining_steps
-        return TorchBatches(iter(self._torch_loader), self.num_workers, num)
 
     @cached_property
     def _torch_loader(self) -> torch.utils.data.DataLoader[Any]:
@@ -397,11 +388,8 @@ class DataLoader(OrderedLoader[BatchT]):
     def _pool(self, maker: Maker) -> Pool:
         if not self.num_workers:
             return InlinePool(maker)
-        if self.backend == "subprocess":
-            return self._child_pool(maker)
-        return thread_pool(maker)
-
-    def _child_pool(self, maker: Maker) -> Pool:
+        if self.backend == "thread":
+            return thread_pool(maker)
         from loaders.backends.subprocess import child_pool  # which loads on Linux alone
 
         pool = child_pool(self._child, maker, self._set_to)
@@ -485,20 +473,23 @@ class DataLoader(OrderedLoader[BatchT]):
 
     def stats(self) -> LoaderStats:
         """Return the counters as they are now."""
-        batches = self._batches()
-        of_child = 0 if self._child is None else self._child.slots.nbytes
-        self._stats.slot_bytes = self._slots.nbytes + of_child
-        self._stats.num_ready = getattr(batches, "num_ready", 0)
         here = getattr(self._served, "num_replaced", 0) - self._num_before
-        self._stats.num_replaced = here + self._num_replaced
-        self._stats.backend = self.backend if self.num_workers else "inline"
-        self._stats.gil_share = self._gil.lost_share
-        self._stats.device_bytes = getattr(self._delivery(), "device_bytes", 0)
+        remote = None
         if _is_remote(self.dataset):
             from loaders.loading.fetching import remote_counts
 
-            self._stats.remote = remote_counts(self.dataset)
-        return replace(self._stats)
+            remote = remote_counts(self.dataset)
+        return replace(
+            self._stats,
+            slot_bytes=self._slots.nbytes
+            + (0 if self._child is None else self._child.slots.nbytes),
+            num_ready=getattr(self._batches(), "num_ready", 0),
+            num_replaced=here + self._num_replaced,
+            backend=self.backend if self.num_workers else "inline",
+            gil_share=self._gil.lost_share,
+            device_bytes=getattr(self._delivery(), "device_bytes", 0),
+            remote=remote,
+        )
 
     def __repr__(self) -> str:
         """Show what is served, and how."""

@@ -244,12 +244,47 @@ class LoaderOptions:
     @cached_property
     def chosen_backend(self) -> str:
         """``"thread"``, ``"subprocess"`` or ``"process"``."""
-        return _choose_backend(self)
+        one_of("backend", self.backend, ("auto", "thread", "subprocess", "process"))
+        if self.backend == "subprocess" and sys.platform != "linux":
+            raise ValueError("backend='subprocess' needs Linux: backend='thread' works everywhere")
+        names = ("worker_init_fn", "multiprocessing_context")  # which say nothing to threads
+        needs_process = [name for name in names if getattr(self, name) is not None]
+        if self.backend in ("thread", "subprocess"):
+            if isinstance(self.dataset, IterableDataset):
+                raise ValueError("threads cannot share an iterable dataset: leave backend='auto'")
+            if needs_process:
+                raise ValueError(
+                    f"{needs_process[0]} is for worker processes: leave it out, or use backend='process'"
+                )
+            return self.backend
+        is_ours = isinstance(self.dataset, BatchDataset)
+        return "thread" if self.backend == "auto" and is_ours and not needs_process else "process"
 
     @cached_property
     def chosen_workers(self) -> int:
-        """How many workers to have."""
-        return _choose_workers(self.num_workers, self.dataset)
+        """How many workers to have: as was said, or measured; else what the samples cost."""
+        num_workers, dataset = self.num_workers, self.dataset
+        if isinstance(num_workers, str) and num_workers != "auto":
+            raise ValueError(f"num_workers must be 'auto' or a number from 0, got {num_workers!r}")
+        if num_workers != "auto":
+            num_workers = whole_number("num_workers", num_workers)
+            if num_workers < 0:
+                raise ValueError(f"num_workers option should be non-negative, got {num_workers}")
+            return num_workers
+        if not isinstance(dataset, BatchDataset):
+            return 0
+        cores = cores_of_rank()
+        measured = read_workers(dataset, cores)
+        if measured is not None:
+            return measured
+        nbytes = dataset.sample_nbytes
+        if nbytes == 0:
+            return 0  # nothing is copied on the host
+        most = dataset.max_workers or cores
+        if nbytes is not None and nbytes < _SMALL_SAMPLE_BYTES:
+            # Copying small rows takes less than handing them over: more threads only compete.
+            most = min(most, 1 if nbytes < _TINY_SAMPLE_BYTES else 2)
+        return min(cores, most)
 
     def for_torch(self, sampler: EpochSampler | None) -> dict[str, Any]:
         """Return what torch's own loader is made with; the sampler is of an order of loaders."""
@@ -374,54 +409,6 @@ def _checked_batch_size(batch_size: Any) -> int:
         return whole_number("batch_size", batch_size, at_least=1)
     except TypeError as error:
         raise ValueError(str(error)) from None  # as torch does
-
-
-# -- who makes the batches -------------------------------------------------------------------------
-
-
-def _choose_backend(options: LoaderOptions) -> str:
-    """Return ``"thread"``, ``"subprocess"`` or ``"process"``."""
-    backend, dataset = options.backend, options.dataset
-    one_of("backend", backend, ("auto", "thread", "subprocess", "process"))
-    if backend == "subprocess" and sys.platform != "linux":
-        raise ValueError("backend='subprocess' needs Linux: backend='thread' works everywhere")
-    names = ("worker_init_fn", "multiprocessing_context")  # which say nothing to threads
-    needs_process = [name for name in names if getattr(options, name) is not None]
-    if backend in ("thread", "subprocess"):
-        if isinstance(dataset, IterableDataset):
-            raise ValueError("threads cannot share an iterable dataset: leave backend='auto'")
-        if needs_process:
-            raise ValueError(
-                f"{needs_process[0]} is for worker processes: leave it out, or use backend='process'"
-            )
-        return backend
-    is_ours = isinstance(dataset, BatchDataset)
-    return "process" if backend == "process" or needs_process or not is_ours else "thread"
-
-
-def _choose_workers(num_workers: int | Literal["auto"], dataset: Any) -> int:
-    """Return how many workers to have: what was measured, else what the samples cost."""
-    if isinstance(num_workers, str) and num_workers != "auto":
-        raise ValueError(f"num_workers must be 'auto' or a number from 0, got {num_workers!r}")
-    if num_workers != "auto":
-        num_workers = whole_number("num_workers", num_workers)
-        if num_workers < 0:
-            raise ValueError(f"num_workers option should be non-negative, got {num_workers}")
-        return num_workers
-    if not isinstance(dataset, BatchDataset):
-        return 0
-    cores = cores_of_rank()
-    measured = read_workers(dataset, cores)
-    if measured is not None:
-        return measured
-    nbytes = dataset.sample_nbytes
-    if nbytes == 0:
-        return 0  # nothing is copied on the host
-    most = dataset.max_workers or cores
-    if nbytes is not None and nbytes < _SMALL_SAMPLE_BYTES:
-        # Copying small rows takes less than handing them over: more threads only compete.
-        most = min(most, 1 if nbytes < _TINY_SAMPLE_BYTES else 2)
-    return min(cores, most)
 
 
 # -- the device's share ----------------------------------------------------------------------------
