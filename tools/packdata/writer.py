@@ -491,11 +491,19 @@ def pack(
     dst: Path | str,
     fields: Mapping[str, Field] | None = None,
     *,
+    defaults: Iterable[str] | None = None,
     format: Format | None = None,
+    shard_bytes: int | None = None,
+    workers: int | None = None,
+    overwrite: bool = False,
+    quality: int = 90,
+    max_picture_mb: int = MAX_PICTURE_MB,
+    on_error: OnError = "fail",
+    provenance: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
-    **options: Any,
+    **table: Any,
 ) -> Summary:
-    """Pack samples, given as mappings of field name to value, or columns.
+    """Pack samples, given as mappings of field name to value, or columns; the rest is as in ``Writer``.
 
     A DataFrame without ``fields`` is packed as ``packdata tables`` packs a file of it.
 
@@ -505,23 +513,42 @@ def pack(
             are packed at the speed of memory.
         dst: A folder that is new or empty.
         fields: Field by name; None for a DataFrame, or a table of Arrow.
-        format: ``"lmdb"`` or ``"parquet"``; if not given ``"lmdb"``, of a DataFrame ``"parquet"``.
+        defaults: As in ``Writer``, and so on.
+        format: Format of the shards; ``"lmdb"`` if not said otherwise, of a DataFrame ``"parquet"``.
+        shard_bytes: Size of a shard; 64 MB if not said otherwise, of a DataFrame 32 MB.
+        workers: Threads that encode.
+        overwrite: Replace a dataset in ``dst``.
+        quality: Of pictures that are newly encoded.
+        max_picture_mb: MiB that a picture may take, decoded.
+        on_error: What becomes of samples that cannot be packed.
+        provenance: JSON for the manifest.
         progress: Called for every sample.
-        options: Of ``Writer``: ``defaults``, ``shard_bytes``, ``workers``, ``overwrite``, ``quality``,
-            ``max_picture_mb``, ``on_error``, ``provenance``. Of a DataFrame those of ``pack_tables``: ``target``,
-            ``drop``, ``dates``, ...
+        **table: Of a DataFrame, what becomes of its columns: ``target``, ``drop``, ``dates``, ... of ``pack_tables``.
 
     Raises:
-        TypeError: What the source gives is no mapping, or there is no such option; other errors are those of
-            ``Writer``.
+        TypeError: What the source gives is no mapping; other errors are those of ``Writer``.
     """
-    options = {name: value for name, value in options.items() if value is not None}
     if fields is None:
-        if format is not None:
-            options["format"] = format
-        return _pack_frame(source, dst, {"progress": progress, **options})
+        given = {"format": format, "shard_bytes": shard_bytes, "workers": workers}
+        table |= {name: value for name, value in given.items() if value is not None}
+        settings = {"overwrite": overwrite, "on_error": on_error, "progress": progress}
+        return _pack_frame(source, dst, table | settings)
+    if table:
+        raise TypeError(f"{', '.join(table)}: options of a DataFrame, which takes no fields")
     progress = Quiet() if progress is None else progress
-    with Writer(dst, fields, format=format or "lmdb", **options) as writer:
+    with Writer(
+        dst,
+        fields,
+        defaults=defaults,
+        format=format or "lmdb",
+        shard_bytes=DEFAULT_SHARD_BYTES if shard_bytes is None else shard_bytes,
+        workers=workers,
+        overwrite=overwrite,
+        quality=quality,
+        max_picture_mb=max_picture_mb,
+        on_error=on_error,
+        provenance=provenance,
+    ) as writer:
         try:
             if isinstance(source, Mapping):
                 _add_columns(writer, source, progress)
