@@ -30,7 +30,7 @@ class Array(Field):
     """
 
     kind: ClassVar[str] = "array"
-    optional: ClassVar[tuple[str, ...]] = ("spatial", "classes")
+    _optional: ClassVar[tuple[str, ...]] = ("spatial", "classes")
     dtype: str = field(default="float32", kw_only=False)
     dims: tuple[int | None, ...] = field(default=(), kw_only=False)
     codec: str = "raw"

@@ -34,7 +34,7 @@ class Field:
     """
 
     kind: ClassVar[str] = ""
-    optional: ClassVar[tuple[str, ...]] = ()  # options that JSON leaves out where they are None
+    _optional: ClassVar[tuple[str, ...]] = ()  # options that JSON leaves out where they are None
     codec: str = "bytes"
 
     @property
@@ -86,7 +86,7 @@ class Field:
     def to_json(self) -> dict[str, Any]:
         """Return ``{"kind": ..., option: value, ...}`` of JSON types only."""
         options = {f.name: getattr(self, f.name) for f in fields(self)}
-        said = {n: v for n, v in options.items() if v is not None or n not in self.optional}
+        said = {n: v for n, v in options.items() if v is not None or n not in self._optional}
         return {"kind": self.kind} | {name: _plain(value) for name, value in said.items()}
 
 

@@ -40,7 +40,7 @@ class Image(Field):
     """
 
     kind: ClassVar[str] = "image"
-    optional: ClassVar[tuple[str, ...]] = tuple(_DCT_OPTIONS)
+    _optional: ClassVar[tuple[str, ...]] = tuple(_DCT_OPTIONS)
     channels: int = 3
     size: tuple[int, int] | None = None
     dtype: str = "uint8"
