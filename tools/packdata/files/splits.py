@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from loaders.errors import SourceError
-from loaders.remote.url import place_of
+from loaders.remote.url import URL, place_of
 from loaders.schema import Array, Label
 from packdata.describe import counted, passed_over
 from packdata.files.labels import LABEL, LabelField, label_fields
@@ -16,7 +16,7 @@ from packdata.options import opt, parse_target
 from packdata.sources.base import LABEL_NAMES, PICTURES, FileKind, Source, suffix_of
 from packdata.sources.folders import FolderSource, MaskFolder, split_suffix
 from packdata.sources.layouts import check_layout
-from packdata.sources.listed import Listing, look_at
+from packdata.sources.listed import Listing, is_folder, look_at
 from packdata.sources.opening import (
     Found,
     are_of_one_archive,
@@ -162,9 +162,11 @@ def _masks_of(
         return MaskFolder(source.listing, kind, suffix)
     if masks is None:
         return None
-    listing = look_at(masks)
+    hint, place = "masks= takes a folder that you may read", place_of(masks)
+    is_listed = isinstance(place, URL) or is_folder(place, hint)
+    listing = look_at(place) if is_listed else None
     if not isinstance(listing, Listing):
-        raise SourceError("masks= takes a folder", place_of(masks), "Pass the folder of the file")
+        raise SourceError("there is no such folder", place, hint)
     has_own = split and split in listing.subfolders()
     return MaskFolder(listing.below(split) if has_own else listing, kind, suffix)
 

@@ -297,8 +297,8 @@ def is_file(path: Path) -> bool:
 
 def _stat_of(path: Path, hint: str = "") -> os.stat_result | None:
     try:
-        return os.stat(path)
+        return path.stat()
     except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL in the name
         return None
     except OSError as error:
-        raise SourceError(f"the file cannot be read ({error.strerror})", path, hint) from error
+        raise SourceError(f"cannot be read ({error.strerror})", path, hint) from error
