@@ -37,7 +37,6 @@ _TILE = 1 << 14  # 128 KiB of numbers: with four tiles of scratch it stays in th
 # With four rounds, distances between elements a row apart repeat more often than by chance
 # (tests/sampling/test_permutation.py sees it); with five nothing there shows. One to spare.
 _NUM_ROUNDS = 6
-_LOW = np.uint64(TABLE_MAX - 1)
 _FIRST, _SECOND, _HALF = np.uint64(GAMMA), np.uint64(0xD6E8FEB86659FD93), np.uint64(32)
 
 
@@ -153,21 +152,7 @@ def check_positions(positions: npt.NDArray[np.int64], n: int) -> None:
 @lru_cache(maxsize=8)
 def _table(n: int, key: int) -> npt.NDArray[np.int64]:
     # The hashes are distinct, so every sorting algorithm gives this order.
-    return order_of(hash64(key64(key), np.arange(n)))
-
-
-def order_of(hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
-    """Return what ``np.argsort`` does for up to 65,536 distinct hashes, in half the time.
-
-    Numbers are sorted faster than their places: each place takes the low 16 bits of its hash. Where
-    two hashes differ in nothing else, it is ``np.argsort`` after all.
-    """
-    numbers = (hashes & ~_LOW) | np.arange(len(hashes), dtype=np.uint64)
-    numbers.sort()
-    high = numbers & ~_LOW
-    if (high[1:] == high[:-1]).any():
-        return np.argsort(hashes).astype(np.int64, copy=False)
-    return (numbers & _LOW).view(np.int64)
+    return np.argsort(hash64(key64(key), np.arange(n))).astype(np.int64, copy=False)
 
 
 @lru_cache(maxsize=64)

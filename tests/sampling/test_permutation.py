@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loaders.rng import GAMMA, key64
-from loaders.sampling.permutation import TABLE_MAX, order_of, permute
+from loaders.sampling.permutation import TABLE_MAX, permute
 
 Int64s = npt.NDArray[np.int64]
 KEYS = st.integers(0, 2**64 - 1)
@@ -236,16 +236,3 @@ def chi_square_z(
 def independence_z(counts: npt.NDArray[np.float64]) -> float:
     expected = counts.sum(1, keepdims=True) * counts.sum(0, keepdims=True) / counts.sum()
     return chi_square_z(counts, expected, (counts.shape[0] - 1) * (counts.shape[1] - 1))
-
-
-@pytest.mark.parametrize("n", [0, 1, 2, 1000, TABLE_MAX])
-def test_sorting_with_places_in_the_low_bits_is_sorting_places(n: int) -> None:
-    hashes = np.random.default_rng(n).permutation(np.arange(n, dtype=np.uint64) * np.uint64(GAMMA))
-
-    assert np.array_equal(order_of(hashes), np.argsort(hashes))
-
-
-def test_hashes_that_differ_in_their_low_bits_alone_are_told_apart() -> None:
-    hashes = np.array([5 << 16 | 9, 7 << 16, 5 << 16 | 3, 1], np.uint64)
-
-    assert order_of(hashes).tolist() == [3, 2, 0, 1]
