@@ -173,7 +173,4 @@ class Commands:
 
     def error(self, message: str) -> NoReturn:
         """Print a mistake that is of no single command, and exit with status 2."""
-        sys.stderr.write(
-            f"{self._prog}: error: {message}\n'{self._prog} --help' lists what it takes.\n"
-        )
-        sys.exit(_WRONG_USAGE)
+        Parser(prog=self._prog).error(message)

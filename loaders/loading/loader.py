@@ -293,7 +293,7 @@ class DataLoader(OrderedLoader[BatchT]):
             "the loader is iterated anew, which ended this iteration: use a loader for each of two"
         )
         current = self._begin()
-        others = None if self._others is None else self._others.begin(self)
+        others = None if self._others is None else self._others.begin()
         accelerator = self._accelerator  # before the workers, who page-lock memory for its device
         kind = TorchDelivery if self.backend == "process" else Delivery
         delivery: Delivery[BatchT] = kind(

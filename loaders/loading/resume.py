@@ -80,6 +80,10 @@ class ThirdParty:
         self.is_iterable = isinstance(loader.dataset, IterableDataset)
         self._is_warned = False
         self._num_first = None if self.is_iterable else num_first()
+        # What a batch is: states count batches.
+        self._sizes = {"batch_size": loader.batch_size}
+        if self._num_first is not None:
+            self._sizes["sample"] = self._num_first
         self._own = next((part for part in samplers if isinstance(part, EpochSampler)), None)
         own = EpochSampler, EpochBatches  # of a subclass that yields something else
         self._stateful = next(
@@ -103,7 +107,7 @@ class ThirdParty:
         if epoch != self.epoch:
             self._next, self.epoch = {}, epoch
 
-    def begin(self, loader: Any) -> ForeignPass:
+    def begin(self) -> ForeignPass:
         """Begin a pass; the state tells of it from now on."""
         if self._dataset is not None and self._times_told != self._num_told:
             self.set_epoch(self._dataset.epoch)
@@ -124,16 +128,16 @@ class ThirdParty:
             warnings.warn(f"this state cannot be loaded: {_NO_RESUME}", stacklevel=3)
         if self._current is None:
             states = {"states": self._states()}
-            return self._told(loader, self.epoch, 0) | states | dict(self._next)
+            return self._told(self.epoch, 0) | states | dict(self._next)
         current = self._current
         if whole_number("pending", pending, at_least=0):
-            return self._told(loader, current.epoch, self._before(pending)) | self._drawn(current)
+            return self._told(current.epoch, self._before(pending)) | self._drawn(current)
         is_over = current.is_over or (0 < current.delivered >= _num_batches(loader))
         if is_over:
             states = {"states": self._states()}
-            return self._told(loader, current.epoch + 1, 0) | states
+            return self._told(current.epoch + 1, 0) | states
         states = {"states": copy.deepcopy(current.states)}
-        return self._told(loader, current.epoch, current.delivered) | self._drawn(current) | states
+        return self._told(current.epoch, current.delivered) | self._drawn(current) | states
 
     def _states(self) -> dict[str, Any]:
         """Return the state of the sampler as it is now."""
@@ -154,23 +158,20 @@ class ThirdParty:
             )
         return self._current.delivered - pending
 
-    def _told(self, loader: Any, epoch: int, delivered: int) -> dict[str, Any]:
-        sizes = {"batch_size": loader.batch_size}
-        if self._num_first is not None:
-            sizes["sample"] = self._num_first
+    def _told(self, epoch: int, delivered: int) -> dict[str, Any]:
         generators = [_text(each.get_state()) for each in self._generators]
         # All names in every state: torch.distributed.checkpoint restores those that a fresh loader's state has.
         place = {"epoch": epoch, "delivered": delivered, "generators": generators, "rng": None}
         if self._own is not None:
             place["sampler_epoch"] = self._own.epoch
-        return {"kind": _KIND, **sizes, **place}
+        return {"kind": _KIND, **self._sizes, **place}
 
     @staticmethod
     def _drawn(current: ForeignPass) -> dict[str, Any]:
         drawn = {"generators": current.generators, "rng": current.rng}
         return {name: value for name, value in drawn.items() if value is not None}
 
-    def load_state_dict(self, loader: Any, state: Any) -> None:
+    def load_state_dict(self, state: Any) -> None:
         """Let the next pass go on where a state was taken.
 
         Raises:
@@ -178,15 +179,14 @@ class ThirdParty:
         """
         if self.is_iterable:
             raise StateError(_NO_RESUME)
-        here = self._told(loader, 0, 0)
         if not hasattr(state, "get") or state.get("kind") != _KIND:
             kind = state.get("kind") if hasattr(state, "get") else state
             raise StateError(
                 f"the state is of an order of kind {kind!r}, this one is a third party's"
             )
         for name in ("batch_size", "sample"):
-            if state.get(name) != here.get(name):
-                what = f"the state was taken with {name}={state.get(name)}, this loader has {here.get(name)}"
+            if state.get(name) != self._sizes.get(name):
+                what = f"the state was taken with {name}={state.get(name)}, this loader has {self._sizes.get(name)}"
                 raise StateError(f"{what}: the state counts batches, and they would differ")
         if len(state.get("generators", [])) != len(self._generators):
             raise StateError("the state is of a sampler with another number of generators")
