@@ -44,8 +44,9 @@ class RawCodec:
             raise CodecError(f"the value is not an array ({error})") from error
         if isinstance(self.field, Image) and array.ndim == 2:
             array = array[:, :, None]
-        if len(array.shape) != len(self.shape) or any(
-            want not in (None, got) for want, got in zip(self.shape, array.shape, strict=True)
+        if array.shape != self.shape and (
+            array.ndim != len(self.shape)
+            or any(n not in (None, got) for n, got in zip(self.shape, array.shape, strict=True))
         ):
             raise CodecError(f"the field holds arrays of shape {self.shape}, got {array.shape}")
         return self._header(array.shape) + cast_exactly(array, self.dtype).tobytes()

@@ -300,10 +300,9 @@ class Writer:
         return _Sample(self._num_samples, name, key, prepared)
 
     def _check_fields(self, values: Mapping[str, Any], name: str) -> None:
-        missing = [n for n in self._fields if n not in values]
-        unknown = [n for n in values if n not in self._fields]
-        if missing or unknown:
-            found = [f"has no {n!r}" for n in missing] + [f"has unknown {n!r}" for n in unknown]
+        if values.keys() != self._fields.keys():
+            found = [f"has no {n!r}" for n in self._fields if n not in values]
+            found += [f"has unknown {n!r}" for n in values if n not in self._fields]
             raise SchemaError(f"{name} {', '.join(found)}; its fields are {list(self._fields)}")
 
     def _settle_key(self, values: Mapping[str, Any]) -> None:
