@@ -4,7 +4,7 @@ Every pixel op becomes *edits*: per sample S kernel numbers, each with ``NUM_VAL
 drawn for a whole batch at once, and carried out here sample by sample (``edit``, in place, on worker threads), or
 batched on a device (``loaders.device.edits``).
 
-Kernels that map each value of a channel on its own are tables of 256 entries; consecutive tables are merged into one.
+Kernels that map each value of a channel on its own are tables of 256 entries.
 
 Source: values are those of ``torchvision.transforms.v2.functional`` on uint8 tensors, its truncations included.
 """
@@ -103,31 +103,19 @@ def edit(image: Array, kinds: Sequence[int], values: Sequence[Values]) -> None:
         )
     if not image.size:
         return
-    pending: Table | None = None
     kept = total = image
     for kind, value in zip(kinds, values, strict=True):
         if kind == Kind.NONE:
             continue
-        plain = _PLAIN_TABLES.get(kind)
-        if plain is not None:
-            table = plain(value)
-            pending = table if pending is None else table[pending]
-            continue
-        if pending is not None:
-            _look_up(image, pending)
-            pending = None
-        measured = _MEASURED_TABLES.get(kind)
-        if measured is not None:
-            pending = measured(image, value)
-        elif kind == Kind.KEEP:
+        if kind == Kind.KEEP:
             kept, total = image.copy(), image * np.float32(value[0])
         elif kind == Kind.MIX:
             total += image * np.float32(value[0])
             image[...] = total if value[1] else kept  # cut off, not rounded
+        elif kind in _TABLES:
+            _look_up(image, _TABLES[kind](image, value))
         else:
             _KERNELS[kind](image, value)
-    if pending is not None:
-        _look_up(image, pending)
 
 
 def _look_up(image: Array, table: Table) -> None:
@@ -146,20 +134,20 @@ def _cut(values: Array) -> Table:
 # -- tables ----------------------------------------------------------------------------------------
 
 
-def _brightness(value: Values) -> Table:
+def _brightness(image: Array, value: Values) -> Table:
     return _cut(_LEVELS.astype(np.float32) * np.float32(value[0]))
 
 
-def _solarize(value: Values) -> Table:
+def _solarize(image: Array, value: Values) -> Table:
     return np.where(value[0] <= _LEVELS, 255 - _LEVELS, _LEVELS).astype(np.uint8)
 
 
-def _posterize(value: Values) -> Table:
+def _posterize(image: Array, value: Values) -> Table:
     bits = int(value[0])
     return (_LEVELS & (((1 << bits) - 1) << (8 - bits))).astype(np.uint8)
 
 
-def _invert(value: Values) -> Table:
+def _invert(image: Array, value: Values) -> Table:
     return (255 - _LEVELS).astype(np.uint8)
 
 
@@ -284,13 +272,11 @@ def _warp(image: Array, value: Values) -> None:
     cv2.warpAffine(flat, matrix, (width, height), target, flags, cv2.BORDER_CONSTANT, tuple(fill))
 
 
-_PLAIN_TABLES: dict[int, Callable[[Values], Table]] = {
+_TABLES: dict[int, Callable[[Array, Values], Table]] = {
     Kind.BRIGHTNESS: _brightness,
     Kind.SOLARIZE: _solarize,
     Kind.POSTERIZE: _posterize,
     Kind.INVERT: _invert,
-}
-_MEASURED_TABLES: dict[int, Callable[[Array, Values], Table]] = {
     Kind.CONTRAST: _contrast,
     Kind.AUTOCONTRAST: _autocontrast,
     Kind.EQUALIZE: _equalize,
