@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from loaders.codecs.markers import JPEG_START, SOS, frame_of, segments
+from loaders.codecs.markers import JPEG_START, SOS, Frame, frame_of, read_frame, segments
 from loaders.errors import CodecError
 
 if TYPE_CHECKING:
@@ -151,41 +151,29 @@ def jpeg_head(start: memoryview) -> PictureHead | None:
     """
     if bytes(start[:2]) != JPEG_START:
         return None
-    height_at, tables_end, interval, unit, end = 0, 0, 0, (0, 0), len(JPEG_START)
+    frame: Frame | None = None
+    height_at, tables_end, interval, end = 0, 0, 0, len(JPEG_START)
     for marker, body, behind in segments(start):
         at = body - 4
         if at != end:  # fill bytes
             break
-        if height_at:
+        if frame:
             if marker == SOS or (marker == APP9 and start[body : body + len(INDEX)] == INDEX):
                 tables_end = at
                 break
             interval = start[body] << 8 | start[body + 1] if marker == _DRI else interval
-        elif marker in _NO_BASELINE or body + 5 >= len(start):
+        elif marker in _NO_BASELINE:
             return None
         elif marker in _SEQUENTIAL:
-            height_at, unit = body + 1, _unit_sides(_components(start[body + 5 :]))
+            frame, height_at = read_frame(marker, bytes(start[body:behind])), body + 1
+            if frame is None:
+                return None
         end = behind
-    if not height_at:
+    if frame is None:
         return None
-    height, width = SIDES.unpack_from(start, height_at)
-    is_grid = interval and tables_end and all(unit)
-    return PictureHead(
-        height, width, height_at, tables_end, *((interval, *unit) if is_grid else ())
-    )
-
-
-def _components(data: Any) -> bytes:
-    """Return number, sampling and tables of a frame's components, as they are written."""
-    return bytes(data[: 1 + 3 * data[0]])
-
-
-def _unit_sides(components: bytes) -> tuple[int, int]:
-    """Return height and width of a unit (MCU): what the components' blocks cover; of a single one, a block."""
-    sampling = components[2::3]
-    if len(sampling) < 2:
-        return 8, 8
-    return 8 * max(both & 15 for both in sampling), 8 * max(both >> 4 for both in sampling)
+    is_grid = interval and tables_end and all(frame.unit)
+    grid = (interval, *frame.unit) if is_grid else ()
+    return PictureHead(frame.height, frame.width, height_at, tables_end, *grid)
 
 
 def _webp_size(head: bytes) -> tuple[int, int]:

@@ -31,9 +31,12 @@ class Frame(NamedTuple):
     sampling: bytes
 
     @property
-    def unit_width(self) -> int:
-        """How many pixels side by side a unit (MCU) has."""
-        return 8 if len(self.sampling) < 2 else 8 * max(both >> 4 for both in self.sampling)
+    def unit(self) -> tuple[int, int]:
+        """Height and width of a unit (MCU): what the components' blocks cover; of a single one, a block."""
+        if len(self.sampling) < 2:
+            return 8, 8
+        across, down = zip(*((both >> 4, both & 15) for both in self.sampling), strict=True)
+        return 8 * max(down), 8 * max(across)
 
     @property
     def unusual(self) -> str:
@@ -66,12 +69,16 @@ def frame_of(data: bytes | memoryview) -> Frame | None:
     """Return what the frame header says; None if there is none."""
     for mark, start, end in segments(data):
         if mark in _FRAMES:
-            body = bytes(data[start:end])
-            if len(body) < 6:
-                return None
-            depth, height, width, _ = struct.unpack_from(">BHHB", body)
-            return Frame(mark, depth, height, width, tuple(body[6::3]), body[7::3])
+            return read_frame(mark, bytes(data[start:end]))
     return None
+
+
+def read_frame(mark: int, body: bytes) -> Frame | None:
+    """Return what the segment of a frame header says; None if the segment is cut."""
+    if len(body) < 6:
+        return None
+    depth, height, width, _ = struct.unpack_from(">BHHB", body)
+    return Frame(mark, depth, height, width, tuple(body[6::3]), body[7::3])
 
 
 def markers(data: bytes) -> Iterator[tuple[int, int]]:

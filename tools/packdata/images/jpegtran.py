@@ -45,7 +45,7 @@ def divide_without_loss(data: bytes) -> bytes | None:
     worth making, and where ``jpegtran`` does not do it without loss.
     """
     frame = frame_of(data)
-    interval = frame and restart_interval(frame.height, frame.width, frame.unit_width)
+    interval = frame and restart_interval(frame.height, frame.width, frame.unit[1])
     if not interval:
         return None
     divided = data
