@@ -68,15 +68,10 @@ def write(text: str) -> None:
 
 def register(live: Any) -> None:
     """Count an iteration as live until it is dropped: ``pid`` says whose it is, ``describe()`` what it does."""
-    _install_from_environment()
-    _live.add(live)
-
-
-def _install_from_environment() -> None:
     name = os.environ.get("LOADERS_DUMP")
-    if not name or threading.current_thread() is not threading.main_thread():
-        return
-    dump_on(_signal("LOADERS_DUMP", name))
+    if name and threading.current_thread() is threading.main_thread():
+        dump_on(_signal("LOADERS_DUMP", name))
+    _live.add(live)
 
 
 def _signal(what: str, value: Any) -> signal.Signals:

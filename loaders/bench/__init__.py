@@ -7,7 +7,7 @@ Each answer comes from a few files, in this order:
   they are shown).
 - ``recommend``: the same; the number of workers is kept (``loaders.loading.tuning``).
 - ``plan``: ``planner``: memory, and what an epoch over a URL downloads.
-- ``doctor``: ``doctor`` for a machine; ``store`` for a URL.
+- ``doctor``: ``doctor``.
 
 ``cli`` has the commands; ``machine`` what a run takes of the machine. ``loaders.profiling`` times a run of the user's.
 """

@@ -450,7 +450,7 @@ def run_doctor(args: argparse.Namespace) -> int:
     """Print what was found about the machine."""
     if not Path(args.path).exists():
         raise LoadersError(f"there is no {args.path!r} to look at")
-    findings = doctor.diagnose(Path(args.path))
+    findings = doctor.examine(doctor.CHECKS, doctor.Surroundings(Path(args.path)))
     if args.json:
         found = {"conditions": report.conditions(), "findings": [asdict(f) for f in findings]}
         print(report.as_json(found))

@@ -74,20 +74,18 @@ class Surroundings:
     shm: Path = Path("/dev/shm")  # shared memory
 
 
-def diagnose(path: Path) -> list[Finding]:
-    """Run every check on this machine, and on the disk of a folder."""
-    return examine(CHECKS, Surroundings(path))
-
-
 def examine(
-    checks: Sequence[Callable[..., Finding]], *arguments: object, timeout_s: float = TIMEOUT_S
+    checks: Sequence[Callable[[Surroundings], Finding]],
+    place: Surroundings,
+    *,
+    timeout_s: float = TIMEOUT_S,
 ) -> list[Finding]:
-    """Run checks, each with these arguments; the findings come in their order."""
-    return [_bounded(check, arguments, timeout_s) for check in checks]
+    """Run checks; the findings come in their order."""
+    return [_bounded(check, place, timeout_s) for check in checks]
 
 
 def _bounded(
-    check: Callable[..., Finding], arguments: Sequence[object], timeout_s: float
+    check: Callable[[Surroundings], Finding], place: Surroundings, timeout_s: float
 ) -> Finding:
     """Run a check on a thread of its own: a file system that hangs must not hang us."""
     name = check.__name__.replace("_", " ")
@@ -95,7 +93,7 @@ def _bounded(
 
     def run() -> None:
         try:
-            done.append(check(*arguments))
+            done.append(check(place))
         except Exception as error:  # whatever is odd about this machine
             done.append(Finding(name, "unknown", f"{type(error).__name__}: {error}"))
 
