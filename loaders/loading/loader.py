@@ -34,7 +34,7 @@ from loaders.live import register
 from loaders.loading.agreement import check_ranks_agree, next_number
 from loaders.loading.delivery import BatchT, Delivery, LoaderStats, TorchDelivery
 from loaders.loading.frameworks import check_no_mesh
-from loaders.loading.options import LoaderOptions, check_alone, check_marks, choose_halves
+from loaders.loading.options import LoaderOptions, check_alone, choose_halves
 from loaders.loading.ordered import OrderedLoader
 from loaders.loading.resume import ThirdParty
 from loaders.profiling import profile_from_environment
@@ -195,7 +195,11 @@ class DataLoader(OrderedLoader[BatchT]):
         super().__init__(**asked.for_torch(asked.own_sampler()))
         self._number_steps()
         self._is_accelerate_prepared = self._steps is not None  # divided by rank already
-        check_marks(self.pad, is_ours=self._steps is not None)
+        if self.pad == "mark" and self._steps is None:  # which is never padded
+            raise ValueError(
+                "pad='mark' cannot be combined with sampler, batch_sampler or generator, "
+                "and needs a dataset with a length"
+            )
         self._others = ThirdParty(self) if self._steps is None else None
         is_counted = self._steps is not None and self._steps.sampler.given_ranks == (None, None)
         self._number = (

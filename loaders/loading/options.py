@@ -33,7 +33,7 @@ from loaders.sampling.weighted import Weighted
 from loaders.system.limits import cores_of_rank
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable
 
     from loaders.sampling.plan import Pad
 
@@ -133,7 +133,10 @@ class LoaderOptions:
         if self.generator is not None and not isinstance(self.generator, torch.Generator):
             raise TypeError(f"generator must be a torch.Generator, got {shown(self.generator)}")
         if self.batch_size is not None:
-            self._keep("batch_size", _checked_batch_size(self.batch_size))
+            try:
+                self._keep("batch_size", whole_number("batch_size", self.batch_size, at_least=1))
+            except TypeError as error:
+                raise ValueError(str(error)) from None  # as torch does
         if self.prefetch_factor is not None:
             factor = whole_number("prefetch_factor", self.prefetch_factor, at_least=1)
             self._keep("prefetch_factor", factor)
@@ -343,14 +346,11 @@ def _check_foreign_order(options: LoaderOptions) -> None:
         raise ValueError(
             "rank and world_size do not apply to an IterableDataset: it must divide itself"
         )
-    _check_ranks(ranks, (sampler, getattr(batch_sampler, "sampler", None)))
-
-
-def _check_ranks(ranks: tuple[int | None, int | None], samplers: Sequence[Any]) -> None:
-    """Refuse ranks that have no effect: a sampler of loaders divides the samples by its own."""
     if ranks == (None, None):
         return
-    own = next((sampler for sampler in samplers if isinstance(sampler, EpochSampler)), None)
+    # Ranks that have no effect: a sampler of loaders divides the samples by its own.
+    samplers = sampler, getattr(batch_sampler, "sampler", None)
+    own = next((each for each in samplers if isinstance(each, EpochSampler)), None)
     if own is None:
         raise ValueError(
             "rank and world_size cannot be combined with sampler, batch_sampler or generator: leave those out"
@@ -362,15 +362,6 @@ def _check_ranks(ranks: tuple[int | None, int | None], samplers: Sequence[Any]) 
         theirs = "rank={} and world_size={}".format(*own.given_ranks)
         raise ValueError(
             f"rank={ranks[0]} and world_size={ranks[1]}, but the sampler was made with {theirs}: pass them to it"
-        )
-
-
-def check_marks(pad: Pad, *, is_ours: bool) -> None:
-    """Refuse marks of what is never padded."""
-    if pad == "mark" and not is_ours:
-        raise ValueError(
-            "pad='mark' cannot be combined with sampler, batch_sampler or generator, "
-            "and needs a dataset with a length"
         )
 
 
@@ -401,14 +392,6 @@ def _checked_dataset(dataset: Any) -> Any:
         what = "have __len__ and __getitem__, or be an IterableDataset"
         raise TypeError(f"dataset must {what}, got {shown(dataset)}")
     return dataset
-
-
-def _checked_batch_size(batch_size: Any) -> int:
-    """Return a batch size; ValueError, as torch's, where it is none."""
-    try:
-        return whole_number("batch_size", batch_size, at_least=1)
-    except TypeError as error:
-        raise ValueError(str(error)) from None  # as torch does
 
 
 # -- the device's share ----------------------------------------------------------------------------
