@@ -492,6 +492,24 @@ def test_a_document_that_the_tokenizer_cannot_encode_is_left_out_with_its_place(
     assert documents(tmp_path / "p") == documents(pack(source, tmp_path / "good", **options))
 
 
+def test_documents_of_val_that_the_tokenizer_cannot_encode_are_listed_too(tmp_path: Path) -> None:
+    known = tokenizers.models.WordLevel({f"{i}": i for i in range(40)}, unk_token="<unk>")
+    tokenizer = write(tmp_path / "t.json", tokenizers.Tokenizer(known).to_str())
+    lines = [f"{i}" if i % 2 else f"bad {i}" for i in range(40)]
+    source = write(tmp_path / "a.txt", "\n".join(lines))
+    options: dict[str, Any] = {"documents": "line", "val_share": 0.5}
+    as_bytes = texts(pack(source, tmp_path / "bytes", **options) / "val")
+
+    options |= {"tokenizer": tokenizer, "eod": "none"}
+    summary = pack_tokens(source, tmp_path / "p", TokenOptions(**options), on_error="skip")
+
+    assert any("bad" in line for line in as_bytes)
+    places = [f"a.txt, line {i + 1}" for i in range(0, 40, 2)]
+    assert sorted(item for item, _ in summary.rejected) == sorted(places)
+    good = [[int(line)] for line in as_bytes if "bad" not in line]
+    assert documents(tmp_path / "p/val") == good
+
+
 def trained(kind: str) -> tokenizers.Tokenizer:
     """Return a small tokenizer of a kind."""
     models, trainers, cut = tokenizers.models, tokenizers.trainers, tokenizers.pre_tokenizers
