@@ -75,7 +75,7 @@ def normalized(
     num_blocks = -(-num_items // module.BLOCK)
     grid = (len(out) * num_blocks,)
     sizes = (num_items, num_blocks)
-    with on_device_of(out):
+    with on_device(out.device):
         operands = (images, out, mean, std, *sizes)
         if is_interleaved:
             is_same = source[1:] == target[1:]
@@ -92,7 +92,7 @@ def gathered(x: torch.Tensor, rows: torch.Tensor, out: torch.Tensor) -> torch.Te
     module, num_values = kernels(), x.shape[1]
     num_blocks = -(-num_values // module.BLOCK)
     if out.numel():
-        with on_device_of(out):
+        with on_device(out.device):
             grid = (len(out) * num_blocks,)
             module.gather_rows[grid](
                 *(x, out, rows, num_values, num_blocks, x.stride(0)),
@@ -114,11 +114,6 @@ def strides(images: torch.Tensor) -> tuple[int, int, int] | None:
     return images.stride(0), images.stride(1), axes[-1][1]
 
 
-def on_device_of(tensor: torch.Tensor) -> AbstractContextManager[Any]:
-    """Make a tensor's GPU the current one: kernels are started there."""
-    return on_device(tensor.device)
-
-
 def on_device(device: torch.device) -> AbstractContextManager[Any]:
-    """Make a GPU the current one; other devices need no such thing."""
+    """Make a GPU the current one: kernels are started there; other devices need no such thing."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()

@@ -128,34 +128,27 @@ class Normalize(nn.Module):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Return the standardized images."""
         self._check(images)
+        if images.dim() == 3:
+            return self.forward(images.unsqueeze(0)).squeeze(0)
         if fused.can_fuse(images) and images.device == self.mean.device:
-            result = self._fused(images)
-            if result is not None:
-                return result
-        shape = (-1, *(1,) * max(2, images.dim() - 2))  # C, then H and W, or D, H and W
+            fast = self._fused(images)
+            if fast is not None:
+                return fast
+        shape = (-1, *(1,) * (images.dim() - 2))  # C, then H and W, or D, H and W
         result = images.to(torch.float32).sub_(self.mean.view(shape)).div_(self.std.view(shape))
-        return self._ordered(result.to(self.dtype))
+        result, order = result.to(self.dtype), self._order(images)
+        return result if order is None else result.contiguous(memory_format=order)
 
     def _fused(self, images: torch.Tensor) -> torch.Tensor | None:
-        """Do it in one pass, to the same values; None where no kernel can."""
-        if images.dim() == 3:
-            result = self._fused(images.unsqueeze(0))
-            return None if result is None else result.squeeze(0)
-        order = self.memory_format or torch.preserve_format  # of slices, too
-        if order == torch.channels_last and images.dim() == 5:
-            order = torch.channels_last_3d
+        """Normalize a batch in one pass, to the same values; None where no kernel can."""
+        order = self._order(images) or torch.preserve_format  # of slices, too
         out = torch.empty_like(images, dtype=self.dtype, memory_format=order)
         return fused.normalized(images, self.mean, self.std, out)
 
-    def _ordered(self, images: torch.Tensor) -> torch.Tensor:
+    def _order(self, images: torch.Tensor) -> torch.memory_format | None:
         order = self.memory_format
-        if order is None:
-            return images
-        if order == torch.channels_last and images.dim() == 3:
-            return images.unsqueeze(0).contiguous(memory_format=order).squeeze(0)
-        if order == torch.channels_last and images.dim() == 5:
-            order = torch.channels_last_3d
-        return images.contiguous(memory_format=order)
+        is_3d = order == torch.channels_last and images.dim() == 5
+        return torch.channels_last_3d if is_3d else order
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         """Move the buffers, but keep their dtype: 123.675 would be 123.5 in bfloat16."""
