@@ -102,9 +102,7 @@ def cut(
         is_inside &= last - first == length
     turned: list[Any] = [..., *(slice(None, None, -1 if on else 1) for on in flip)]
     mirrored = out[tuple(turned)]
-    if is_inside:
-        np.copyto(mirrored, array[tuple(source)])
-    else:
+    if not is_inside:
         out[...] = 0
-        np.copyto(mirrored[tuple(target)], array[tuple(source)])
+    np.copyto(mirrored[tuple(target)], array[tuple(source)])
     return out

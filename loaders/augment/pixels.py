@@ -237,17 +237,11 @@ def _crop(image: Array, box: Sequence[int], target: Array, around: Array) -> Arr
         return image[y:bottom, x:right]
     shape = (height, width, *image.shape[2:])
     canvas = target if shape == target.shape else np.empty(shape, image.dtype)
-    _copy_padded(image, y, x, canvas, around)
-    return canvas
-
-
-def _copy_padded(image: Array, y: int, x: int, canvas: Array, around: Array) -> None:
-    """Copy the part of the image at (y, x) into a canvas, and fill the rest of it with ``around``."""
-    height, width = canvas.shape[:2]
-    part = image[max(y, 0) : max(y + height, 0), max(x, 0) : max(x + width, 0)]
+    part = image[max(y, 0) : max(bottom, 0), max(x, 0) : max(right, 0)]
     top, left = max(-y, 0), max(-x, 0)
     canvas[...] = around
     canvas[top : top + part.shape[0], left : left + part.shape[1]] = part
+    return canvas
 
 
 def _resize(source: Array, target: Array, nearest: bool, interpolation: str) -> None:
