@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import struct
 import threading
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -66,13 +65,6 @@ class Escapes(NamedTuple):
 
     positions: npt.NDArray[np.int64]  # int64, counted through all rows
     adds: FloatArray  # float32, multiples of 256
-
-
-@dataclass(frozen=True, slots=True)
-class _Head:
-    num_escapes: int
-    sizes: tuple[int, ...]  # of the bands, in bytes
-    checks: tuple[int, ...]
 
 
 class DctCodec:
@@ -179,16 +171,16 @@ class DctCodec:
         Raises:
             CodecError: It is damaged, or of other settings than the field's.
         """
-        head = self._head(record)
-        at = _HEADER.size + head.num_escapes * _ESCAPE.itemsize
-        for size, check in zip(head.sizes, head.checks, strict=True):
+        at, sizes, checks = self._bands(record)
+        for size, check in zip(sizes, checks, strict=True):
             if _check(record[at : at + size]) != check:
                 raise CodecError("the record is damaged: a check of its bytes does not match")
             at += size
         if at != len(record):
             raise CodecError(f"the record has {len(record)} bytes, its header says {at}")
 
-    def _head(self, record: UInt8Array) -> _Head:
+    def _bands(self, record: UInt8Array) -> tuple[int, Sequence[int], Sequence[int]]:
+        """Return where the bands begin, and their sizes in bytes and checks; CodecError as ``check``."""
         if len(record) < _HEADER.size:
             raise CodecError(f"a record of {len(record)} bytes is cut within its header")
         values = _HEADER.unpack_from(record.data)
@@ -202,7 +194,7 @@ class DctCodec:
         if settings != self._settings:
             what = "the record has mode, quality, height and width"
             raise CodecError(f"{what} {settings}, the field {self._settings}")
-        return _Head(num_escapes, values[7:11], values[11:15])
+        return end, values[7:11], values[11:15]
 
     def fill(self, records: Sequence[UInt8Array], out: UInt8Array) -> Escapes:
         """Decompress N records into rows ``(N, row_nbytes(side))``: the part of serving that is left for the CPU.
