@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -87,15 +88,12 @@ def picture_heads(
 
 def kept_heads(records: Iterable[Any]) -> npt.NDArray[np.void]:
     """Return what is kept of the heads of encoded pictures, ``(N,)`` of ``HEAD``; zeros where one cannot be read."""
-    return np.array([_kept_head(record) for record in records], HEAD)
-
-
-def _kept_head(record: Any) -> tuple[int, ...]:
-    try:
-        head = picture_head(record, _ANY_PIXELS)
-    except CodecError:
-        return (0,) * len(PictureHead._fields)
-    return tuple(head) if max(head[:2]) <= _MAX_SIDE else (0,) * len(head)
+    files = list(records)
+    kept = np.zeros(len(files), HEAD)
+    for i, file in enumerate(files):
+        with suppress(CodecError):
+            picture_heads([file], _ANY_PIXELS, kept[i : i + 1])
+    return kept
 
 
 def picture_head(record: Any, max_pixels: int = MAX_PIXELS) -> PictureHead:
