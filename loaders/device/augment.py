@@ -49,6 +49,14 @@ _PIXELS = {torch.uint8: 255, torch.uint16: 65535}
 _CUBIC = -0.75  # of OpenCV's cubic interpolation, which is not filtered
 
 
+class Warps(NamedTuple):
+    """The samples of a batch that are turned, sheared and the like."""
+
+    rows: torch.Tensor  # int64 ``(n,)``: which
+    matrices: torch.Tensor  # ``(n, 3, 3)`` float64, as ``augment.Geometry`` says
+    ripples: Ripples | None  # how they are displaced; None: not at all
+
+
 class Moves(NamedTuple):
     """What happens to each sample of a batch, K being its spatial axes."""
 
@@ -64,11 +72,7 @@ class Moves(NamedTuple):
     # boxes of all that is read.
     regions: torch.Tensor | None = None
     edits: tuple[EditRound, ...] = ()  # what happens to the pixels of images then
-    # Samples that are turned, sheared and the like: int64 ``(n,)``; None: none.
-    warped: torch.Tensor | None = None
-    # Of these ``(n, 3, 3)`` float64, as ``augment.Geometry`` says.
-    matrices: torch.Tensor | None = None
-    ripples: Ripples | None = None  # how they are displaced; None: not at all
+    warps: Warps | None = None
 
 
 def draw_moves(
@@ -109,23 +113,21 @@ def draw_moves(
         drawn.resampling,
         None if regions is None else torch.from_numpy(regions.reshape(-1, 2, 2)),
         group_edits(drawn.edits),
-        *_warped(drawn),
+        _warps(drawn),
     )
 
 
-def _warped(
-    drawn: Geometry,
-) -> tuple[torch.Tensor | None, torch.Tensor | None, Ripples | None]:
+def _warps(drawn: Geometry) -> Warps | None:
     rows = np.flatnonzero(drawn.is_warped)
     if drawn.matrices is None or not len(rows):
-        return None, None, None
+        return None
     if drawn.resampling.padding_mode not in ("constant", "edge"):
         what = (
             f"padding_mode={drawn.resampling.padding_mode!r} of rotations, shears and other warps"
         )
         raise BatchError(f"{what} is done on the host")
     ripples = None if drawn.ripples is None else ripples_of(drawn.ripples)
-    return torch.from_numpy(rows), torch.from_numpy(drawn.matrices[rows]), ripples
+    return Warps(torch.from_numpy(rows), torch.from_numpy(drawn.matrices[rows]), ripples)
 
 
 def _num_taps(drawn: Geometry) -> Any:
@@ -263,23 +265,22 @@ def _moved(table: torch.Tensor, *, device: torch.device) -> torch.Tensor:
 def move_masks(masks: torch.Tensor, moves: Moves) -> torch.Tensor:
     """Return masks ``(N, *spatial)`` moved; ``moves`` is on their device."""
     moved = _nearest(masks, moves, False, moves.fill_mask)
-    if moves.warped is not None and moves.matrices is not None:
+    if moves.warps is not None:
         kind = masks.dtype
         plain = moved.view(SIGNED.get(kind, kind))  # indexing knows no unsigned 16 bits
-        plain.index_copy_(0, moves.warped, _turned(masks.view(plain.dtype), moves))
+        turned = _turned(masks.view(plain.dtype), moves.warps, moves)
+        plain.index_copy_(0, moves.warps.rows, turned)
     return moved
 
 
-def _turned(masks: torch.Tensor, moves: Moves) -> torch.Tensor:
+def _turned(masks: torch.Tensor, warps: Warps, moves: Moves) -> torch.Tensor:
     """Take the pixel nearest to where each comes from."""
-    assert moves.warped is not None
-    assert moves.matrices is not None
     height, width = masks.shape[1:]
-    points = sources(moves.matrices, moves.size, moves.ripples)
+    points = sources(warps.matrices, moves.size, warps.ripples)
     x, y = points.floor().long().unbind(-1)
     inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
     at = (y.clamp(0, height - 1) * width + x.clamp(0, width - 1)).flatten(1)
-    some = masks.index_select(0, moves.warped).flatten(1)
+    some = masks.index_select(0, warps.rows).flatten(1)
     found = some.gather(1, at).view(inside.shape)
     return (
         found
@@ -291,16 +292,17 @@ def _turned(masks: torch.Tensor, moves: Moves) -> torch.Tensor:
 def move_images(images: torch.Tensor, moves: Moves) -> torch.Tensor:
     """Return images ``(N, C, *spatial)`` moved and edited; ``moves`` is on their device."""
     moved = _moved_images(images, moves)
-    if moves.warped is not None and moves.matrices is not None:
+    if moves.warps is not None:
+        rows, matrices, ripples = moves.warps
         if images.dtype != torch.uint8:
             raise BatchError(
                 f"only uint8 images can be rotated, sheared or warped on a device, got {images.dtype}"
             )
         fill = row_of(np.broadcast_to(moves.fill, images.shape[1]).tolist(), images)[None]
-        some = images.index_select(0, moves.warped)
-        points = sources(moves.matrices, moves.size, moves.ripples)
+        some = images.index_select(0, rows)
+        points = sources(matrices, moves.size, ripples)
         turned = warp(some, points, moves.resampling.warp, fill)
-        moved.index_copy_(0, moves.warped, turned)
+        moved.index_copy_(0, rows, turned)
     return edit_images(moved, moves.edits)
 
 
