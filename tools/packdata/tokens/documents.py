@@ -59,11 +59,12 @@ class Documents:
         starts, stops = self.starts[chosen], self.ends[chosen]
         ends = np.cumsum(stops - starts)
         begins = np.append(True, starts[1:] != stops[:-1])[: len(ends)]  # not where the last ended
-        lasts = stops[np.append(begins[1:], True)[: len(ends)]]
-        bounds = [*zip(starts[begins].tolist(), lasts.tolist(), strict=True)]
+        firsts, lasts = starts[begins], stops[np.append(begins[1:], True)[: len(ends)]]
 
         def cut(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-            return np.concatenate([values[:0], *(values[a:b] for a, b in bounds)])
+            data, item = values.tobytes(), values.itemsize  # slices of bytes take half as long
+            bounds = zip((firsts * item).tolist(), (lasts * item).tolist(), strict=True)
+            return np.frombuffer(b"".join([data[a:b] for a, b in bounds]), values.dtype)
 
         def place(at: int) -> str:
             number = np.searchsorted(ends, at, "right")
