@@ -202,7 +202,7 @@ def test_closing_a_loader_ends_its_child_process() -> None:
     loader = DataLoader(ROWS, 16, num_workers=1, backend="subprocess")
     iterator: Any = iter(loader)
     next(iterator)
-    pid = iterator._batches._pool._child.pid
+    pid = iterator._batches._pool.child.pid
 
     loader.close()
 
