@@ -18,6 +18,7 @@ from loaders.device.prefetch import Prefetcher
 from loaders.errors import BatchError
 from loaders.live import since
 from loaders.loading.frameworks import register_with_accelerate
+from loaders.sampling.cursor import Pass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from loaders.backends.process import TorchBatches
     from loaders.device.accelerator import Accelerator
     from loaders.loading.resume import ForeignPass
-    from loaders.sampling.cursor import Pass
     from loaders.sampling.plan import Plan
 
 BatchT = TypeVar("BatchT", covariant=True, default=Any)
@@ -75,15 +75,14 @@ class Delivery(Generic[BatchT]):
     def __init__(
         self,
         batches: OrderedBatches | TorchBatches,  # yields batches in host memory
-        current: Pass | None,  # the pass over the epoch, where the order is one of this package
+        # The pass over the epoch; foreign: in an order that is not of this package.
+        current: Pass | ForeignPass,
         finish: Callable[[Any], Any],  # brings a batch into its form
         stats: LoaderStats,  # counters to go on with
         length: Callable[[], int],  # how many batches there are in all
         *,
         # Begins another pass, if the first was sent elsewhere (``set_epoch``) before it gave a batch.
-        again: Callable[[], tuple[Pass | None, OrderedBatches | TorchBatches]],
-        others: ForeignPass
-        | None = None,  # counts the batches of an order that is not the loader's
+        again: Callable[[], tuple[Pass | ForeignPass, OrderedBatches | TorchBatches]],
         # Copies them to the device; None leaves them where they are.
         accelerator: Accelerator | None = None,
         ahead: int = 0,  # how many may be copied before they are asked for
@@ -95,22 +94,24 @@ class Delivery(Generic[BatchT]):
             accelerator,
             ahead,
         )
-        self._stats, self._length, self._name, self._others = stats, length, name, others
+        self._stats, self._length, self._name = stats, length, name
         self.on_close: Callable[[], object] = bool  # called when it ends
         self._is_over = False
         self._closed = ""  # why there is no next batch, if it was closed before its end
         self._num_delivered = 0
         self._waiting_since: float | None = None
         self.pid = os.getpid()
-        self._hook = None if current is None else register_with_accelerate(self, current)
+        self._hook = register_with_accelerate(self, current) if isinstance(current, Pass) else None
         self._take_from(current, batches)
 
-    def _take_from(self, current: Pass | None, batches: OrderedBatches | TorchBatches) -> None:
+    def _take_from(
+        self, current: Pass | ForeignPass, batches: OrderedBatches | TorchBatches
+    ) -> None:
         self._pass, self._batches, self._num_counted = current, batches, 0
-        if self._hook is not None and current is not None:
+        if self._hook is not None and isinstance(current, Pass):
             self._hook.current = current
         accelerator = self._accelerator
-        plan = current.plan if current is not None and current.plan.pad == "mark" else None
+        plan = current.plan if current.plan is not None and current.plan.pad == "mark" else None
         self._source: Iterator[Any] = batches
         self._is_marked = plan is not None or accelerator is not None
         self._prefetcher: Prefetcher | None = None
@@ -134,7 +135,7 @@ class Delivery(Generic[BatchT]):
     def __next__(self) -> BatchT:
         if self._closed:
             raise RuntimeError(self._closed)
-        if self._pass is not None and self._pass.is_moved:
+        if self._pass.is_moved:
             self._close_source()
             self._take_from(*self._again())
         try:
@@ -171,13 +172,10 @@ class Delivery(Generic[BatchT]):
     def _end(self) -> None:
         """Go on to the next epoch, if all of this one was handed over, or failed."""
         self._is_over = True
-        if self._others is not None:
-            self._others.end()
-        if self._pass is None:
-            return
         if self._hook is not None:
             self._hook.close()
-        if self._batches.num_taken >= self._pass.plan.num_remaining_steps:
+        plan = self._pass.plan
+        if plan is None or self._batches.num_taken >= plan.num_remaining_steps:
             self._pass.end()
         self.on_close()
 
@@ -190,14 +188,13 @@ class Delivery(Generic[BatchT]):
         num_waiting = 0 if self._prefetcher is None else self._prefetcher.num_waiting
         num_taken = self._batches.num_taken - num_waiting
         self._stats.num_batches += 1
-        if (counted := self._pass or self._others) is not None:
-            counted.count(num_taken - self._num_counted)
+        self._pass.count(num_taken - self._num_counted)
         self._num_counted = num_taken
         self._num_delivered += 1
 
     def describe(self) -> str:
         """Say what is served, how far it came, and what each worker is doing; safe in a signal handler."""
-        epoch = "" if self._pass is None else f", epoch {self._pass.epoch}"
+        epoch = "" if self._pass.plan is None else f", epoch {self._pass.epoch}"
         waiting = since(self._waiting_since)
         waits = f"the trainer waits{waiting}" if waiting else "the trainer does not wait"
         workers = self._batches.describe()

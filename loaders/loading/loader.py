@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from loaders.backends.subprocess import Child
     from loaders.device.accelerator import Accelerator
     from loaders.loading.options import MoreArguments, Served
+    from loaders.loading.resume import ForeignPass
     from loaders.profiling import profile
     from loaders.remote.ahead import Ahead
     from loaders.sampling.cursor import Pass
@@ -297,7 +298,6 @@ class DataLoader(OrderedLoader[BatchT]):
             "the loader is iterated anew, which ended this iteration: use a loader for each of two"
         )
         current = self._begin()
-        others = None if self._others is None else self._others.begin()
         accelerator = self._accelerator  # before the workers, who page-lock memory for its device
         kind = TorchDelivery if self.backend == "process" else Delivery
         delivery: Delivery[BatchT] = kind(
@@ -307,7 +307,6 @@ class DataLoader(OrderedLoader[BatchT]):
             self._stats,
             self.__len__,
             again=self._again,
-            others=others,
             accelerator=accelerator,
             ahead=self.device_prefetch,
             name=type(self.dataset).__name__,
@@ -317,16 +316,16 @@ class DataLoader(OrderedLoader[BatchT]):
         register(delivery)
         return delivery
 
-    def _again(self) -> tuple[Pass | None, Any]:
+    def _again(self) -> tuple[Pass | ForeignPass, Any]:
         current, delivery = self._begin(), self._delivery()
         delivery.on_close = weakref.finalize(delivery, _close_all, self._ahead)
         return current, self._start(current)
 
-    def _start(self, current: Pass | None) -> Any:
+    def _start(self, current: Pass | ForeignPass) -> Any:
         """Start workers on the batches of the epoch that has begun."""
         batches: OrderedBatches | TorchBatches
         if self.backend == "process":
-            num = None if current is None else current.plan.num_remaining_steps
+            num = None if current.plan is None else current.plan.num_remaining_steps
             batches = TorchBatches(iter(self._torch_loader), self.num_workers, num)
         else:
             batches = self._start_own()
@@ -418,12 +417,13 @@ class DataLoader(OrderedLoader[BatchT]):
     def _count_replaced(self, num: int) -> None:
         self._num_replaced += num
 
-    def _begin(self) -> Pass | None:
+    def _begin(self) -> Pass | ForeignPass:
         steps = self._steps
         if steps is None:
+            assert self._others is not None
             if self._options.uses_torch_sampler:
                 check_alone()
-            return None
+            return self._others.begin()
         if steps.sampler.given_ranks == (None, None):
             check_no_mesh()
             if self._number:

@@ -46,6 +46,9 @@ class ForeignPass:
         taken: Its states at the batches that were taken and not handed over.
     """
 
+    plan = None  # how many steps there are, only the sampler knows
+    is_moved = False
+
     def __init__(self, epoch: int, resumed: Mapping[str, Any]) -> None:
         self.epoch, self.resumed = epoch, resumed
         self.delivered: int = resumed.get("delivered", 0)
