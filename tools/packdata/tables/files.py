@@ -224,6 +224,8 @@ def _tables_in(folder: Listing) -> list[File]:
         hint = (
             f"'{root}/**/*.csv' takes the CSV files in its folders, other suffixes in the same way"
         )
+        if isinstance(root, URL):  # no patterns
+            hint = "Name the folder of the tables itself, or a list of files"
         raise SourceError(f"the folder has no {', '.join(_SUFFIXES)}", root, hint)
     return folder.files(names)
 
