@@ -389,8 +389,8 @@ class Fetcher:
     def _begin_ahead(self) -> None:
         """Begin files of all orders, each up to its share of the cache.
 
-        For those needed soon files are evicted that are needed later. For others only what nobody needs: what was just
-        read is needed last, and would always go, though half of it could stay until the next epoch.
+        A file that is needed soon may evict files that are needed later; any other evicts only what no client needs.
+        Else an epoch would evict all that it has just read, half of which can stay until the next epoch.
         """
         clients = [client for client in self._clients if client.files]
         share, most = self.budget // max(1, len(clients)), _AHEAD_BYTES // max(1, len(clients))

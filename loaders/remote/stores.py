@@ -216,7 +216,7 @@ class FsspecObjects:
 
         is_hub = url.scheme == "hf"
         hub = {_HUB[name]: value for name, value in environment.items() if name in _HUB}
-        # By default a file of the hub is read 5 MB beyond what is asked for.
+        # By default fsspec requests 5 MB more of a file on the hub than it is asked to read.
         self._reading = {"cache_type": "none"} if is_hub else {}
         try:
             self._files, self._root = fsspec.core.url_to_fs(

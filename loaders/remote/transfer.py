@@ -38,9 +38,9 @@ _TEXTS = {  # of faults for which all of the file is fetched again
 
 
 class Download:
-    """A file that is wanted; it is filled at one path, and published at another.
+    """The download of a file: it is written at one path, and published at another.
 
-    ``turns`` are those of requests while nobody waits for it, and when a client does.
+    ``turns`` limit the requests at one time: of files fetched ahead, and of those that a client waits for.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Download:
         self.source, self.file, self.target = source, file, target
         self.is_waited = False  # by a client
         self.asked_at, self.failed_at = time.monotonic(), 0.0  # it waits for room, then the store
-        # Ends when the file is published, or with an error; that of one that nobody waits for is looked at here.
+        # Done when the file is published, or failed; the callback retrieves an error that no client awaits.
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.done.add_done_callback(lambda done: done.cancelled() or done.exception())
         self.task: asyncio.Task[None] | None = None  # fetches it, once there is room

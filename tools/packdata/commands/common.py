@@ -67,16 +67,14 @@ def number(name: str, help: str, default: int | None = None) -> Argument:
     return argument(name, help, type=number_from(1), metavar="N", default=default)
 
 
-def shards(
-    usual: str, shard_bytes: int = DEFAULT_SHARD_BYTES, format: str | None = None
-) -> tuple[Argument, Argument]:
-    """Return the format of shards, ``usual`` unless it is given, and their size."""
+def shards(usual: str, shard_bytes: int = DEFAULT_SHARD_BYTES) -> tuple[Argument, Argument]:
+    """Return the format of shards and their size; without a format it is ``usual``, or what that says in words."""
     what = f"file format of the shards (default: {usual})"
     limits = "K, M and G are powers of 1024, up to 256MB in Parquet and 64GB in LMDB"
     size = f"size of a shard; {limits} (default: {shard_bytes >> 20}MB)"
-    return argument("--format", what, choices=FORMATS, default=format), shard_size(
-        size, shard_bytes
-    )
+    default = usual if usual in FORMATS else None
+    format = argument("--format", what, choices=FORMATS, default=default)
+    return format, shard_size(size, shard_bytes)
 
 
 def shard_size(help: str, default: int | None = None) -> Argument:

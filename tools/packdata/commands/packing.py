@@ -57,8 +57,7 @@ def packing_command(
     names: Mapping[str, str] = MappingProxyType({}),  # other names of their fields
     item: str = "file",  # what may be bad: file, row, ...
     unit: str,  # what is counted while it packs
-    usual: str,  # the format, if none is given
-    format: str | None = None,  # the same, where it does not depend on what is packed
+    usual: str,  # the format, if none is given, or what it depends on
     shuffles: str,  # what --shuffle brings into another order
     shuffle: int | bool | None = None,  # its default
     shard_bytes: int = DEFAULT_SHARD_BYTES,
@@ -67,24 +66,11 @@ def packing_command(
     example: str,  # how it may be called, in lines
 ) -> Command:
     """Return a command that packs SRC... to DST."""
-    order = "source order" + ("; to a URL a random one" if shuffle else "")
     packing = [
-        *shards(usual, shard_bytes, format),
+        *shards(usual, shard_bytes),
         WORKERS,
-        argument(
-            "--on-error",
-            f"at a {item} that cannot be packed: stop (default), or skip it, list it in rejected.jsonl, and exit with "
-            "status 3",
-            choices=("fail", "skip"),
-            default="fail",
-        ),
-        argument(
-            "--shuffle",
-            f"pack {shuffles} in a random order drawn from this seed (default: {order})",
-            type=_parse_shuffle,
-            default=shuffle,
-            metavar="SEED|none",
-        ),
+        _on_error(item),
+        _shuffle(shuffles, shuffle),
         *_PACKING,
     ]
     if has_plan:
@@ -111,6 +97,25 @@ def packing_command(
     places = argument("src", src, nargs="+", metavar="SRC", type=parse_target), target
     about = f"{details}{_AGAIN}"
     return command(name, summary, run, *places, add, details=about, example=example)
+
+
+def _on_error(item: str) -> Argument:
+    what = (
+        f"at a {item} that cannot be packed: stop (default), or skip it, list it in rejected.jsonl, and exit with "
+        "status 3"
+    )
+    return argument("--on-error", what, choices=("fail", "skip"), default="fail")
+
+
+def _shuffle(what: str, default: int | bool | None) -> Argument:
+    order = "source order" + ("; to a URL a random one" if default else "")
+    return argument(
+        "--shuffle",
+        f"pack {what} in a random order drawn from this seed (default: {order})",
+        type=_parse_shuffle,
+        default=default,
+        metavar="SEED|none",
+    )
 
 
 def _target(help: str) -> Argument:

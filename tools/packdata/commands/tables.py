@@ -58,7 +58,6 @@ TABLES = packing_command(
     item="row",
     unit="rows",
     usual="parquet",
-    format="parquet",
     shuffles="pieces of about 4 MB (of Parquet and Arrow: groups of rows), and the rows in each,",
     shard_bytes=TABLE_SHARD_BYTES,
     has_plan=True,

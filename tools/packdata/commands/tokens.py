@@ -35,7 +35,6 @@ TOKENS = packing_command(
     item="text",
     unit="rows",
     usual="parquet",
-    format="parquet",
     shuffles="pieces of about 4 MB, and the texts in each,",
     has_plan=True,
     details="""\

@@ -62,10 +62,10 @@ class Listing:
         self._sort(self._walk(deep) if self._bucket is None else _objects(self._bucket, deep))
 
     def _set_root(self, root: Path) -> None:
-        self.root, self._absolute = (
-            root,
-            str(root.absolute()),
-        )  # files are read when they are packed
+        self.root = root
+        self._absolute = str(
+            root.absolute()
+        )  # the working folder may change before files are read
         self._bucket = bucket_at(root) if isinstance(root, URL) else None
 
     def _walk(self, deep: bool) -> Iterator[_Row]:
