@@ -5,6 +5,7 @@ Most tests run beside torch's loader where that is possible, so that the expecta
 
 import gc
 import json
+import multiprocessing
 import pickle
 import time
 import warnings
@@ -398,9 +399,11 @@ def test_workers_know_who_they_are() -> None:
 def test_workers_end_with_the_last_name_of_their_iterator(persistent: bool) -> None:
     gc.disable()  # no cycle may keep them until it comes
     try:
-        batches: Any = iter(DataLoader(Squares(), num_workers=1, persistent_workers=persistent))
+        before = set(multiprocessing.active_children())
+        batches = iter(DataLoader(Squares(), num_workers=1, persistent_workers=persistent))
         next(batches)
-        workers = batches._workers
+        workers = set(multiprocessing.active_children()) - before
+        assert workers
         del batches
         for worker in workers:
             worker.join(60)

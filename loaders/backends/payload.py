@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from loaders.datasets.memory.memfile import Place
 
 # Of the trainer's own reads.
-_COUNTERS = ("epoch", "num_epochs_told", "_num_untold", "_has_warned")
+_COUNTERS = ("epoch", "_is_epoch_set", "_num_untold", "_has_warned")
 
 
 def pack(maker: Maker) -> bytes:

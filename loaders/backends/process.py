@@ -18,7 +18,7 @@ _EARLY = (
 
 
 class TorchBatches:
-    """Wraps torch's iterator for one epoch; its attributes can be read here, too.
+    """Wraps torch's iterator for one epoch.
 
     ``num_taken`` counts batches that were returned, or whose error was raised.
     """
@@ -34,11 +34,6 @@ class TorchBatches:
     ) -> None:
         self._iterator, self._num_workers, self._num_batches = batches, num_workers, num_batches
         self.num_taken = 0
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_iterator":
-            raise AttributeError(name)
-        return getattr(self._iterator, name)
 
     def __iter__(self) -> TorchBatches:
         return self

@@ -83,7 +83,6 @@ class BatchDataset(torch.utils.data.Dataset[SampleT], ABC):
         has_own_samples: True of a subclass with a ``__getitem__`` or ``__getitems__`` of its own, which says what
             samples are.
         epoch: The epoch that ``dataset[i]`` is augmented for, as ``set_epoch`` said.
-        num_epochs_told: How often ``set_epoch`` was called.
     """
 
     plan: ReadPlan
@@ -93,7 +92,7 @@ class BatchDataset(torch.utils.data.Dataset[SampleT], ABC):
     max_workers: int | None = None
     has_own_samples: ClassVar[bool] = False
     epoch: int = 0
-    num_epochs_told: int = 0
+    _is_epoch_set: bool = False
     _num_untold: int = 0  # samples that were read for no epoch in particular
     _has_warned: bool = False
 
@@ -171,7 +170,7 @@ class BatchDataset(torch.utils.data.Dataset[SampleT], ABC):
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch ``dataset[i]`` augments for, under a sampler that does not say it itself."""
         self.epoch = whole_number("epoch", epoch, at_least=0)
-        self.num_epochs_told += 1
+        self._is_epoch_set = True
 
     @property
     def is_random(self) -> bool:
@@ -189,7 +188,7 @@ class BatchDataset(torch.utils.data.Dataset[SampleT], ABC):
         Here that shows when a second epoch begins; of torch's worker processes, the first one warns at once. Who takes
         samples one by one here may want them to be the same.
         """
-        if self._has_warned or self.num_epochs_told or current_batch() is not None:
+        if self._has_warned or self._is_epoch_set or current_batch() is not None:
             return
         # Batches and indices of our samplers have an epoch.
         if not len(indices) or hasattr(indices, "epoch") or hasattr(indices[0], "epoch"):

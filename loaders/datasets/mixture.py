@@ -184,7 +184,7 @@ class Mixture(Settled, SamplesOf[BatchDataset]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         super().__init__(self._read_as())
-        if self.num_epochs_told:
+        if self._is_epoch_set:
             self.dataset.set_epoch(self.epoch)
 
     def __repr__(self) -> str:

@@ -135,7 +135,7 @@ class Delivery(Generic[BatchT]):
     def __next__(self) -> BatchT:
         if self._closed:
             raise RuntimeError(self._closed)
-        if self._pass.is_moved:
+        if self._pass.is_moved and not self._is_over:
             self._close_source()
             self._take_from(*self._again())
         try:
@@ -143,10 +143,8 @@ class Delivery(Generic[BatchT]):
         except StopIteration:
             self._end()
             raise
-        except (
-            Exception
-        ):  # of a batch, which counts with the next one that is handed over; or of the wait
-            raise
+        except Exception:
+            raise  # of a batch, which counts with the next one that is handed over; or of the wait
         except BaseException:
             self.close("this iteration was interrupted: begin a new one")
             raise
@@ -220,18 +218,6 @@ class Delivery(Generic[BatchT]):
         if self._prefetcher is not None:
             self._prefetcher.close()
         self._batches.close()
-
-
-class TorchDelivery(Delivery[BatchT]):
-    """Has the attributes of torch's iterator (``_workers``), which makes the batches.
-
-    A class of its own: where there is a ``__getattr__``, Python looks up every attribute the slow way.
-    """
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "_batches":
-            raise AttributeError(name)
-        return getattr(self._batches, name)
 
 
 class _Marked:

@@ -32,7 +32,7 @@ from loaders.device.pinned import pinned_buffer
 from loaders.gone import gone
 from loaders.live import register
 from loaders.loading.agreement import check_ranks_agree, next_number
-from loaders.loading.delivery import BatchT, Delivery, LoaderStats, TorchDelivery
+from loaders.loading.delivery import BatchT, Delivery, LoaderStats
 from loaders.loading.frameworks import check_no_mesh
 from loaders.loading.options import LoaderOptions, check_alone, choose_halves
 from loaders.loading.ordered import OrderedLoader
@@ -299,8 +299,7 @@ class DataLoader(OrderedLoader[BatchT]):
         )
         current = self._begin()
         accelerator = self._accelerator  # before the workers, who page-lock memory for its device
-        kind = TorchDelivery if self.backend == "process" else Delivery
-        delivery: Delivery[BatchT] = kind(
+        delivery: Delivery[BatchT] = Delivery(
             self._start(current),
             current,
             self._finish,
@@ -410,7 +409,7 @@ class DataLoader(OrderedLoader[BatchT]):
             locks_slots=pins(self.device),
             slots=self._slots,
             count_replaced=self._count_replaced,
-            group_bytes=min([group_bytes(self.backend), *_shares_of_caches(self.dataset)]),
+            group_bytes=group_bytes(self.backend),
             watched=None if self._profile is None else self._profile.watched,
         )
 
@@ -517,16 +516,6 @@ DataLoader.__init__.__signature__ = signature(LoaderOptions.__init__)  # type: i
 def _is_remote(dataset: Any) -> TypeGuard[BatchDataset[Any]]:
     """Tell whether some of a dataset lies at a URL."""
     return isinstance(dataset, BatchDataset) and any(s.is_remote for s in dataset.stores)
-
-
-def _shares_of_caches(dataset: Any) -> list[int]:
-    """Return, for each cache in use, how many bytes a group may have: the shards of several groups are mapped at once.
-
-    Stores whose shards are all mapped need no cache, and no fetcher.
-    """
-    stores = dataset.stores if _is_remote(dataset) else ()
-    origins = (origin for store in stores if not store.is_all_open for origin in store.remotes)
-    return [origin.budget() // 8 for origin in origins]
 
 
 def _close_all(ahead: list[Ahead]) -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -17,7 +15,7 @@ from loaders.datasets.base import BatchDataset
 from loaders.datasets.views import fingerprint_of, holds_ours, ours_in
 from loaders.errors import StateError
 from loaders.loading.delivery import BatchT
-from loaders.sampling.batch import IndexList, evaluate, index_batches, single
+from loaders.sampling.batch import IndexBatch, evaluate, index_batches
 from loaders.sampling.context import entered
 from loaders.sampling.foreign import numbered
 from loaders.sampling.order import batch_starts
@@ -94,14 +92,15 @@ class OrderedLoader(torch.utils.data.DataLoader[BatchT]):
             )
             raise ValueError(f"{what}: make another DataLoader")
 
-    @cached_property
-    def _index_form(self) -> Callable[[Any], Any] | None:
+    @property
+    def _index_form(self) -> Callable[[IndexBatch], Any] | None:
         """Turns a step into what the dataset is given; None: the dataset is given the step itself."""
+        as_list = IndexBatch.samples if self._holds_ours else list
         if self._singles is not None:
-            return single if holds_ours(self.dataset) else itemgetter(0)
+            return lambda indices: as_list(indices)[0]
         if self.backend != "process" or isinstance(self.dataset, BatchDataset):
             return None
-        return IndexList.of if holds_ours(self.dataset) else list
+        return as_list
 
     @property
     def use_stateful_dataloader(self) -> bool:
@@ -120,7 +119,7 @@ class OrderedLoader(torch.utils.data.DataLoader[BatchT]):
             return IndexSource(steps, lambda: loader._entered(loader._own_indices(steps)))
         assert others is not None
         given: Any = self.sampler if self.batch_sampler is None else self.batch_sampler
-        is_numbered = self._is_numbered
+        is_numbered = self._holds_ours
         return IndexSource(
             given,
             lambda: loader._entered(
@@ -146,8 +145,8 @@ class OrderedLoader(torch.utils.data.DataLoader[BatchT]):
         return indices if form is None else map(form, indices)
 
     @cached_property
-    def _is_numbered(self) -> bool:
-        """Whether a third-party sampler sets the epoch of a loaders dataset, or of those inside a third-party one."""
+    def _holds_ours(self) -> bool:
+        """Whether indices set the epoch of a loaders dataset, or of those inside a third-party one."""
         return holds_ours(self.dataset)
 
     def _numbered(self, batches: Any, epoch: int) -> Iterator[Any]:
@@ -158,8 +157,7 @@ class OrderedLoader(torch.utils.data.DataLoader[BatchT]):
             epoch,
             len(dataset) if may_draw else 0,
             self.seed,
-            keeps_items=not isinstance(dataset, BatchDataset),
-            makes_lists=self.batch_sampler is not None and not hasattr(dataset, "__getitems__"),
+            as_lists=not isinstance(dataset, BatchDataset),
         )
 
     @property
@@ -226,13 +224,6 @@ class OrderedLoader(torch.utils.data.DataLoader[BatchT]):
         if steps is None:
             assert self._others is not None
             return {**state, "seed": self.seed, "sampler": self._others.state_dict(self, pending)}
-        active = steps.sampler.cursor.active
-        if self.num_workers and active is not None and active.counts_taken:
-            what = "another loader takes batches from this one's batch_sampler (skip_first_batches?), maybe ahead"
-            remedy = "iterate this one, which resumes by itself, or set num_workers=0"
-            warnings.warn(
-                f"{what}, and the state counts what it has taken: {remedy}", stacklevel=2
-            )
         return {**state, "seed": steps.seed, "sampler": steps.sampler.state_dict(pending)}
 
     def load_state_dict(

@@ -11,6 +11,7 @@ import base64
 import copy
 import warnings
 from collections import deque
+from collections.abc import Mapping
 from contextlib import contextmanager
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
@@ -18,14 +19,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import IterableDataset
 
-from loaders.checks import shown, whole_number
-from loaders.datasets.base import BatchDataset
+from loaders.checks import whole_number
 from loaders.errors import StateError
 from loaders.sampling.first import num_first
 from loaders.sampling.sampler import EpochBatches, EpochSampler
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator
 
 _KIND = "third_party"
 _NO_RESUME = "an iterable dataset cannot be resumed: use torchdata's StatefulDataLoader"
@@ -40,9 +40,8 @@ class ForeignPass:
         resumed: The state it goes on from, or nothing.
         delivered: Batches that were handed over, those before the state included.
         is_over: Whether there are no more.
-        generators: How the sampler's generators stood when it began; None: it did not yet.
-        rng: How torch's own generator stood, if the sampler has drawn from it.
-        states: Of the sampler, at the last batch that was handed over.
+        drawn: How the sampler's generators stood when it began, and torch's own if the sampler has drawn from it.
+        states: That of a sampler with a state, at the last batch that was handed over.
         taken: Its states at the batches that were taken and not handed over.
     """
 
@@ -53,21 +52,20 @@ class ForeignPass:
         self.epoch, self.resumed = epoch, resumed
         self.delivered: int = resumed.get("delivered", 0)
         self.is_over = False
-        self.generators: list[str] | None = None
-        self.rng: str | None = None
-        self.states: dict[str, Any] = dict(resumed.get("states", {}))
-        self.taken: deque[Any] = deque()
+        self.drawn: dict[str, Any] = {}
+        self.states: Mapping[str, Any] = resumed.get("states", {})
+        self.taken: deque[Mapping[str, Any]] = deque()
 
     @property
-    def is_unused(self) -> bool:
-        """Whether it goes on from a state, and nothing was taken from it."""
-        return not self.is_over and self.delivered == self.resumed.get("delivered")
+    def num_new(self) -> int:
+        """How many batches were handed over since the state."""
+        return self.delivered - int(self.resumed.get("delivered", 0))
 
     def count(self, num: int) -> None:
         """Note that batches were handed over, or failed."""
         self.delivered += num
         for _ in range(min(num, len(self.taken))):
-            self.states = {"0": self.taken.popleft()}
+            self.states = self.taken.popleft()
 
     def end(self) -> None:
         """Note that there are no more."""
@@ -81,6 +79,7 @@ class ThirdParty:
         batch_sampler = loader.batch_sampler
         samplers = [batch_sampler, loader.sampler, getattr(batch_sampler, "sampler", None)]
         self.is_iterable = isinstance(loader.dataset, IterableDataset)
+        self._stateful: Any = next(filter(_has_state, samplers), None)
         self._is_warned = False
         self._num_first = None if self.is_iterable else num_first()
         # What a batch is: states count batches.
@@ -88,22 +87,12 @@ class ThirdParty:
         if self._num_first is not None:
             self._sizes["sample"] = self._num_first
         self._own = next((part for part in samplers if isinstance(part, EpochSampler)), None)
-        own = EpochSampler, EpochBatches  # of a subclass that yields something else
-        self._stateful = next(
-            (p for p in samplers if is_stateful(p) and not isinstance(p, own)), None
-        )
         generators = [getattr(part, "generator", None) for part in (*samplers, loader)]
         found = [each for each in generators if isinstance(each, torch.Generator)]
         self._generators = list({id(each): each for each in found}.values())
         self._next: Mapping[str, Any] = {}
-        self._dataset = loader.dataset if isinstance(loader.dataset, BatchDataset) else None
-        self.epoch, self._num_told = getattr(self._dataset, "epoch", 0), self._times_told
+        self.epoch = 0
         self._current: ForeignPass | None = None
-
-    @property
-    def _times_told(self) -> int:
-        """How often ``set_epoch`` of a dataset of this package was called: its epoch is the next pass's."""
-        return getattr(self._dataset, "num_epochs_told", 0)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the number of the next pass; a state that was loaded is of another, then."""
@@ -112,13 +101,11 @@ class ThirdParty:
 
     def begin(self) -> ForeignPass:
         """Begin a pass; the state tells of it from now on."""
-        if self._dataset is not None and self._times_told != self._num_told:
-            self.set_epoch(self._dataset.epoch)
-            self._num_told = self._times_told
         last = self._current
-        if last is not None and last.is_unused and self.epoch == last.epoch + 1:
+        is_unused = last is not None and not last.is_over and not last.num_new
+        if last is not None and is_unused and self.epoch == last.epoch + 1:
             self._next, self.epoch = last.resumed, last.epoch  # frameworks begin twice
-        self._current = ForeignPass(self.epoch, {"states": self._states()} | dict(self._next))
+        self._current = ForeignPass(self.epoch, {"states": self._states(), **self._next})
         self._next, self.epoch = {}, self.epoch + 1
         return self._current
 
@@ -129,37 +116,23 @@ class ThirdParty:
         if self.is_iterable and not self._is_warned:
             self._is_warned = True
             warnings.warn(f"this state cannot be loaded: {_NO_RESUME}", stacklevel=3)
-        if self._current is None:
-            states = {"states": self._states()}
-            return self._told(self.epoch, 0) | states | dict(self._next)
         current = self._current
-        if whole_number("pending", pending, at_least=0):
-            return self._told(current.epoch, self._before(pending)) | self._drawn(current)
-        is_over = current.is_over or (0 < current.delivered >= _num_batches(loader))
-        if is_over:
-            states = {"states": self._states()}
-            return self._told(current.epoch + 1, 0) | states
-        states = {"states": copy.deepcopy(current.states)}
-        return self._told(current.epoch, current.delivered) | self._drawn(current) | states
+        num = 0 if current is None or self._stateful is not None else current.num_new
+        if whole_number("pending", pending, at_least=0) > num:
+            raise StateError(
+                f"pending={pending} batches cannot be left out of a state: {num} are counted"
+            )
+        if current is None:
+            return self._told(self.epoch, 0) | dict(self._next)
+        if not pending and (current.is_over or 0 < current.delivered >= _num_batches(loader)):
+            return self._told(current.epoch + 1, 0)
+        place = self._told(current.epoch, current.delivered - pending)
+        return place | current.drawn | {"states": copy.deepcopy(current.states)}
 
     def _states(self) -> dict[str, Any]:
-        """Return the state of the sampler as it is now."""
-        if self._stateful is None:
-            return {}
-        return {"0": copy.deepcopy(self._stateful.state_dict())}
-
-    def _before(self, pending: int) -> int:
-        assert self._current is not None
-        num = self._current.delivered - self._current.resumed.get("delivered", 0)
-        if self._stateful is not None:
-            raise StateError(
-                f"pending does not apply: {shown(self._stateful)} keeps its own state"
-            )
-        if pending > num:
-            raise StateError(
-                f"pending={pending} batches cannot be left out of a state: {num} were handed over"
-            )
-        return self._current.delivered - pending
+        """Return the state of a sampler that has one."""
+        stateful = self._stateful
+        return {} if stateful is None else {"0": copy.deepcopy(stateful.state_dict())}
 
     def _told(self, epoch: int, delivered: int) -> dict[str, Any]:
         generators = [_text(each.get_state()) for each in self._generators]
@@ -167,12 +140,7 @@ class ThirdParty:
         place = {"epoch": epoch, "delivered": delivered, "generators": generators, "rng": None}
         if self._own is not None:
             place["sampler_epoch"] = self._own.epoch
-        return {"kind": _KIND, **self._sizes, **place}
-
-    @staticmethod
-    def _drawn(current: ForeignPass) -> dict[str, Any]:
-        drawn = {"generators": current.generators, "rng": current.rng}
-        return {name: value for name, value in drawn.items() if value is not None}
+        return {"kind": _KIND, **self._sizes, **place, "states": self._states()}
 
     def load_state_dict(self, state: Any) -> None:
         """Let the next pass go on where a state was taken.
@@ -182,11 +150,8 @@ class ThirdParty:
         """
         if self.is_iterable:
             raise StateError(_NO_RESUME)
-        if not hasattr(state, "get") or state.get("kind") != _KIND:
-            kind = state.get("kind") if hasattr(state, "get") else state
-            raise StateError(
-                f"the state is of an order of kind {kind!r}, this one is a third party's"
-            )
+        if not isinstance(state, Mapping) or state.get("kind") != _KIND:
+            raise StateError("the state is of another order than that of a third-party sampler")
         for name in ("batch_size", "sample"):
             if state.get(name) != self._sizes.get(name):
                 what = f"the state was taken with {name}={state.get(name)}, this loader has {self._sizes.get(name)}"
@@ -194,12 +159,8 @@ class ThirdParty:
         if len(state.get("generators", [])) != len(self._generators):
             raise StateError("the state is of a sampler with another number of generators")
         for name in ("epoch", "delivered"):
-            if not isinstance(state.get(name), int) or state[name] < 0:
-                raise StateError(
-                    f"{name} in a state must be a number from 0, got {state.get(name)!r}"
-                )
+            whole_number(f"{name} in a state", state.get(name), at_least=0)
         self._next, self.epoch, self._current = state, state["epoch"], None
-        self._num_told = self._times_told
 
     # -- samplers ----------------------------------------------------------------------------------
 
@@ -212,8 +173,7 @@ class ThirdParty:
             first = next(iterator, _END)
         for batch in chain([] if first is _END else [first], iterator):
             if self._stateful is not None:
-                state = copy.deepcopy(self._stateful.state_dict())
-                current.taken.append(state)
+                current.taken.append(self._states())
             yield batch
 
     @contextmanager
@@ -222,7 +182,7 @@ class ThirdParty:
         resumed = current.resumed
         for generator, text in zip(self._generators, resumed.get("generators", []), strict=False):
             generator.set_state(_tensor(text))
-        current.generators = [_text(each.get_state()) for each in self._generators]
+        current.drawn["generators"] = [_text(each.get_state()) for each in self._generators]
         before = torch.get_rng_state()
         rng = resumed.get("rng")
         if rng is not None:
@@ -231,7 +191,7 @@ class ThirdParty:
         try:
             yield
             if not torch.equal(drawn_from, torch.get_rng_state()):
-                current.rng = _text(drawn_from)
+                current.drawn["rng"] = _text(drawn_from)
         finally:
             if rng is not None:
                 torch.set_rng_state(before)
@@ -243,7 +203,7 @@ class ThirdParty:
             batches = _first(batches, self._num_first)
         if self._stateful is None:
             return islice(batches, resumed.get("delivered", 0), None)
-        if "0" in resumed.get("states", {}):
+        if "0" in resumed["states"]:
             self._stateful.load_state_dict(resumed["states"]["0"])
         return iter(batches)
 
@@ -257,14 +217,13 @@ def _first(batches: Iterable[Any], num: int) -> Iterator[Any]:
             return
 
 
-def is_stateful(part: Any) -> bool:
-    """Tell whether something can say where it stands, and go on from there."""
-    return all(callable(getattr(part, name, None)) for name in ("state_dict", "load_state_dict"))
+def _has_state(sampler: Any) -> bool:
+    """Tell whether a sampler says where it stands, and goes on from there."""
+    is_ours = isinstance(sampler, EpochSampler | EpochBatches)  # of a subclass, say
+    return hasattr(sampler, "state_dict") and not is_ours
 
 
 def _num_batches(loader: Any) -> float:
-    if isinstance(loader.dataset, IterableDataset):
-        return float("inf")
     try:
         return len(loader)
     except TypeError:

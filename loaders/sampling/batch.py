@@ -81,14 +81,12 @@ class IndexBatch(Sequence[Any]):
     def __iter__(self) -> Iterator[Any]:
         if self.indices.ndim > 1:
             return (self[i] for i in range(len(self)))
-        return iter(self.numbers())
+        return iter(self.indices.tolist() if self.draws is None else self.samples())
 
-    def numbers(self) -> list[int]:
-        """Return the indices of one batch as a list: of repeats each with its draw."""
-        numbers: list[int] = self.indices.tolist()
-        if self.draws is None:
-            return numbers
-        pairs = zip(numbers, self.draws.tolist(), strict=True)
+    def samples(self) -> list[SampleIndex]:
+        """Return the indices of one batch, each with its epoch and draw: for third-party datasets."""
+        draws = repeat(0) if self.draws is None else self.draws.tolist()
+        pairs = zip(self.indices.tolist(), draws, strict=False)
         return [SampleIndex(number, self.epoch, draw, self.seed) for number, draw in pairs]
 
     def __getitem__(self, item: int | slice) -> Any:
@@ -109,28 +107,6 @@ class IndexBatch(Sequence[Any]):
 def is_several(batches: Any) -> TypeGuard[IndexBatch]:
     """Return True for the indices of several batches, in one."""
     return type(batches) is IndexBatch and batches.indices.ndim > 1
-
-
-class IndexList(list[Any]):
-    """The indices of one batch as a list, for third-party datasets; ours inside them find the epoch here."""
-
-    def __init__(self, items: list[Any], epoch: int, seed: int) -> None:
-        super().__init__(items)
-        self.epoch, self.seed = epoch, seed
-
-    @classmethod
-    def of(cls, indices: IndexBatch) -> IndexList:
-        """Return a batch as a list."""
-        return cls(indices.numbers(), indices.epoch, indices.seed)
-
-    def __reduce__(self) -> Any:
-        return _unpickled, (IndexList, self[:], self.epoch, self.seed)
-
-
-def single(indices: IndexBatch) -> SampleIndex:
-    """Return the index of a batch of one."""
-    draw = 0 if indices.draws is None else int(indices.draws[0])
-    return SampleIndex(indices[0], indices.epoch, draw, indices.seed)
 
 
 def _unpickled(make: Callable[..., Any], *values: Any) -> Any:
@@ -165,6 +141,4 @@ def index_batches(order: Order, plan: Plan, epoch: int, seed: int = 0) -> Iterat
 def samples(order: Order, plan: Plan, epoch: int, seed: int = 0) -> Iterator[SampleIndex]:
     """Yield the sample of each remaining step of a plan of single ones."""
     for steps in evaluate(order, plan, epoch, seed):
-        draws = repeat(0) if steps.draws is None else steps.draws[:, 0].tolist()
-        for index, draw in zip(steps.indices[:, 0].tolist(), draws, strict=False):
-            yield SampleIndex(index, epoch, draw, seed)
+        yield from steps.joined.samples()

@@ -48,9 +48,10 @@ def begin_in_worker(indices: Any) -> None:
 
 
 def _enter(indices: Any) -> None:
-    _here.batch = indices if hasattr(indices, "epoch") else None
+    first = indices[0] if isinstance(indices, list) and indices else indices
+    _here.batch = first if hasattr(first, "epoch") else None
 
 
 def current_batch() -> Any:
-    """Return the indices, with ``epoch`` and ``seed``, that this thread reads samples for, or None."""
+    """Return an index or indices, with ``epoch`` and ``seed``, that this thread reads samples for, or None."""
     return _here.batch

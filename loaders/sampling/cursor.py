@@ -21,19 +21,16 @@ class Pass:
         epoch: Which epoch.
         plan: Its steps.
         num_steps: How many of them are done.
-        counts_taken: Whether steps count when they are taken from the sampler, not when a loader has handed them over.
     """
 
     def __init__(self, cursor: Cursor, plan: Plan) -> None:
         self.epoch, self.plan, self.num_steps = cursor.epoch, plan, 0
-        self.counts_taken = self._has_ended = False
         self._cursor = cursor
 
     @property
     def is_moved(self) -> bool:
         """Whether the sampler went elsewhere before any step was done: the pass begins there."""
-        is_here = self._cursor.active is self or self._has_ended
-        return not (is_here or self.num_steps)
+        return not self.num_steps and self._cursor.active is not self
 
     @property
     def delivered(self) -> int:
@@ -54,11 +51,10 @@ class Pass:
         """Note that steps are done: what was resumed is used up, the next pass begins at the start."""
         self.num_steps += num_steps
         if self._cursor.active is self:
-            self._cursor.start, self._cursor.is_resumed = 0, False
+            self._cursor.start, self._cursor.is_resumed, self._cursor.last = 0, False, self
 
     def end(self) -> None:
         """Note that there are no more steps: the next epoch is the current one, if this pass is the active one."""
-        self._has_ended = True
         if self._cursor.active is self:
             self._cursor.go(self.epoch + 1)
 
@@ -70,6 +66,7 @@ class Cursor:
         epoch: Which epoch.
         start: Where in it the next pass begins: 0 but for the first one after a state was loaded.
         active: The pass that began last, if it began here.
+        last: The active pass once a step of it is done, before that the one before it.
         chosen: The epoch that ``set_epoch`` named last.
         restarts: Whether ``set_epoch`` chose the epoch after all of it was taken: the next ``iter`` begins it anew.
         is_loaders: Whether only the loader that loaded a state begins at ``start``: others skip by themselves.
@@ -79,24 +76,20 @@ class Cursor:
     def __init__(self) -> None:
         self.epoch = self.start = 0
         self.active: Pass | None = None
+        self.last: Pass | None = None
         self.chosen: int | None = None
         self.restarts = self.is_loaders = self.is_resumed = False
-        self._before: Pass | None = None  # the pass before it, for states that leave batches out
 
     # -- where the sampler goes --------------------------------------------------------------------
 
     def begin(self, plan: Plan) -> Pass:
         """Begin a pass here; the state tells of it from now on."""
-        if self.active is not None:
-            self._before = None
         self.active, self.restarts = Pass(self, plan), False
         return self.active
 
     def go(self, epoch: int, start: int = 0) -> None:
         """Go elsewhere; a pass that has served nothing yet begins there instead."""
-        if self.active is not None:
-            self._before, self.active = self.active, None
-        self.epoch, self.start = epoch, start
+        self.epoch, self.start, self.active = epoch, start, None
         self.restarts = self.is_resumed = False
 
     def set_epoch(self, epoch: int, length: int) -> None:
@@ -119,12 +112,7 @@ class Cursor:
     def load(self, epoch: int, start: int, chosen: int | None, *, is_loaders: bool) -> None:
         """Go to the place where a state was taken."""
         self.go(epoch, start)
-        self.chosen, self.is_resumed, self.is_loaders, self._before = (
-            chosen,
-            True,
-            is_loaders,
-            None,
-        )
+        self.chosen, self.is_resumed, self.is_loaders, self.last = chosen, True, is_loaders, None
 
     # -- the active pass ---------------------------------------------------------------------------
 
@@ -156,12 +144,11 @@ class Cursor:
         return self.epoch, self.start if self.active is None else self.active.delivered
 
     def _before_last(self, num_steps: int) -> tuple[int, int]:
-        """Return where the last steps began, in the active pass or the one before."""
-        num_left = num_steps
-        for each in (self.active, self._before):
-            if each is not None:
-                if num_left <= each.num_steps:
-                    return each.epoch, each.plan.delivered(each.num_steps - num_left)
-                num_left -= each.num_steps
-        known = f"{num_steps - num_left} were handed over in this pass and the one before"
-        raise StateError(f"pending={num_steps} batches cannot be left out of a state: {known}")
+        """Return where the last steps began, which are of one epoch."""
+        last = self.last
+        num = 0 if last is None else last.num_steps
+        if last is None or num_steps > num:
+            raise StateError(
+                f"pending={num_steps} batches cannot be left out of a state: {num} of this epoch were handed over"
+            )
+        return last.epoch, last.plan.delivered(num - num_steps)

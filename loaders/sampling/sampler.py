@@ -166,7 +166,7 @@ class EpochSampler(Settled, DistributedSampler[SampleIndex]):
             pending: How many of the last steps to leave out: they come again after a resume.
 
         Raises:
-            StateError: Fewer steps were done since the iteration began, or the state was loaded.
+            StateError: Fewer steps of the epoch were done since the iteration began, or the state was loaded.
         """
         details = getattr(self.order, "details", dict)
         state = {"version": _STATE_VERSION, **self.order.describe(), **details()}
@@ -249,7 +249,6 @@ class EpochSampler(Settled, DistributedSampler[SampleIndex]):
         if self.cursor.is_loaders:
             self.cursor.start, self.cursor.is_loaders = 0, False
         current = self.begin(self.go_on(make_plan))
-        current.counts_taken = True
         for item in items(self.order, current.plan, current.epoch, seed):
             current.count()
             yield item
