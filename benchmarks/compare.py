@@ -43,7 +43,7 @@ sys.path.insert(
 from chart import OURS, cell, number, overlap, publish
 
 from benchmarks.peers.protocol import BASE, SIDE, WINDOW, Job
-from loaders.bench.machine import PROC, family, memory
+from loaders.bench.measure import PROC, family, memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -25,8 +25,7 @@ from spine import OPS, ROOT, WORKERS, Case, Data, Run, Told, conditions, in_pyth
 
 import loaders
 from loaders import DataLoader, RAMDataset, ShardDataset
-from loaders.bench.machine import family, memory
-from loaders.bench.measure import Config, end, time_loader
+from loaders.bench.measure import Config, end, family, memory, time_loader
 from loaders.bench.sweep import make_loader, round_size
 from loaders.sampling.batch import index_batches
 from loaders.sampling.order import Shuffled

@@ -72,8 +72,6 @@ class Facts:
     gil_share: float = 0.0  # share of the step's time that it waited for the GIL, in that run
     # Share of the cores that was free for this process while it was measured.
     available: float = 1.0
-    # No setting had a worker for each core, and further ones would not repeat a stream.
-    may_add_workers: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,8 +228,6 @@ def _advice(bound: Bound, facts: Facts) -> str:
         return _advice_to_a_step(facts)
     if not facts.step_s and facts.rate >= _MORE_THAN_A_STEP:
         return f"measure it beside training, by --step MODULE:FUNCTION: few steps take {number(facts.rate)} samples/s"
-    if bound == "cpu" and facts.may_add_workers and facts.num_workers < facts.cores:
-        return f"try num_workers={math.ceil(facts.cores)}: cores are idle"
     return _DO[bound]
 
 

@@ -100,8 +100,6 @@ def test_a_verdict_ends_with_a_line_that_says_what_to_do() -> None:
         ({"finish_s": 2e-3}, "crop smaller"),
         ({"rate": 100.0}, "larger batch_size"),
         ({"step_s": 2e-3}, "change nothing"),
-        ({"num_workers": 1, "may_add_workers": True, "rate": 950.0}, "try num_workers=2"),
-        ({"cores": 2.5, "num_workers": 1, "may_add_workers": True, "rate": 950.0}, "num_workers=3"),
     ],
 )  # fmt: skip
 def test_without_better_settings_there_is_advice(changed: dict[str, Any], said: str) -> None:

@@ -9,5 +9,5 @@ Each answer comes from a few files, in this order:
 - ``plan``: ``planner``: memory, and what an epoch over a URL downloads.
 - ``doctor``: ``doctor``.
 
-``cli`` has the commands; ``machine`` what a run takes of the machine. ``loaders.profiling`` times a run of the user's.
+``cli`` has the commands. ``loaders.profiling`` times a run of the user's.
 """

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import traceback
+import warnings
 from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ from loaders.loading.loader import DataLoader
 from loaders.loading.tuning import write_workers
 from loaders.remote.options import add_remote, set_remote
 from loaders.remote.url import is_url
-from loaders.system.limits import available_memory, cpu_quota, usable_cores
+from loaders.system.limits import available_memory, usable_cores
 from loaders.text import describe_size, in_seconds, number, printable
 from loaders.verdict import BUSY, Verdict, judge
 
@@ -46,13 +46,17 @@ _Found = tuple[Verdict, Analysis]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return 0 for done, 1 for what cannot be measured (argparse exits 2)."""
     args = COMMANDS.parse_args(sys.argv[1:] if argv is None else argv)
+    # More workers than cores are tried on purpose.
+    warnings.filterwarnings("ignore", "This DataLoader will create")
     try:
         return run(args)
     except KeyboardInterrupt:
         _say("loaders.bench: interrupted")
         return 130
     except Exception as error:  # on the command line nothing else catches it
-        _say_error(error)
+        if not isinstance(error, LoadersError | OSError):  # a mistake in code, the user's or ours
+            _say("".join(traceback.format_exception(error)).rstrip())
+        _say(f"loaders.bench: {report.of_error(error)}")
         return 1
 
 
@@ -138,15 +142,13 @@ def run_sweep_command(args: argparse.Namespace) -> int:
     )
     sweep = _sweep(target, configs, args)
     if not args.json:
-        _show(report.table(sweep))
-    found = None
-    if not args.no_verdict:
-        found = _judge_if_possible(target, sweep, args)
+        show(report.table(sweep))
+    found = None if args.no_verdict else _judge(target, sweep, args)
     if args.json:
         print(report.as_json(_sweep_json(sweep, found)), flush=True)
     elif found is not None:
-        _show(f"\n{_verdict_text(sweep.best.config, *found)}")
-    return int(not sweep.sound or (found is None and not args.no_verdict))
+        show(f"\n{_verdict_text(sweep.best.config, *found)}")
+    return 0
 
 
 def _add_recommend(parser: Parser) -> None:
@@ -161,20 +163,14 @@ def run_recommend(args: argparse.Namespace) -> int:
     _check_before(args)
     target = _load(args)
     sweep = _sweep(target, grid(target, batch_sizes=args.batch_size), args)
-    if small := sweep.too_small(target.dataset):
-        raise LoadersError(
-            f"{small}. Nothing is recommended: measure the dataset that you will train on"
-        )
-    best, notes = sweep.best, list(sweep.notes)
-    found = _judge_if_possible(target, sweep, args)
+    if sweep.notes:
+        what = "Nothing is recommended: measure the dataset that you will train on"
+        raise LoadersError(f"{sweep.notes[0]}. {what}")
+    best, found = sweep.best, _judge(target, sweep, args)
     line = recommended_line(target, best.config, _device(args))
-    kept, said = None, "whether the machine is busy is not known; --keep does it anyway"
-    if not sweep.sound:
-        said = "every setting failed in some run"
-    elif args.keep or (found is not None and found[1].facts.available >= BUSY):
+    kept, said = None, "the machine is busy; --keep does it anyway"
+    if args.keep or found[1].facts.available >= BUSY:
         kept, said = _keep(target, best.config.num_workers)
-    elif found is not None:
-        said = "the machine is busy; --keep does it anyway"
     if args.json:
         value = _sweep_json(sweep, found) | {"line": line, "kept_in": str(kept or "")}
         print(report.as_json(value))
@@ -183,36 +179,23 @@ def run_recommend(args: argparse.Namespace) -> int:
         low, high = map(number, best.spread)
         tokens = f", {number(best.rate * sweep.tokens)} tokens/s" if sweep.tokens else ""
         _say(f"{number(best.rate)} samples/s ({low} to {high}){tokens}")
-        _say("" if found is None else str(found[0]))
-    for note in notes:
-        _say(f"note: {note}")
+        _say(str(found[0]))
     _say(said if kept else f'not kept for num_workers="auto": {said}')
-    return int(not sweep.sound or bool(args.step and found is None))
+    return 0
 
 
 def _sweep(target: MeasuredDataset, configs: list[Config], args: argparse.Namespace) -> Sweep:
-    sweep = run_sweep(
-        target,
-        configs,
-        seconds=_SWEEP_SHARE * args.seconds,
-        repeats=args.repeats,
-    )
-    if all(not result.runs for result in sweep.results):
-        raise LoadersError(f"nothing could be measured: {sweep.results[0].error}")
+    share = _SWEEP_SHARE * args.seconds
+    sweep = run_sweep(target, configs, seconds=share, repeats=args.repeats)
     if not sweep.sound:
-        _say(f"loaders.bench: every setting failed in some run: {sweep.best.error}")
-    if small := sweep.too_small(target.dataset):
-        sweep.notes.append(small)
+        raise LoadersError(f"every setting failed in some run: {sweep.results[0].error}")
     return sweep
 
 
 def _keep(target: MeasuredDataset, num_workers: int) -> tuple[Path | None, str]:
     """Keep a number of workers; return the file, and for what it counts, or None, and why it is not kept."""
     cores = usable_cores()
-    try:
-        kept = write_workers(target.dataset, cores, num_workers)
-    except OSError as error:  # a home that is read-only, say: what was measured stands
-        return None, f"{error}; XDG_CACHE_HOME chooses the folder"
+    kept = write_workers(target.dataset, cores, num_workers)
     if kept is None:
         return None, "the dataset has no fingerprint to know it by, or a transform"
     said = f'num_workers="auto" now takes {num_workers} on {cores} core{"s" * (cores > 1)} for'
@@ -237,23 +220,10 @@ def recommended_line(
     return f"DataLoader({dataset}, {as_arguments(given)})"
 
 
-def _judge_if_possible(
-    target: MeasuredDataset, sweep: Sweep, args: argparse.Namespace
-) -> _Found | None:
-    """Return what bounds the run; where that cannot be told, why is said and noted: what was measured stands."""
-    try:
-        return _judge(target, sweep, args)
-    except Exception as error:  # of a step or a sample of the user's, say
-        sweep.notes.append(f"no verdict: {report.of_error(error)}")
-        _say_error(error, "no verdict: ")
-        return None
-
-
 def _judge(target: MeasuredDataset, sweep: Sweep, args: argparse.Namespace) -> _Found:
+    """Return what bounds the run."""
     best = sweep.best.config
     _say("running each stage alone")
-
-    most = max(result.config.num_workers for result in sweep.results)
     found = analyse(
         target.dataset,
         best,
@@ -261,8 +231,6 @@ def _judge(target: MeasuredDataset, sweep: Sweep, args: argparse.Namespace) -> _
         seconds=_STAGES_SHARE * args.seconds,
         device=_device(args),
         step=load_object(args.step) if args.step else None,
-        may_add_workers=is_map_style(target.dataset)
-        and most < min(usable_cores(), cpu_quota() or math.inf),
     )
     known = sweep.changes_from(usual_config(target, best))
     return judge(found.facts, known), found
@@ -286,7 +254,7 @@ def usual_config(target: MeasuredDataset, config: Config) -> Config:
 def _verdict_text(config: Config, verdict: Verdict, found: Analysis) -> str:
     rows: list[tuple[str, ...]] = [("stage", "per sample", "on a core", "waiting", "samples/s")]
     for name, cost in found.stages.items():
-        rows.append((name, *map(in_seconds, astuple(cost)), report.short(cost.samples_per_s)))
+        rows.append((name, *map(in_seconds, astuple(cost)), number(cost.samples_per_s)))
     limits = ", ".join(f"{name} {number(limit)}" for name, limit in verdict.limits.items())
     lines = [*report.aligned(rows), "", f"limits with {config}, samples/s: {limits}"]
     if found.step_samples_per_s is not None:
@@ -319,32 +287,16 @@ def _sweep_json(sweep: Sweep, found: _Found | None) -> dict[str, Any]:
 
 def _describe(target: MeasuredDataset) -> str:
     dataset = target.dataset
-    said = [f"{len(dataset):,} samples" if is_map_style(dataset) else "a stream"]
-    if num := len(target.files):
-        said.append(f"{describe_size(target.stored_bytes)} in {num:,} file{'s' * (num > 1)}")
+    said = f"{len(dataset):,} samples" if is_map_style(dataset) else "a stream"
     if target.window:
-        said.append(f"windows of {target.window:,} tokens (TokenWindows)")
-    elif target.size:
-        said.append(f"random crops of {target.size} x {target.size}, flipped at random")
-    return ", ".join(said)
-
-
-def _show(text: str) -> None:
-    """Print lines to standard output, at once."""
-    show(text)
-    sys.stdout.flush()
+        return f"{said}, windows of {target.window:,} tokens (TokenWindows)"
+    if target.size:
+        return f"{said}, random crops of {target.size} x {target.size}, flipped at random"
+    return said
 
 
 def _say(text: str) -> None:
-    if text:
-        print(printable(text, keep="\n"), file=sys.stderr, flush=True)
-
-
-def _say_error(error: Exception, what: str = "") -> None:
-    """Say what went wrong in a line, below the traceback where it may be a mistake in code, the user's or ours."""
-    if not isinstance(error, LoadersError | OSError):
-        _say("".join(traceback.format_exception(error)).rstrip())
-    _say(f"loaders.bench: {what}{report.of_error(error)}")
+    print(printable(text, keep="\n"), file=sys.stderr, flush=True)
 
 
 # -- plan and doctor -------------------------------------------------------------------------------
@@ -404,12 +356,12 @@ def run_plan(args: argparse.Namespace) -> int:
         said = {"config": asdict(config), "plan": asdict(plan)}
         print(report.as_json(said | {"available_bytes": available_memory()}))
         return 0
-    _show(f"{target.name}, {config}")
-    _show("\n".join(report.aligned(planner.table(plan))))
-    _show(
+    show(f"{target.name}, {config}")
+    show("\n".join(report.aligned(planner.table(plan))))
+    show(
         "beside it: the trainer itself, and mapped files, which the kernel drops when it needs room"
     )
-    _show(planner.fits(plan, available_memory()))
+    show(planner.fits(plan, available_memory()))
     return 0
 
 
@@ -431,12 +383,12 @@ def _plan_epochs(args: argparse.Namespace) -> int:
         epochs = dict(zip(("first_epoch", "each_later_epoch"), costs, strict=True))
         print(report.as_json({"cache_bytes": cache_bytes, "nodes": args.nodes} | epochs))
         return 0
-    _show(
+    show(
         f"{origin.url}: {len(dataset):,} samples; shuffle={_ORDERS[args.shuffle]!r}, "
         f"{args.nodes} node(s), each with a cache of {describe_size(cache_bytes)}"
     )
-    _show("\n".join(report.aligned(planner.epoch_table(costs))))
-    _show(f"at {number(args.rate)} MB/s of each node; --rate changes it")
+    show("\n".join(report.aligned(planner.epoch_table(costs))))
+    show(f"at {number(args.rate)} MB/s of each node; --rate changes it")
     return 0
 
 
@@ -450,13 +402,14 @@ def run_doctor(args: argparse.Namespace) -> int:
     """Print what was found about the machine."""
     if not Path(args.path).exists():
         raise LoadersError(f"there is no {args.path!r} to look at")
-    findings = doctor.examine(doctor.CHECKS, doctor.Surroundings(Path(args.path)))
+    place = doctor.Surroundings(Path(args.path))
+    findings = [doctor.examine(check, place) for check in doctor.CHECKS]
     if args.json:
         found = {"conditions": report.conditions(), "findings": [asdict(f) for f in findings]}
         print(report.as_json(found))
         return 0
     for finding in findings:
-        _show(str(finding))
+        show(str(finding))
     return 0
 
 

@@ -1,7 +1,6 @@
 """What on this machine costs speed or will break: looks at files of the kernel, and measures what cannot be read there.
 
-Every check runs with a time limit, and one that fails or hangs costs its own line only. The roots of /proc
-and /sys are arguments, so that any machine can be described to it.
+The roots of /proc and /sys are arguments, so that any machine can be described to it.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import shutil
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -29,10 +27,10 @@ from loaders.system.mounts import mount_of
 from loaders.text import describe_size, in_seconds, number, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
 Level = Literal["ok", "cost", "risk", "unknown"]
-TIMEOUT_S = 15.0
+_TIMEOUT_S = 15.0
 _SHM_BYTES = 1 << 30
 _SLOW_READ = 200e6  # bytes/s
 _SLOW_SEEK_S = 3e-3  # of a disk that turns
@@ -74,33 +72,13 @@ class Surroundings:
     shm: Path = Path("/dev/shm")  # shared memory
 
 
-def examine(
-    checks: Sequence[Callable[[Surroundings], Finding]],
-    place: Surroundings,
-    *,
-    timeout_s: float = TIMEOUT_S,
-) -> list[Finding]:
-    """Run checks; the findings come in their order."""
-    return [_bounded(check, place, timeout_s) for check in checks]
-
-
-def _bounded(
-    check: Callable[[Surroundings], Finding], place: Surroundings, timeout_s: float
-) -> Finding:
-    """Run a check on a thread of its own: a file system that hangs must not hang us."""
-    name = check.__name__.replace("_", " ")
-    done: list[Finding] = []
-
-    def run() -> None:
-        try:
-            done.append(check(place))
-        except Exception as error:  # whatever is odd about this machine
-            done.append(Finding(name, "unknown", f"{type(error).__name__}: {error}"))
-
-    thread = threading.Thread(target=run, name=f"doctor-{name}", daemon=True)
-    thread.start()
-    thread.join(timeout_s)
-    return done[0] if done else Finding(name, "unknown", f"no answer within {number(timeout_s)} s")
+def examine(check: Callable[[Surroundings], Finding], place: Surroundings) -> Finding:
+    """Run a check; one that fails costs its own line only."""
+    try:
+        return check(place)
+    except Exception as error:  # whatever is odd about this machine
+        name = check.__name__.replace("_", " ")
+        return Finding(name, "unknown", f"{type(error).__name__}: {error}")
 
 
 # -- cores and memory ------------------------------------------------------------------------------
@@ -122,20 +100,13 @@ def cores(place: Surroundings) -> Finding:
 
 def memory(place: Surroundings) -> Finding:
     """Look at what memory is left: of the machine, and below the limit of the container."""
-    meminfo = limits.meminfo(place.proc)
-    if "MemAvailable" not in meminfo:
+    if "MemAvailable" not in limits.meminfo(place.proc):
         return Finding("memory", "unknown", f"{place.proc / 'meminfo'} does not say")
     most = limits.memory_bytes(place.proc, place.sys)
     available = limits.available_memory(place.proc, place.sys)
-    found, cost = f"{describe_size(available)} of {describe_size(most)} available", ""
-    if limits.memory_limit(place.proc, place.sys) == most:
-        found += ", as this container may use"
-    swapped = meminfo.get("SwapTotal", 0) - meminfo.get("SwapFree", 0)
-    if swapped > 0.02 * meminfo.get("MemTotal", 0):
-        found += f"; {describe_size(swapped)} are swapped out"
-        cost = "a page that comes back from swap takes 0.1 to 10 ms"
+    found = f"{describe_size(available)} of {describe_size(most)} available"
     risk = "the kernel may end the training process" if available < 0.05 * most else ""
-    return finding("memory", found, cost=cost, risk=risk, do="free memory, or keep less in RAM")
+    return finding("memory", found, risk=risk, do="free memory, or keep less in RAM")
 
 
 def shared_memory(place: Surroundings) -> Finding:
@@ -178,10 +149,10 @@ def read_rate(place: Surroundings) -> Finding:
     """Read files with the page cache bypassed."""
     name, rates = "read rate", direct_reads(place.path)
     if rates is None:
-        found = f"no file under {printable(str(place.path))} can be read past the page cache"
-        do = "name a folder of the same disk that has larger files"
-        if place.path == Path():
-            do = "name the folder of your data: python -m loaders.bench doctor FOLDER"
+        found = (
+            f"no file of 1 MiB under {printable(str(place.path))} can be read past the page cache"
+        )
+        do = "name a folder of the data's disk: python -m loaders.bench doctor FOLDER"
         return Finding(name, "unknown", found, remedy=do)
     rate, latency_s = rates
     late = f"{in_seconds(latency_s)} for 4 KiB at a random place, page cache bypassed"
@@ -189,66 +160,48 @@ def read_rate(place: Surroundings) -> Finding:
     if latency_s >= _SLOW_SEEK_S:
         cost = f"at most {number(1 / latency_s)} samples a second in random order, for each reader"
         do = "shuffle='block', or RAMDataset"
-    elif rate is None:
-        found = f"{late}; no file has 1 MiB, so MB/s are not known"
-        return Finding(name, "unknown", found, remedy="name a folder that has larger files")
     elif rate < _SLOW_READ:
         cost = f"at most {number(rate / 20e3)} JPEGs of 20 kB a second in the first epoch"
         do = "RAMDataset if it fits, else a faster disk"
-    speed = "" if rate is None else f"{describe_size(rate)}/s, "
-    return finding(name, f"{speed}{late}", cost=cost, do=do)
+    return finding(name, f"{describe_size(rate)}/s, {late}", cost=cost, do=do)
 
 
-def direct_reads(path: Path) -> tuple[float | None, float] | None:
-    """Read files of a folder past the page cache, for about two seconds.
+def direct_reads(path: Path) -> tuple[float, float] | None:
+    """Read the largest file of a folder past the page cache, for about two seconds.
 
-    Return bytes/s from the start of the largest (None if that has less than 1 MiB), and the median seconds of 4 KiB at
-    random places of random files. None if that cannot be done.
+    Return bytes/s from its start, and the median seconds of 4 KiB at random places. None if that cannot be done, or the
+    file has less than 1 MiB.
     """
-    files = _files(path)
-    if not files or not hasattr(os, "O_DIRECT"):
+    some = itertools.islice(path.rglob("*") if path.is_dir() else [path], _MAX_FILES)
+    size, largest = max(
+        ((file.stat().st_size, file) for file in some if file.is_file()), default=(0, path)
+    )
+    if size < _MIN_FILE or not hasattr(os, "O_DIRECT"):
         return None
-    rng = np.random.default_rng(0)
-    some = [files[i] for i in rng.integers(len(files), size=_MAX_READS)]
-    places = ((file, int(rng.integers(-(-size // _SMALL))) * _SMALL) for size, file in some)
-    late = [seconds for _, seconds in _timed_reads(places, _SMALL)]
-    if not late:
+    places = np.random.default_rng(0).integers(size // _SMALL, size=_MAX_READS) * _SMALL
+    late = [seconds for _, seconds in _timed_reads(largest, places.tolist(), _SMALL)]
+    took = list(_timed_reads(largest, range(0, size, _BLOCK), _BLOCK))
+    if not late or not took:
         return None
-    size, largest = max(files)
-    blocks = ((largest, at) for at in range(0, size if size >= _MIN_FILE else 0, _BLOCK))
-    took = list(_timed_reads(blocks, _BLOCK))
-    rate = sum(got for got, _ in took) / sum(s for _, s in took) if took else None
-    return rate, statistics.median(late)
+    return sum(got for got, _ in took) / sum(s for _, s in took), statistics.median(late)
 
 
-def _timed_reads(places: Iterable[tuple[Path, int]], nbytes: int) -> Iterator[tuple[int, float]]:
+def _timed_reads(file: Path, places: Iterable[int], nbytes: int) -> Iterator[tuple[int, float]]:
     """Yield what each read gave, and how long it took, for a second; nothing where there are no direct reads."""
     buffer = mmap.mmap(-1, nbytes)  # aligned, as direct reads must be
     deadline = time.perf_counter() + _READ_S
-    for file, offset in itertools.takewhile(lambda _: time.perf_counter() < deadline, places):
-        with suppress(OSError):
-            fd = os.open(file, os.O_RDONLY | os.O_DIRECT)
-            try:
+    with suppress(OSError):
+        fd = os.open(file, os.O_RDONLY | os.O_DIRECT)
+        try:
+            for at in itertools.takewhile(lambda _: time.perf_counter() < deadline, places):
                 began = time.perf_counter()
-                yield os.preadv(fd, [buffer], offset), time.perf_counter() - began
-            finally:
-                os.close(fd)
-
-
-def _files(path: Path) -> list[tuple[int, Path]]:
-    """Return files with their sizes, but for empty ones."""
-    found = []
-    for file in itertools.islice(path.rglob("*") if path.is_dir() else [path], _MAX_FILES):
-        with suppress(OSError):
-            if file.is_file() and (size := file.stat().st_size):
-                found.append((size, file))
-    return found
+                yield os.preadv(fd, [buffer], at), time.perf_counter() - began
+        finally:
+            os.close(fd)
 
 
 # -- libraries -------------------------------------------------------------------------------------
 
-_PRELOADABLE = ("libjemalloc.so.2", "libtcmalloc_minimal.so.4", "libtcmalloc.so.4")
-_FOLDERS = ("lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu", "lib64", "lib", "local/lib")
 _DECODE = """
 import time, numpy, simplejpeg
 image = numpy.random.default_rng(0).integers(0, 256, (64, 64, 3), numpy.uint8).repeat(8, 0).repeat(8, 1)
@@ -267,58 +220,30 @@ def simd(place: Surroundings) -> Finding:
     # The widest instructions come last; those that were compiled in and are not there end in a question mark.
     used = [word for word in cv2.getCPUFeaturesLine().split() if not word.endswith("?")]
     found = f"OpenCV: {used[-1].lstrip('*') if used else 'none'}"
-    gain = speed_of(_DECODE, JSIMD_FORCENONE="1")
-    if gain is None:
-        return Finding("SIMD", "unknown", f"{found}; the JPEG decoder could not be tried")
-    found += f"; JPEG decoder: {number(1 / gain)}x with SIMD"
-    cost = "JPEG decodes at a third of what it could" if 1 / gain < _SIMD_GAIN else ""
+    gain = decodes_per_s() / decodes_per_s(JSIMD_FORCENONE="1")
+    cost = "JPEG decodes at a third of what it could" if gain < _SIMD_GAIN else ""
+    found += f"; JPEG decoder: {number(gain)}x with SIMD"
     return finding("SIMD", found, cost=cost, do="reinstall simplejpeg from a wheel")
 
 
+def decodes_per_s(**environ: str) -> float:
+    """Return how many JPEGs a process of its own decodes in a second, with more environment variables."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", _DECODE],
+        env=os.environ | environ,
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT_S,
+        check=True,
+    )
+    return float(done.stdout)
+
+
 def allocator(place: Surroundings) -> Finding:
-    """Name the memory allocator, and another one that could be preloaded."""
-    name, library = allocator_in_use(place.proc), other_allocator()
-    if name != "glibc" or library is None:
-        return finding("allocator", name)
-    gain = "loaders that allocate each batch anew (this one does not) may be faster"
-    return finding("allocator", f"{name}; with LD_PRELOAD={library} {gain}")
-
-
-def allocator_in_use(proc: Path) -> str:
-    """Return the name of the memory allocator of this process."""
-    maps = text(proc / "self/maps") or ""
-    for name in ("jemalloc", "tcmalloc", "mimalloc"):
-        if f"lib{name}" in maps:
-            return name
-    return "musl" if "ld-musl" in maps else "glibc"
-
-
-def other_allocator(usr: Path = Path("/usr")) -> Path | None:
-    """Return an allocator that is installed and could be preloaded, or None."""
-    places = (usr / folder / name for name in _PRELOADABLE for folder in _FOLDERS)
-    return next((place for place in places if place.exists()), None)
-
-
-def speed_of(code: str, timeout_s: float = TIMEOUT_S, **environ: str) -> float | None:
-    """Return how many times as quick Python code is with more environment variables, each time in a process of its own.
-
-    It prints how quick it was; None where one of the processes fails, or takes more than half of the time.
-    """
-    figures = []
-    for more in ({}, environ):
-        try:
-            done = subprocess.run(
-                [sys.executable, "-P", "-c", code],
-                env=os.environ | more,
-                capture_output=True,
-                text=True,
-                timeout=timeout_s / 2,
-                check=True,
-            )
-            figures.append(float(done.stdout))
-        except (subprocess.SubprocessError, OSError, ValueError):
-            return None
-    return figures[1] / figures[0]
+    """Name the memory allocator of this process."""
+    maps = text(place.proc / "self/maps") or ""
+    names = ("libjemalloc", "libtcmalloc", "libmimalloc", "ld-musl")
+    return finding("allocator", next((name for name in names if name in maps), "glibc"))
 
 
 CHECKS: tuple[Callable[[Surroundings], Finding], ...] = (

@@ -1,4 +1,4 @@
-"""Timing a loader: from the first batch on, over whole rounds of its workers.
+"""Time and memory of a loader: from the first batch on, over whole rounds of its workers.
 
 A loader's first batches come late, and then several at once: one of each worker, or a group of small ones. So the rate
 is taken over whole rounds: from the last batch of the first round to the last batch of a later one.
@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 import statistics
 import time
-import warnings
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loaders.backends.maker import num_in_flight
-from loaders.bench.machine import family, memory
 from loaders.bench.targets import Endless, is_map_style
 from loaders.datasets.base import BatchDataset
 from loaders.device.nested import tensors_of
 from loaders.loading.loader import DataLoader
+from loaders.system.limits import numbers, text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
+
+PROC = Path("/proc")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +118,7 @@ def make_loader(dataset: Any, config: Config, **more: Any) -> DataLoader:
     """Return an endless shuffled loader over a dataset, of whole batches."""
     if is_map_style(dataset):
         more = {"sampler": Endless(len(dataset)), "rank": 0, "world_size": 1} | more
-    with warnings.catch_warnings():  # more workers than cores are tried on purpose
-        warnings.filterwarnings("ignore", "This DataLoader will create")
-        return DataLoader(dataset, **config.arguments(), drop_last=True, **more)
+    return DataLoader(dataset, **config.arguments(), drop_last=True, **more)
 
 
 def group_size_of(dataset: Any, config: Config) -> int:
@@ -163,7 +164,7 @@ def time_loader(
     """
     gc.collect()  # an older loader's memory and threads are not this one's
     waits, done, first = list[float](), [clock()], round_size + ahead
-    batches = begin(loader)
+    batches = iter(loader)
     for batch in batches:  # not by enumerate(), which keeps one until the next is there
         waits.append(clock() - done[-1])
         step(batch)
@@ -191,14 +192,6 @@ def time_loader(
     return run
 
 
-def begin(loader: Iterable[Any]) -> Any:
-    """Return an iterator of an epoch, and do not warn of what is done on purpose."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "This DataLoader will create")
-        warnings.filterwarnings("ignore", "epoch .* was left early")
-        return iter(loader)
-
-
 def end(batches: Any) -> None:
     """End an iterator's workers now; of other loaders they end with their last reference."""
     if hasattr(batches, "close"):
@@ -210,22 +203,26 @@ def batch_nbytes(batch: Any) -> int:
     return sum(tensor.nbytes for tensor in tensors_of(batch))
 
 
-def interleave(
-    runs: Sequence[tuple[Config, Callable[[], TimedPass]]],
-    *,
-    repeats: int,
-    told: Callable[[], Any] = lambda: None,
-) -> list[Result]:
-    """Measure every configuration in turns (A B C, A B C, ...), so that drift hits all alike.
+class MemoryUse(NamedTuple):
+    """Bytes of some processes together; what they share counts once."""
 
-    A configuration that fails is left out from then on, with its error in the result.
-    """
-    results = [Result(config) for config, _ in runs]
-    for result, (_, measure) in list(zip(results, runs, strict=True)) * repeats:
-        if result.error is None:
-            try:
-                result.runs.append(measure())
-            except Exception as error:  # whatever it is, the others are still worth measuring
-                result.error = f"{type(error).__name__}: {error}"
-        told()
-    return results
+    pss_bytes: int  # all of it, mapped files included: what the machine would get back
+    own_bytes: int  # without mapped files, which the kernel drops when it needs room
+
+
+def family(pid: int | None = None) -> list[int]:
+    """Return a process and all its descendants."""
+    found, waiting = [], [os.getpid() if pid is None else pid]
+    while waiting:
+        parent = waiting.pop()
+        found.append(parent)
+        for children in (PROC / str(parent) / "task").glob("*/children"):
+            waiting += map(int, (text(children) or "").split())
+    return found
+
+
+def memory(pids: list[int]) -> MemoryUse:
+    """Return the memory of some processes; those that have ended count nothing."""
+    fields = [numbers(PROC / str(pid) / "smaps_rollup") for pid in pids]
+    pss = sum(each.get("Pss", 0) for each in fields)
+    return MemoryUse(pss << 10, (pss - sum(each.get("Pss_File", 0) for each in fields)) << 10)

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from loaders.bench.machine import memory
-from loaders.bench.measure import Config, batch_nbytes, group_size_of, in_flight
+import numpy as np
+
+from loaders.bench.measure import Config, batch_nbytes, group_size_of, in_flight, memory
 from loaders.bench.stages import batches_of
-from loaders.bench.targets import ImageFiles, spread
 from loaders.data.ahead import files_at
 from loaders.datasets.memory.loading import plan_columns
 from loaders.datasets.packed import PackedDataset
@@ -116,20 +116,14 @@ def _text_nbytes(value: Any) -> int:
 def ram_bytes_of(target: MeasuredDataset, *, decode: bool, count: int = 256) -> int:
     """Return the bytes of a ``RAMDataset`` of these samples: pixels are whole, whatever is cropped from them later.
 
-    Of many samples, some that are spread evenly are looked at.
-
-    Raises:
-        LoadersError: It is not known how a ``RAMDataset`` would hold them.
+    Of many samples, some that are spread evenly are looked at. LoadersError if the dataset is not a packed one.
     """
     dataset = target.dataset
     if isinstance(dataset, TokenWindows):
         dataset = dataset.dataset
-    if isinstance(dataset, ImageFiles):
-        some: PackedDataset[Any] = dataset.in_ram(count)
-    elif isinstance(dataset, PackedDataset):
-        some = dataset.select(spread(len(dataset), count))
-    else:
-        raise LoadersError(f"--ram: {target.name!r} is no packed dataset and no folder of images")
+    if not isinstance(dataset, PackedDataset):
+        raise LoadersError(f"--ram: {target.name!r} is no packed dataset: pack the data first")
+    some = dataset.select(np.linspace(0, len(dataset) - 1, min(count, len(dataset))).astype(int))
     plans = plan_columns(some, decode=decode, progress=False).values()
     return sum(plan.nbytes for plan in plans) * len(dataset) // len(some)
 
@@ -204,8 +198,6 @@ def epoch_table(costs: Sequence[dict[str, float]]) -> list[tuple[str, ...]]:
         "seconds": ("seconds, if the link bounds it", number),
     }
     said = [
-        (what, *(as_text(each[name]) for each in costs))
-        for name, (what, as_text) in rows.items()
-        if name in costs[0]
+        (what, *(as_text(each[name]) for each in costs)) for name, (what, as_text) in rows.items()
     ]
     return [("", "first epoch", "each later one"), *said]

@@ -1,4 +1,4 @@
-"""Figures as people read them: in 80 columns, and as JSON."""
+"""Figures as people read them, and as JSON."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
     from loaders.bench.sweep import Sweep
 
-_MAX_COLUMNS = 9  # of a table, to fit 80 letters
-
 
 def table(sweep: Sweep) -> str:
     """Return a sweep as lines of text: what all settings share stands above, the chosen one is marked."""
@@ -42,34 +40,19 @@ def table(sweep: Sweep) -> str:
             above.append(f"{name} {values[0]}")
     columns |= {
         "samples/s": [number(r.rate if r.runs else math.nan) for r in results],
-        "range": ["-".join(map(short, r.spread)) if r.runs else "-" for r in results],
+        "range": ["-".join(map(number, r.spread)) if r.runs else "-" for r in results],
         "first": [in_seconds(r.median("first_batch_s")) for r in results],
         "p99 wait": [in_seconds(r.latency_s(0.99)) for r in results],
         "memory": [describe_size(r.most("pss_bytes")) for r in results],
     }
     if sweep.tokens:
-        columns["tokens/s"] = [short(r.rate * sweep.tokens) for r in results]
-    if len(columns) > _MAX_COLUMNS:
-        del columns["first"]
+        columns["tokens/s"] = [number(r.rate * sweep.tokens) for r in results]
     rows = zip(*columns.values(), strict=True)
     lines = [", ".join([*above, "range over the repeats"])]
     lines += aligned([tuple(columns), *rows])
     lines.append(f"* chosen: {sweep.best.config}")
     lines += [f"failed: {r.config}: {last_line(r.error)}" for r in results if r.error]
     return "\n".join([*lines, *(f"note: {note}" for note in sweep.notes)])
-
-
-def short(value: float) -> str:
-    """Return a rate in few letters.
-
-    Example:
-        >>> short(1234567.0), short(12345.0), short(12.3)
-        ('1.23M', '12.3k', '12.3')
-    """
-    for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if value >= size:
-            return f"{value / size:.3g}{unit}"
-    return f"{value:.3g}"
 
 
 def last_line(text: str | None) -> str:
@@ -95,8 +78,10 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def conditions() -> dict[str, Any]:
     """Return where and with what something was measured."""
+    lines = (text(Path("/proc/cpuinfo")) or "").splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {
-        "machine": cpu_name(),
+        "machine": names[0] if names else platform.machine(),
         "cores_usable": usable_cores(),
         "cores": os.cpu_count(),
         "load_average": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
@@ -104,13 +89,6 @@ def conditions() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
     }
-
-
-def cpu_name() -> str:
-    """Return the processor's name."""
-    lines = (text(Path("/proc/cpuinfo")) or "").splitlines()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
 
 
 def as_json(value: Any) -> str:

@@ -24,7 +24,6 @@ import torch
 
 from loaders.bench.measure import (
     batch_nbytes,
-    begin,
     group_size_of,
     in_flight,
     make_loader,
@@ -69,15 +68,12 @@ class Cost:
         return 1 / self.wall_s if self.wall_s > 1e-9 else float("nan")
 
 
-def time_alone(
-    work: Callable[[], int], *, seconds: float, min_calls: int = 3, warm_up: bool = True
-) -> Cost:
+def time_alone(work: Callable[[], int], *, seconds: float, min_calls: int = 3) -> Cost:
     """Call something for some time, at least ``min_calls`` times; return the median cost of a sample.
 
-    It does a batch of work, and returns how many samples it was; with ``warm_up`` a first call does not count.
+    It does a batch of work, and returns how many samples it was; a first call does not count.
     """
-    if warm_up:
-        work()
+    work()
     costs: list[tuple[float, ...]] = []
     clock = time.perf_counter
     deadline = clock() + seconds
@@ -124,7 +120,7 @@ def batches_of(dataset: Any, config: Config) -> Iterator[Any]:
     loader = make_loader(dataset, replace(config, num_workers=0, prefetch=None))
     while True:
         is_empty = True
-        for batch in begin(loader):
+        for batch in loader:
             is_empty = False
             yield batch
         if is_empty:  # or this would go on for ever
@@ -185,7 +181,7 @@ def gil_s_per_sample(work: Callable[[], int], *, seconds: float) -> float:
 
     A probe thread runs pure Python beside the work, so it always wants the GIL. When it gives its core
     up, it waits for the GIL, and what the work advances meanwhile it does with the GIL held. Others on the machine
-    only add to it, so it is looked at a few times, and the least counts. 0 where a thread's clock cannot be read.
+    only add to it, so the least of a few measurements counts. 0 where a thread's clock cannot be read.
     """
     if not hasattr(time, "pthread_getcpuclockid"):
         return 0.0
@@ -193,11 +189,7 @@ def gil_s_per_sample(work: Callable[[], int], *, seconds: float) -> float:
     sys.setswitchinterval(_PROBE_SWITCH_S)  # the work gets the GIL back soon, too
     try:
         work()
-        deadline, looks = time.perf_counter() + seconds, [_gil_s_once(work, seconds / _PROBES)]
-        # A batch may take as long by itself.
-        while len(looks) < _PROBES and time.perf_counter() < deadline:
-            looks.append(_gil_s_once(work, seconds / _PROBES))
-        return min(looks)
+        return min(_gil_s_once(work, seconds / _PROBES) for _ in range(_PROBES))
     finally:
         sys.setswitchinterval(before)
 
@@ -315,12 +307,10 @@ def analyse(
     seconds: float = 8.0,  # for all stages together, about
     device: torch.device | None = None,  # where batches go; None leaves the copy out
     step: Callable[[Any], Any] | None = None,  # the user's training step on a batch
-    may_add_workers: bool = False,  # see ``Facts``
 ) -> Analysis:
     """Run every stage alone."""
     share, cores = seconds / 6, usable_cores()
     core_time = min(cores, cpu_quota() or cores)
-    available = available_share(cores, core_time)
     loader = make_loader(dataset, config, device=device)
     served = loader._served  # without the work that is left to the device
     with one_thread() if config.num_workers else nullcontext():
@@ -353,8 +343,7 @@ def analyse(
         step_s=wall_s.get("step", 0.0),
         stall_share=None if together is None else together.stall_share,
         gil_share=0.0 if together is None else together.gil_share,
-        available=(available + available_share(cores, core_time)) / 2,
-        may_add_workers=may_add_workers,
+        available=available_share(cores, core_time),
     )
     return Analysis(facts, stages, None if together is None else together.samples_per_s)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
@@ -15,7 +15,6 @@ from loaders.bench.measure import (
     Result,
     TimedPass,
     as_arguments,
-    interleave,
     make_loader,
     round_size,
     time_loader,
@@ -44,8 +43,8 @@ class Sweep:
 
     target: str  # the name of what was measured
     results: list[Result]  # one per configuration
-    notes: list[str] = field(default_factory=list)  # what a reader of the figures should know
     tokens: int = 0  # tokens of a sample; 0 where it has none
+    num_samples: float = math.inf  # of the dataset; infinity of a stream
 
     @property
     def sound(self) -> list[Result]:
@@ -54,36 +53,30 @@ class Sweep:
 
     @property
     def best(self) -> Result:
-        """The configuration to choose: of those within 3 % of the fastest, the one with the fewest workers.
-
-        One that failed in some run is chosen where there is no other.
-        """
-        choice = self.sound or self.results
-        rate = max(result.rate for result in choice)
-        close = [result for result in choice if result.rate >= 0.97 * rate]
+        """The configuration to choose: of sound ones within 3 % of the fastest, the one with the fewest workers."""
+        rate = max(result.rate for result in self.sound)
+        close = [result for result in self.sound if result.rate >= 0.97 * rate]
         return min(close, key=lambda result: (result.config.num_workers, result.most("pss_bytes")))
 
-    def too_small(self, dataset: Any) -> str:
-        """Say that a dataset is too small for these figures to hold in training; nothing if it is not."""
-        if not is_map_style(dataset) or len(dataset) >= _FEW_SAMPLES or not self.best.rate:
-            return ""
-        took = len(dataset) / self.best.rate
-        if took >= _SHORT_EPOCH_S:
-            return ""
-        what = f"{len(dataset):,} samples are too few to measure: an epoch takes {took:.2g} s"
-        return f"{what}, most of it the start of the workers, and all of it comes from caches"
+    @property
+    def notes(self) -> list[str]:
+        """What a reader of the figures should know: a dataset is too small for them to hold in training."""
+        took = self.num_samples / self.best.rate
+        if self.num_samples >= _FEW_SAMPLES or took >= _SHORT_EPOCH_S:
+            return []
+        what = f"{self.num_samples} samples are too few to measure: an epoch takes {took:.2g} s"
+        return [f"{what}, most of it the start of the workers, and all of it comes from caches"]
 
     def changes_from(self, usual: Config) -> list[Change]:
         """Return what the chosen settings gain over those that a loader has by default, where both were measured."""
-        before, best = next((r for r in self.results if r.config == usual), None), self.best
-        if before is None or not before.rate or best.config == usual:
+        before, best = next((r for r in self.sound if r.config == usual), None), self.best
+        if before is None or best.config == usual:
             return []
         now, old = best.config.arguments(), usual.arguments()
         changed = {name: value for name, value in now.items() if old.get(name) != value}
         what = f"{as_arguments(changed)} instead of num_workers={usual.num_workers}"
         (slow, quick), (best_slow, best_quick) = before.spread, best.spread
-        between = best_slow / max(1e-9, quick), best_quick / max(1e-9, slow)
-        return [Change(what, best.rate / before.rate, between)]
+        return [Change(what, best.rate / before.rate, (best_slow / quick, best_quick / slow))]
 
 
 def worker_counts(cores: int) -> list[int]:
@@ -142,20 +135,26 @@ def run_sweep(
     seconds: float,  # for all runs together, about
     repeats: int,  # runs of each configuration
 ) -> Sweep:
-    """Measure configurations in turns, after one unmeasured look at each kind of loader."""
+    """Measure configurations in turns (A B C, A B C, ...), so that drift hits all alike.
+
+    Before that, each kind of loader runs once unmeasured. A configuration that fails is left out from then on, with its
+    error in the result.
+    """
     tokens = target.dataset.length if isinstance(target.dataset, TokenWindows) else 0
-    sweep = Sweep(target.name, [], tokens=tokens)
+    num = len(target.dataset) if is_map_style(target.dataset) else math.inf
+    sweep = Sweep(target.name, [Result(config) for config in configs], tokens, num)
     run_s = max(_MIN_RUN_S, seconds / len(configs) / repeats)
     for config in {config.backend: config for config in configs}.values():
         # Fault in code, slots and, of a small dataset, the files.
         with suppress(Exception):  # which the run that counts will have, too, in its own line
             time_target(target, config, seconds=run_s)
-    total = len(configs) * repeats
-    with tqdm(total=total, desc="measuring", unit="run", disable=None, leave=False) as bar:
-        runs = [
-            (config, partial(time_target, target, config, seconds=run_s)) for config in configs
-        ]
-        sweep.results = interleave(runs, repeats=repeats, told=bar.update)
+    turns = sweep.results * repeats
+    for result in tqdm(turns, desc="measuring", unit="run", disable=None, leave=False):
+        if result.error is None:
+            try:
+                result.runs.append(time_target(target, result.config, seconds=run_s))
+            except Exception as error:  # whatever it is, the others are still worth measuring
+                result.error = f"{type(error).__name__}: {error}"
     return sweep
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from operator import attrgetter
 from pathlib import Path
@@ -19,7 +19,6 @@ from loaders.augment.pixels import apply
 from loaders.augment.planning import plan
 from loaders.data.shards import FileShard
 from loaders.datasets.base import BatchDataset
-from loaders.datasets.memory.ram import RAMDataset
 from loaders.datasets.shard import ShardDataset
 from loaders.datasets.tokens.windows import TokenWindows
 from loaders.datasets.views import unwrap
@@ -53,8 +52,6 @@ class MeasuredDataset:
 
     name: str  # as it was given
     open: Callable[[], Any]  # makes the dataset
-    # The files that hold its bytes; empty where that is not known.
-    files: list[Path] = field(default_factory=list)
     size: int = 0  # height and width that images are cropped to, or 0
     window: int = 0  # tokens of the windows that a packed stream of tokens is served in, or 0
     python: str = ""  # what makes the dataset that was measured
@@ -62,17 +59,15 @@ class MeasuredDataset:
     @cached_property
     def dataset(self) -> Any:
         """The dataset, made when it is first needed; views of torch's as a loader serves them."""
-        return unwrap(self.open())
+        dataset = unwrap(self.open())
+        if not isinstance(dataset, torch.utils.data.Dataset) and not is_map_style(dataset):
+            raise TargetError(f"{self.name!r} is a {type(dataset).__name__}, not a Dataset")
+        return dataset
 
     @property
     def backend(self) -> str:
         """The backend that suits it: threads for loaders' datasets, processes for third-party ones."""
         return "thread" if isinstance(self.dataset, BatchDataset) else "process"
-
-    @property
-    def stored_bytes(self) -> int:
-        """Bytes of its files, as far as they are there."""
-        return sum(file.stat().st_size for file in self.files if file.exists())
 
 
 def is_map_style(dataset: Any) -> bool:
@@ -80,11 +75,6 @@ def is_map_style(dataset: Any) -> bool:
     if isinstance(dataset, torch.utils.data.IterableDataset):
         return False
     return hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
-
-
-def spread(num: int, count: int) -> list[int]:
-    """Return some of so many indices, spread evenly."""
-    return np.linspace(0, num - 1, min(count, num)).astype(np.int64).tolist()  # type: ignore[no-any-return]
 
 
 def load(spec: str, *, size: int = CROP) -> MeasuredDataset:
@@ -101,13 +91,8 @@ def load(spec: str, *, size: int = CROP) -> MeasuredDataset:
         return _packed(spec, ShardDataset(spec), size)
     if ":" in spec:
         found = load_object(spec)
-        is_made = isinstance(found, torch.utils.data.Dataset) or (
-            is_map_style(found) and not isinstance(found, type)
-        )
-        if not is_made and not callable(found):
-            raise TargetError(f"{spec!r} is a {type(found).__name__}, not a Dataset")
-        make = (lambda: found) if is_made else found
-        return MeasuredDataset(spec, make, _files_of(unwrap(found)), python=f"{spec} as it is")
+        make = found if callable(found) else lambda: found
+        return MeasuredDataset(spec, make, python=f"{spec} as it is")
     raise TargetError(
         f"{spec!r} is no folder; give a packed folder, a folder of images, or module:object"
     )
@@ -121,19 +106,9 @@ def load_object(spec: str) -> Any:
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        raise TargetError(f"{spec!r}: there is no module {error.name!r} on sys.path") from error
-    try:
-        return attrgetter(name)(module)
-    except AttributeError as error:
-        raise TargetError(f"{spec!r}: module {module_name!r} has no {name!r}") from error
-
-
-def _files_of(dataset: Any) -> list[Path]:
-    stores = dataset.stores if isinstance(dataset, BatchDataset) else ()
-    shards = [shard for store in stores for shard in store.shards if isinstance(shard, FileShard)]
-    return [shard.path for shard in shards if shard.origin is None]
+        return attrgetter(name)(importlib.import_module(module_name))
+    except (ModuleNotFoundError, AttributeError) as error:
+        raise TargetError(f"{spec!r} cannot be imported: {error}") from error
 
 
 def _folder(spec: str, path: Path, size: int) -> MeasuredDataset:
@@ -145,7 +120,7 @@ def _folder(spec: str, path: Path, size: int) -> MeasuredDataset:
         if p.suffix.lower() in SUFFIXES and p.name[0] != "." and p.is_file()
     )
     if files:
-        return MeasuredDataset(spec, lambda: ImageFiles(files, size), files, size)
+        return MeasuredDataset(spec, lambda: ImageFiles(files, size), size)
     inner = sorted(p.parent.name for p in path.glob("*/manifest.json"))
     hint = f"; it holds the packed datasets {', '.join(inner)}: name one" if inner else ""
     raise TargetError(f"{spec!r} has neither a manifest.json nor images{hint}")
@@ -153,7 +128,7 @@ def _folder(spec: str, path: Path, size: int) -> MeasuredDataset:
 
 def _packed(spec: str, plain: ShardDataset[Any], size: int) -> MeasuredDataset:
     """Serve a packed dataset as training does."""
-    files = _fetched(spec, plain)
+    _fetch(spec, plain)
     if isinstance(plain.schema.fields.get("tokens"), Tokens):  # rows are how they are stored
         num_tokens = int(plain.column("num_tokens").sum())
         if num_tokens < 2:
@@ -161,24 +136,25 @@ def _packed(spec: str, plain: ShardDataset[Any], size: int) -> MeasuredDataset:
         length = min(_WINDOW, num_tokens - 1)
         python = f"TokenWindows({spec!r}, length={length})"
         make_windows = partial(TokenWindows, spec, length)
-        return MeasuredDataset(spec, make_windows, files, window=length, python=python)
+        return MeasuredDataset(spec, make_windows, window=length, python=python)
     images = [field for field in plain.schema.fields.values() if isinstance(field, Image)]
     ops = ops_for(size) if any(image.size is None for image in images) else []
     listed = ", ".join(f"augment.{op!r}" for op in ops)
     python = f"ShardDataset({spec!r}{f', augment=[{listed}]' if ops else ''})"
     make = partial(ShardDataset[Any], spec, augment=ops)
-    return MeasuredDataset(spec, make, files, size if ops else 0, python=python)
+    return MeasuredDataset(spec, make, size if ops else 0, python=python)
 
 
-def _fetched(spec: str, dataset: ShardDataset[Any]) -> list[Path]:
-    """Return a dataset's files: of one at a URL those of the cache, when all of them are there."""
+def _fetch(spec: str, dataset: ShardDataset[Any]) -> None:
+    """Bring all shards of a dataset at a URL into its cache; a missing shard is an error here."""
     shards = [shard for shard in dataset.store.shards if isinstance(shard, FileShard)]
     size = sum(shard.info.size_bytes for shard in shards)
     if any(size > origin.budget() for origin in dataset.store.remotes):
         what = f"{spec!r} has {describe_size(size)}, and its cache is smaller: the link would be measured"
         raise TargetError(f"{what}. Give a larger --cache, or copy a part of it ('packdata copy')")
     with dataset.view.in_order():
-        return [shard.fetch() for shard in shards]
+        for shard in shards:
+            shard.fetch()
 
 
 def ops_for(size: int) -> list[Any]:
@@ -212,12 +188,6 @@ class ImageFiles(torch.utils.data.Dataset[Any]):
         drawn = plan(ops_for(self.size), shape, seed=0, epoch=0, indices=draw)
         crop = apply(image, drawn.boxes[0].tolist(), drawn.sizes[0], drawn.flips[0])
         return torch.from_numpy(crop).permute(2, 0, 1), self.labels[i]
-
-    def in_ram(self, count: int) -> RAMDataset:
-        """Return some of the same files, held in memory and served by this package."""
-        files = [self.files[i] for i in spread(len(self), count)]
-        targets = [file.parent.name for file in files]
-        return RAMDataset.from_files(files, targets, progress=False, augment=ops_for(self.size))
 
 
 @dataclass(frozen=True, repr=False)

@@ -4,7 +4,9 @@ import pytest
 
 from loaders.bench import cli
 from loaders.bench.measure import Config
+from loaders.bench.stages import Analysis
 from loaders.bench.sweep import Sweep
+from loaders.verdict import Facts, judge
 from tests.bench.constructed import a_result
 
 
@@ -17,5 +19,6 @@ def swept(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def judged(swept: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same, of which no verdict is asked."""
-    monkeypatch.setattr(cli, "_judge_if_possible", lambda *_, **options: None)
+    """The same, of which the verdict is made up."""
+    facts = Facts(cores=1, num_workers=1, backend="thread", rate=1.0, cpu_s=1.0)
+    monkeypatch.setattr(cli, "_judge", lambda *_: (judge(facts), Analysis(facts)))

@@ -130,6 +130,7 @@ def test_a_real_run_counts_what_the_step_waits_for_but_not_its_first_batch() -> 
     assert 0.2 < found.stall_share < 0.8
 
 
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_batches_that_come_at_once_do_not_hide_that_the_step_waits() -> None:
     """Four workers give four batches each 64 ms; a step takes 4 ms, so it waits for three quarters of the time.
 

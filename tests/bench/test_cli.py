@@ -66,8 +66,7 @@ def test_the_word_sweep_may_be_left_out(packed: Path, capsys: pytest.CaptureFixt
     _, _, stages = done.out.partition("stage  ")
     assert [line.split()[0] for line in stages.splitlines()[1:3]] == ["read", "decode"]
     assert "\nlimits with num_workers=" in done.out
-    assert done.err.startswith(f"{packed}: 12 samples, ")
-    assert "in 3 files, random crops of 32 x 32" in done.err
+    assert done.err.startswith(f"{packed}: 12 samples, random crops of 32 x 32")
 
 
 def test_json_has_every_figure_and_repeat_and_the_verdict(
@@ -148,7 +147,7 @@ def test_a_training_step_is_run_on_real_batches(
     [
         (["--step", "train"], "not of the form module:name"),
         (["--step", "tests.bench.constructed:__doc__"], "a str, not a function"),
-        (["--step", "tests.bench.constructed:no_step"], "has no 'no_step'"),
+        (["--step", "tests.bench.constructed:no_step"], "has no attribute 'no_step'"),
         (["--device", "gpu"], "device must be one that torch knows"),
         (["--seconds", "-1"], "a number from 0.01, got '-1'"),
         (["--seconds", "inf"], "a number from 0.01, got 'inf'"),
@@ -212,7 +211,7 @@ def test_of_tokens_windows_are_measured_and_tokens_per_second_told(
 
     _, header, row, *_ = swept.out.splitlines()
     assert header.split()[-1] == "tokens/s"
-    assert row.split()[-1][-1] in "kMG"
+    assert float(row.split()[-1].replace(",", "")) > 1000
     assert "windows of 1,024 tokens" in swept.err
     assert "num_workers=8" not in swept.out
     assert "image" not in swept.out
@@ -291,59 +290,6 @@ def test_an_object_that_a_count_is_kept_for_is_named(
     assert main(["recommend", name, *QUICK, "--batch-size", "64", "--keep"]) == 0
 
     assert f" for {name} as it is, and for no other settings" in capsys.readouterr().err
-
-
-def test_what_cannot_be_kept_is_recommended_all_the_same(
-    packed: Path, judged: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As in a home that is read-only; the end says why."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(packed / "manifest.json"))
-    options = ["--size", "0", "--keep", "--json"]
-
-    assert main(["recommend", str(packed), *QUICK, *options]) == 0
-
-    out, said = capsys.readouterr()
-    found = json.loads(out)
-    assert found["line"].startswith("DataLoader(dataset, batch_size=")
-    assert found["kept_in"] == ""
-    assert said.splitlines()[-1] == (
-        f'not kept for num_workers="auto": [Errno 20] Not a directory: '
-        f"'{packed}/manifest.json/loaders/workers'; XDG_CACHE_HOME chooses the folder"
-    )
-
-
-@pytest.mark.parametrize(
-    ("command", "code", "as_json"), [("sweep", 1, True), ("recommend", 0, False)]
-)
-def test_what_was_measured_stands_where_there_is_no_verdict(
-    packed: Path,
-    swept: None,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    command: str,
-    code: int,
-    as_json: bool,
-) -> None:
-    def fails(*_: Any, **options: Any) -> Any:
-        raise LoadersError("the shard is gone")
-
-    monkeypatch.setattr("loaders.bench.cli.analyse", fails)
-    options = ["--size", "0", "--batch-size", "4", *["--json"] * as_json]
-
-    assert main([command, str(packed), *QUICK, *options]) == code
-
-    out, said = capsys.readouterr()
-    assert "loaders.bench: no verdict: the shard is gone" in said
-    if as_json:
-        found = json.loads(out)
-        assert found["results"][0]["samples_per_s"] > 0
-        assert found["notes"] == ["no verdict: the shard is gone"]
-        assert "verdict" not in found
-    else:
-        assert ("* chosen: " in out) is (command == "sweep")
-        assert ("DataLoader(dataset, " in out) is (command == "recommend")
-    known = 'not kept for num_workers="auto": whether the machine is busy is not known'
-    assert (known in said) is (command == "recommend")
 
 
 def test_a_dataset_without_a_fingerprint_has_nothing_to_be_kept_by(
@@ -491,7 +437,7 @@ def test_plan_knows_groups_of_small_batches(
 def test_doctor_prints_findings(
     packed: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of the folder that is named, or of this one."""
+    """Of the folder that is named, or of this one; a check that fails costs its own line only."""
     from loaders.bench import doctor
 
     monkeypatch.setattr(doctor, "CHECKS", (doctor.cores, doctor.read_rate))
@@ -502,9 +448,7 @@ def test_doctor_prints_findings(
     assert [list(f) for f in found["findings"]] == [
         ["name", "level", "found", "cost", "remedy"]
     ] * 2
-    assert (
-        "larger files" in found["findings"][1]["remedy"]
-    )  # than those of the folder that is named
+    assert "name a folder" in found["findings"][1]["remedy"]
     assert main(["doctor"]) == 0
     assert "cores: " in capsys.readouterr().out
 
@@ -518,9 +462,9 @@ def test_doctor_prints_findings(
         (["plan", "tests.bench.constructed:instant", "--ram", "decoded"], "--ram: "),
         (["doctor", "nowhere"], "there is no 'nowhere' to look at"),
         (["tests.bench.constructed:Fails", "--workers", "0", "--batch-size", "4", *QUICK],
-         "nothing could be measured: OSError: the disk is gone"),
+         "every setting failed in some run: OSError: the disk is gone"),
         (["recommend", "tests.bench.constructed:failing", "--batch-size", "4", *QUICK],
-         "nothing could be measured: "),
+         "every setting failed in some run: "),
     ],
 )  # fmt: skip
 def test_what_cannot_be_measured_is_an_error_in_a_line(

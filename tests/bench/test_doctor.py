@@ -1,5 +1,4 @@
 import os
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,10 +62,8 @@ def test_cores_that_are_counted_and_may_not_be_used_cost(
 @pytest.mark.parametrize(
     ("meminfo", "level"),
     [
-        ("MemTotal: 1000 kB\nMemAvailable: 600 kB\nSwapTotal: 0 kB\nSwapFree: 0 kB\n", "ok"),
+        ("MemTotal: 1000 kB\nMemAvailable: 600 kB\n", "ok"),
         ("MemTotal: 1000 kB\nMemAvailable: 20 kB\n", "risk"),
-        ("MemTotal: 1000 kB\nMemAvailable: 20 kB\nSwapTotal: 900 kB\nSwapFree: 100 kB\n", "risk"),
-        ("MemTotal: 1000 kB\nMemAvailable: 600 kB\nSwapTotal: 900 kB\nSwapFree: 100 kB\n", "cost"),
         ("", "unknown"),
     ],
 )
@@ -150,14 +147,13 @@ def test_a_folder_on_no_mount_is_not_known(place: Surroundings) -> None:
 def test_random_reads_that_take_as_long_as_on_a_disk_that_turns_cost(
     place: Surroundings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of small files, too; whatever a virtual disk says of itself."""
-    for rate in (150e6, None):
-        monkeypatch.setattr(doctor, "direct_reads", lambda path, rate=rate: (rate, 0.01))
+    """Whatever a virtual disk says of itself."""
+    monkeypatch.setattr(doctor, "direct_reads", lambda path: (150e6, 0.01))
 
-        finding = doctor.read_rate(place)
+    finding = doctor.read_rate(place)
 
-        assert (finding.level, "at most 100 samples" in finding.cost) == ("cost", True)
-        assert "shuffle='block'" in finding.remedy
+    assert (finding.level, "at most 100 samples" in finding.cost) == ("cost", True)
+    assert "shuffle='block'" in finding.remedy
 
 
 @pytest.mark.parametrize(
@@ -165,7 +161,7 @@ def test_random_reads_that_take_as_long_as_on_a_disk_that_turns_cost(
     [
         (50e6, "cost", "at most 2,500 JPEGs of 20 kB a second"),
         (250e6, "ok", "238.4 MiB/s, 100 us for 4 KiB"),
-        (None, "unknown", "no file under {path} can be read"),
+        (None, "unknown", "no file of 1 MiB under {path} can be read"),
     ],
 )
 def test_slow_reads_cost(
@@ -183,21 +179,13 @@ def test_slow_reads_cost(
 
 @pytest.mark.parametrize(
     ("speed", "level", "said"),
-    [
-        (1.0, "cost", "1x with SIMD"),
-        (0.5, "ok", "2x with SIMD"),
-        (None, "unknown", "not be tried"),
-    ],
+    [(1.0, "cost", "1x with SIMD"), (0.5, "ok", "2x with SIMD")],
 )
 def test_a_jpeg_decoder_without_simd_costs(
-    place: Surroundings,
-    monkeypatch: pytest.MonkeyPatch,
-    speed: float | None,
-    level: str,
-    said: str,
+    place: Surroundings, monkeypatch: pytest.MonkeyPatch, speed: float, level: str, said: str
 ) -> None:
     """It is as quick where SIMD is switched off."""
-    monkeypatch.setattr(doctor, "speed_of", lambda code, **environ: speed)
+    monkeypatch.setattr(doctor, "decodes_per_s", lambda **environ: speed if environ else 1.0)
 
     finding = doctor.simd(place)
 
@@ -209,46 +197,24 @@ def test_a_jpeg_decoder_without_simd_costs(
 @pytest.mark.parametrize(
     ("maps", "name"),
     [
-        ("/usr/lib/libjemalloc.so.2", "jemalloc"),
-        ("libtcmalloc_minimal.so.4", "tcmalloc"),
-        ("/opt/libmimalloc.so.2", "mimalloc"),
-        ("/lib/ld-musl-x86_64.so.1", "musl"),
+        ("/usr/lib/libjemalloc.so.2", "libjemalloc"),
+        ("libtcmalloc_minimal.so.4", "libtcmalloc"),
+        ("/opt/libmimalloc.so.2", "libmimalloc"),
+        ("/lib/ld-musl-x86_64.so.1", "ld-musl"),
         ("", "glibc"),
     ],
 )
 def test_allocators_by_name(place: Surroundings, maps: str, name: str) -> None:
-    assert doctor.allocator_in_use(write(place.proc, {"self/maps": maps})) == name
+    write(place.proc, {"self/maps": maps})
+
+    assert doctor.allocator(place).found == name
 
 
-def test_allocators_that_could_be_preloaded(tmp_path: Path) -> None:
-    assert doctor.other_allocator(tmp_path) is None
-    for file in ("lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4", "lib64/libjemalloc.so.2"):
-        write(tmp_path, {file: ""})
-        assert doctor.other_allocator(tmp_path) == tmp_path / file
-
-
-def test_a_check_that_hangs_or_fails_costs_its_own_line_only(place: Surroundings) -> None:
-    released = threading.Event()
-
-    def hangs(place: Surroundings) -> Finding:
-        released.wait(30)
-        return Finding("never", "ok", "")
-
+def test_a_check_that_fails_costs_its_own_line_only(place: Surroundings) -> None:
     def fails(place: Surroundings) -> Finding:
         raise OSError("stale file handle")
 
-    def works(place: Surroundings) -> Finding:
-        return Finding("works", "ok", "fine")
-
-    found = examine((hangs, fails, works), place, timeout_s=0.1)
-    released.set()
-
-    assert [(f.name, f.level) for f in found] == [
-        ("hangs", "unknown"),
-        ("fails", "unknown"),
-        ("works", "ok"),
-    ]
-    assert "stale file handle" in found[1].found
+    assert examine(fails, place) == Finding("fails", "unknown", "OSError: stale file handle")
 
 
 def test_a_finding_says_what_it_costs_and_what_to_do() -> None:
@@ -269,51 +235,31 @@ def test_reads_past_the_page_cache_leave_files_where_they_were(tmp_path: Path) -
     found = doctor.direct_reads(tmp_path)
 
     assert resident_share(files) == 0
-    assert found is None or (found[0] or 0) > 1e5  # a file system in memory has no such reads
+    assert found is None or found[0] > 1e5  # a file system in memory has no such reads
     assert found is None or 1e-7 < found[1] < 10
 
 
-def test_of_small_files_only_the_latency_is_told(place: Surroundings, tmp_path: Path) -> None:
-    for number in range(5):
-        (tmp_path / f"{number}.jpg").write_bytes(bytes(9000))
-    found = doctor.direct_reads(tmp_path)
-    if found is None:
-        pytest.skip("the file system has no reads past the page cache")
+def test_small_files_tell_nothing(tmp_path: Path) -> None:
+    (tmp_path / "0.jpg").write_bytes(bytes(9000))
 
-    assert found[0] is None
-    assert 1e-7 < found[1] < 10
-    assert "MB/s are not known" in doctor.read_rate(replace(place, path=tmp_path)).found
+    assert doctor.direct_reads(tmp_path) is None
 
 
 def test_every_check_gives_a_finding_on_an_empty_machine(
     place: Surroundings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No /sys, no /proc: nothing fails, and what is measured is measured all the same."""
-    monkeypatch.setattr(doctor, "speed_of", lambda code, **environ: None)
-    monkeypatch.setattr(doctor, "other_allocator", lambda: None)
+    monkeypatch.setattr(doctor, "decodes_per_s", lambda **environ: 1.0)
     before = torch.get_num_threads()
 
-    found = {finding.name: finding.found for finding in examine(doctor.CHECKS, place)}
+    findings = [examine(check, place) for check in doctor.CHECKS]
+    found = {finding.name: finding.found for finding in findings}
 
     assert list(found) == [
         "cores", "memory", "shared memory", "file system", "read rate", "SIMD", "allocator",
     ]  # fmt: skip
     assert not [said for said in found.values() if "Error" in said]
     assert torch.get_num_threads() == before
-
-
-def test_a_program_is_run_with_an_environment_and_without() -> None:
-    """In processes of their own; this one prints how many letters it was given."""
-    program = "import os; print(len(os.environ.get('LETTERS', 'ab')))"
-
-    assert doctor.speed_of(program, LETTERS="abcd") == 2.0
-
-
-@pytest.mark.parametrize(
-    "program", ["raise SystemExit(1)", "print('fast')", "import time; time.sleep(60)"]
-)
-def test_a_program_that_fails_or_hangs_gives_no_figure(program: str) -> None:
-    assert doctor.speed_of(program, 0.5) is None
 
 
 @pytest.mark.slow
@@ -330,6 +276,6 @@ def test_of_opencv_the_widest_instructions_that_it_finds_are_told(
 ) -> None:
     """It marks those that were compiled in and are not there."""
     monkeypatch.setattr(cv2, "getCPUFeaturesLine", lambda: line)
-    monkeypatch.setattr(doctor, "speed_of", lambda code, **environ: 0.4)
+    monkeypatch.setattr(doctor, "decodes_per_s", lambda **environ: 1.0)
 
     assert doctor.simd(place).found.startswith(f"OpenCV: {said}; ")

@@ -2,22 +2,23 @@ import gc
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
-from loaders.bench.machine import family, memory
+from loaders.bench import sweep
 from loaders.bench.measure import (
     Config,
     Result,
     TimedPass,
     end,
-    interleave,
+    family,
     make_loader,
+    memory,
     time_loader,
 )
+from loaders.bench.targets import MeasuredDataset
 from tests.bench.constructed import Hashes, Instant
 
 
@@ -140,19 +141,28 @@ def test_no_batch_is_an_error() -> None:
         timed(FakeClock(), [])
 
 
-def test_configurations_take_turns_so_that_drift_hits_all_alike() -> None:
+def swept(
+    monkeypatch: pytest.MonkeyPatch, measure: Callable[[Config], TimedPass], repeats: int
+) -> list[Result]:
+    """Sweep three settings by a measure of our own."""
+    monkeypatch.setattr(sweep, "time_target", lambda _, config, **options: measure(config))
+    configs = [Config(workers, 8) for workers in (0, 1, 2)]
+    target = MeasuredDataset("d", Instant)
+    return sweep.run_sweep(target, configs, seconds=1, repeats=repeats).results
+
+
+def test_configurations_take_turns_so_that_drift_hits_all_alike(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     order: list[int] = []
 
-    def measure(workers: int) -> TimedPass:
-        order.append(workers)
-        return TimedPass(100.0 + len(order), 0.1, [0.1], 10)
+    def measure(config: Config) -> TimedPass:
+        order.append(config.num_workers)
+        return TimedPass(99.0 + len(order), 0.1, [0.1], 10)
 
-    runs = [(Config(workers, 8), partial(measure, workers)) for workers in (0, 1, 2)]
-    told: list[int] = []
-    results = interleave(runs, repeats=3, told=lambda: told.append(1))
+    results = swept(monkeypatch, measure, 3)
 
-    assert order == [0, 1, 2] * 3
-    assert len(told) == 9  # for the progress bar
+    assert order == [2, *[0, 1, 2] * 3]  # one warms up
     assert [result.rate for result in results] == [104, 105, 106]
     assert results[0].spread == (101, 107)
 
@@ -176,16 +186,17 @@ def test_a_summary_has_the_figures_of_all_runs_in_their_units() -> None:
     assert (summary["peak_pss_bytes"], summary["num_samples"]) == (9, 18)
 
 
-def test_a_configuration_that_fails_does_not_end_the_others() -> None:
-    def fail() -> TimedPass:
-        raise RuntimeError("no room")
-
-    def measure() -> TimedPass:
+def test_a_configuration_that_fails_does_not_end_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def measure(config: Config) -> TimedPass:
+        if config.num_workers == 1:
+            raise RuntimeError("no room")
         return TimedPass(1.0, 0.1, [], 1)
 
-    good, bad = interleave([(Config(0, 8), measure), (Config(1, 8), fail)], repeats=2)
+    good, bad, other = swept(monkeypatch, measure, 2)
 
-    assert (len(good.runs), len(bad.runs)) == (2, 0)
+    assert (len(good.runs), len(bad.runs), len(other.runs)) == (2, 0, 2)
     assert bad.error == "RuntimeError: no room"
     assert good.summary()["error"] is None
     assert bad.summary()["samples_per_s"] == 0.0

@@ -5,12 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from loaders.bench import machine
-from loaders.bench.machine import (
-    MemoryUse,
-    family,
-    memory,
-)
+from loaders.bench import measure
+from loaders.bench.measure import MemoryUse, family, memory
 
 HOLDING = """
 import sys
@@ -40,7 +36,7 @@ def test_files_that_are_missing_or_odd_count_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As for processes that have just ended, and systems without these files."""
-    monkeypatch.setattr(machine, "PROC", tmp_path)
+    monkeypatch.setattr(measure, "PROC", tmp_path)
     (tmp_path / "7").mkdir()
     (tmp_path / "7/smaps_rollup").write_text(
         "00-ff ---p 0 0:0 0 [rollup]\nRss: x kB\nPss: 8 kB\nPss_File: 3 kB\n\n"
@@ -53,7 +49,7 @@ def test_files_that_are_missing_or_odd_count_nothing(
 def test_children_of_children_belong_to_the_family(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "PROC", tmp_path)
+    monkeypatch.setattr(measure, "PROC", tmp_path)
     for parent, children in {"7/task/7": "8 9", "7/task/70": "10", "9/task/9": "11 "}.items():
         (tmp_path / parent).mkdir(parents=True)
         (tmp_path / parent / "children").write_text(children)

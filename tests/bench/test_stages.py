@@ -128,7 +128,7 @@ def test_work_that_others_do_for_the_thread_is_cpu_time_and_no_wait(
     work: Callable[[], int],
 ) -> None:
     """Each takes 200 ms of a core, however long it waits for one; those of a process are counted in hundredths."""
-    cost = stages.time_alone(work, seconds=0.0, min_calls=1, warm_up=False)
+    cost = stages.time_alone(work, seconds=0.0, min_calls=1)
 
     assert cost.cpu_s > 0.17
     assert cost.wait_s <= cost.wall_s - 0.17
@@ -172,19 +172,6 @@ def test_the_least_of_several_looks_at_the_lock_counts_and_the_interpreter_is_as
     assert stages.gil_s_per_sample(lambda: 1, seconds=60) == 2e-4
     assert next(seen, None) is None
     assert sys.getswitchinterval() == before
-
-
-def test_a_batch_that_takes_long_is_looked_at_once() -> None:
-    batches: list[int] = []
-
-    def work() -> int:
-        batches.append(1)
-        time.sleep(0.02)
-        return 1
-
-    stages.gil_s_per_sample(work, seconds=0.01)
-
-    assert len(batches) == 2  # one to warm up
 
 
 def test_pure_python_holds_the_lock_for_as_long_as_it_computes() -> None:

@@ -45,8 +45,6 @@ def test_a_packed_folder_is_served_by_threads(tmp_path: Path) -> None:
 
     assert target.backend == "thread"
     assert isinstance(target.dataset, ShardDataset)
-    assert [file.name for file in target.files] == ["shard-00000.lmdb", "shard-00001.lmdb"]
-    assert target.stored_bytes > 0
     assert target.size == 224
 
 
@@ -65,7 +63,7 @@ def test_tokens_are_served_in_windows_and_not_in_the_rows_that_they_are_stored_i
 
     assert isinstance(target.dataset, TokenWindows)
     assert (target.window, target.dataset.length) == (window, window)
-    assert (target.size, len(target.files)) == (0, 1)
+    assert target.size == 0
 
 
 def test_one_token_makes_no_window(tmp_path: Path) -> None:
@@ -84,8 +82,7 @@ def test_a_folder_of_images_is_read_as_a_newcomer_would(tmp_path: Path) -> None:
     assert target.backend == "process"
     image, label = target.dataset[5]
     assert (tuple(image.shape), image.dtype, label) == ((3, 64, 64), torch.uint8, 1)
-    assert len(target.dataset) == len(target.files) == 8
-    assert [s.label for s in target.dataset.in_ram(4)] == [0, 0, 1, 1]  # spread evenly
+    assert len(target.dataset) == 8
 
 
 def test_loose_images_are_flipped_half_of_the_time(tmp_path: Path) -> None:
@@ -131,23 +128,13 @@ def test_views_of_torch_are_measured_as_a_loader_serves_them(
     assert {config.backend for config in grid(target)} == {backend}
 
 
-def test_of_shards_that_are_missing_no_bytes_are_stored(tmp_path: Path) -> None:
-    target = load(str(pack_samples(tmp_path / "d", 6)))
-    whole = target.stored_bytes
-
-    gone = target.files[0].stat().st_size
-    target.files[0].unlink()
-
-    assert target.stored_bytes == whole - gone > 0
-
-
 def test_any_dataset_by_name() -> None:
     """An object, or a class that makes one."""
     assert load("tests.bench.constructed:instant").dataset[3].shape == (256,)
     assert len(load("tests.bench.constructed:Sleeps").dataset) == 512
 
 
-def test_a_packed_dataset_by_name_of_a_module_here_has_files(
+def test_a_packed_dataset_by_name_of_a_module_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Modules of the folder that the command is run in are found, as scripts there find them."""
@@ -158,8 +145,7 @@ def test_a_packed_dataset_by_name_of_a_module_here_has_files(
 
     target = load("a_module_here:d")
 
-    assert target.backend == "thread"
-    assert [file.name for file in target.files] == ["shard-00000.lmdb", "shard-00001.lmdb"]
+    assert (target.backend, len(target.dataset)) == ("thread", 6)
 
 
 class NoLength:
@@ -175,8 +161,8 @@ no_length = NoLength()
     [
         ("tests.bench.test_targets:no_length", "is a NoLength, not a Dataset"),
         ("nowhere", "is no folder"),
-        ("no_such_module:x", "no module 'no_such_module'"),
-        ("tests.bench.constructed:nothing", "has no 'nothing'"),
+        ("no_such_module:x", "No module named 'no_such_module'"),
+        ("tests.bench.constructed:nothing", "has no attribute 'nothing'"),
         ("math:pi", "is a float, not a Dataset"),
     ],
 )
