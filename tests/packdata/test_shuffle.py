@@ -21,8 +21,7 @@ from packdata.plan import pack_plan
 from packdata.tables import pack_tables
 from packdata.tokens.files import SourceFile
 from packdata.tokens.plan import TokenOptions, pack_tokens, plan_tokens
-from packdata.tokens.rows import LABELS, TOKENS
-from packdata.tokens.stream import streams_of
+from packdata.tokens.rows import LABELS, TOKENS, streams_of
 from tests.packdata.recipes import contents
 from tests.packdata.test_kills import killed_before
 
@@ -170,7 +169,8 @@ def test_killed_anywhere_the_same_command_makes_the_same(name: str, tmp_path: Pa
 def test_a_document_that_is_cut_into_pieces_otherwise_is_whole(tmp_path: Path) -> None:
     Path(tmp_path / "long").mkdir()
     for name in "abc":
-        (tmp_path / "long" / f"{name}.txt").write_text(name * 2_000)
+        ids = np.full(2_000, ord(name), "<u2")
+        (tmp_path / "long" / f"{name}.bin").write_bytes(ids.tobytes())
 
     pack_tokens(tmp_path / "long", tmp_path / "dst", TokenOptions(row_tokens=64), shuffle=3)
 

@@ -76,43 +76,6 @@ def test_lines_lose_their_ends_and_keep_their_places() -> None:
         assert places == sorted(set(places))
 
 
-@pytest.fixture
-def piece_bytes(monkeypatch: pytest.MonkeyPatch) -> int:
-    """Files are cut at multiples of so many bytes, whatever lies there."""
-    monkeypatch.setattr(DocumentFile, "piece_bytes", 150_001)
-    return 150_001
-
-
-def cut_file(path: Path, data: bytes, piece_bytes: int) -> TokenSource:
-    path.write_bytes(data)
-    file = SourceFile(files_at(path)[0], path.name, "text", None)
-    return TokenSource([file], TokenOptions(row_tokens=piece_bytes), may_cut=True)
-
-
-@pytest.mark.parametrize("character", ["é", "€", "😀"])
-def test_characters_across_the_cuts_of_files_are_text(
-    tmp_path: Path, character: str, piece_bytes: int
-) -> None:
-    data = b"a" + character.encode() * 2 * MANY
-
-    source = cut_file(tmp_path / "a.txt", data, piece_bytes)
-    pieces = [piece.read() for piece in source.pieces()]
-
-    assert len(pieces) > 2
-    assert b"".join(piece.data.tobytes() for piece in pieces) == data
-
-
-def test_a_bad_byte_in_a_cut_file_is_found_in_its_line(tmp_path: Path, piece_bytes: int) -> None:
-    data = ("é" * 60 + "\n").encode() * 3000
-    at = 250_000 // 121 * 121
-    source = cut_file(tmp_path / "a.txt", data[:at] + b"\xff" + data[at:], piece_bytes)
-    first, second, *_ = source.pieces()
-
-    first.read()
-    with pytest.raises(SourceError, check=At("a.txt, line 2067")):
-        second.read()
-
-
 @pytest.mark.parametrize("compression", [None, "gzip"])
 @pytest.mark.parametrize("mark", ["\n\n", "aba", "ab", "\n"])
 @pytest.mark.parametrize("chunk", [1, 5, 1 << 16])

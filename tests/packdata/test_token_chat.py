@@ -133,18 +133,23 @@ def test_special_tokens_of_the_template_are_ids_and_targets_follow_their_charact
 
 def test_a_configuration_gives_template_and_special_tokens(tmp_path: Path) -> None:
     config = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "add_bos_token": True}
+    path, source = tmp_path / "tokenizer_config.json", write_chats(tmp_path / "a.jsonl", CHAT[1:])
+    write(path, json.dumps({**config, "chat_template": LLAMA2}))
+
+    folder = pack(source, tmp_path / "p", chat_template=path)
+
+    assert texts(folder) == [
+        "<s>[INST] Größe? [/INST] Drei Äpfel. </s><s>[INST] And? [/INST] No. </s>"
+    ]
+    assert said(folder) == [" Drei Äpfel. </s> No. </s>"]
+
+
+def test_a_configuration_of_several_templates_is_refused(tmp_path: Path) -> None:
     named = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": LLAMA2}]
-    for number, template in enumerate((LLAMA2, named)):
-        path = tmp_path / f"{number}/tokenizer_config.json"
-        write(path, json.dumps({**config, "chat_template": template}))
-        source = write_chats(tmp_path / "a.jsonl", CHAT[1:])
+    path = write(tmp_path / "tokenizer_config.json", json.dumps({"chat_template": named}))
 
-        folder = pack(source, tmp_path / f"p{number}", chat_template=path)
-
-        assert texts(folder) == [
-            "<s>[INST] Größe? [/INST] Drei Äpfel. </s><s>[INST] And? [/INST] No. </s>"
-        ]
-        assert said(folder) == [" Drei Äpfel. </s> No. </s>"]
+    with pytest.raises(SourceError, check=At(path)):
+        pack(write_chats(tmp_path / "a.jsonl", CHAT), tmp_path / "p", chat_template=path)
 
 
 def test_special_tokens_of_a_jinja_file_are_looked_for_beside_it(tmp_path: Path) -> None:

@@ -29,8 +29,8 @@ from packdata.tokens.documents import DocumentFile, texts_of
 from packdata.tokens.files import list_files
 from packdata.tokens.ids import IdsFile
 from packdata.tokens.plan import TokenOptions, open_tokenizer, pack_tokens, plan_tokens
+from packdata.tokens.rows import streams_of
 from packdata.tokens.source import TokenSource
-from packdata.tokens.stream import streams_of
 from packdata.tokens.tokenizer import JsonTokenizer, dtype_of, train_bpe
 from tests.packdata.breaking import interrupted
 from tests.packdata.reading import PackedReader
@@ -263,44 +263,19 @@ def test_pieces_of_an_unpacked_file_or_a_group_of_rows_are_read_from_its_first(
     assert len({*found[2]}) == 2 < len(found[2])
 
 
-def test_a_file_that_may_be_cut_anywhere_is_cut_through_characters_unharmed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(DocumentFile, "piece_bytes", 7)
-    text = "aä猫🐈" * 50
-    path = write(tmp_path / "a.txt", text)
-    zipped = write(tmp_path / "a.txt.gz", gzip.compress(text.encode()))
-
-    for file in (path, zipped):
-        source = TokenSource(list_files([file])[0], TokenOptions(row_tokens=7), may_cut=True)
-        read = [piece.read() for piece in source.pieces()]
-        assert b"".join(d.data.tobytes() for d in read).decode() == text
-        assert [len(d.ends) for d in read] == [0] * (len(read) - 1) + [1]
-
-
-def read_all(source: TokenSource) -> None:
-    for piece in source.pieces():
-        for _, error in piece.read().rejects:
-            raise error
-
-
-@pytest.mark.parametrize("cut", range(2, 12))
-def test_bytes_that_are_no_text_are_found_wherever_the_cut_is(
-    tmp_path: Path, cut: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(DocumentFile, "piece_bytes", cut)
-    for bad in (
+@pytest.mark.parametrize(
+    "bad",
+    [
         b"ab\xffcd",
         b"abc\xe7\x8c",
         "猫".encode()[:2] + b"abc",
         b"a\x80\x80\x80\x80b",
         b"abcd\xe7\x8c\x80\x80",
-    ):
-        path = write(tmp_path / "a.txt", b"x\ny\n" + bad)
-        source = TokenSource(list_files([path])[0], TokenOptions(row_tokens=cut), may_cut=True)
-
-        with pytest.raises(SourceError, check=At("a.txt, line 3")):
-            read_all(source)
+    ],
+)
+def test_bytes_that_are_no_text_are_named_with_their_line(tmp_path: Path, bad: bytes) -> None:
+    with pytest.raises(SourceError, check=At("a.txt, line 3")):
+        pack(write(tmp_path / "a.txt", b"x\ny\n" + bad), tmp_path / "p")
 
 
 @pytest.mark.parametrize("how", ["file", "line", "\n"])
@@ -415,14 +390,14 @@ def test_skipping_leaves_out_bad_documents_alone_and_lists_them(
     assert [json.loads(line)["item"] for line in listed] == places
 
 
-def test_empty_documents_have_no_tokens_and_empty_files_are_told(tmp_path: Path) -> None:
+def test_empty_documents_and_files_have_no_tokens(tmp_path: Path) -> None:
     write(tmp_path / "src/a.txt", "")
     write(tmp_path / "src/b.txt", "b")
 
     summary = pack_tokens(tmp_path / "src", tmp_path / "p")
 
     assert texts(tmp_path / "p") == ["b"]
-    assert (summary.amount, summary.notes) == ("1 token in 1 document", ("empty: a.txt",))
+    assert (summary.amount, summary.notes) == ("1 token in 1 document", ())
     (tmp_path / "src/b.txt").unlink()
     with pytest.raises(SourceError, check=At("src")):
         pack_tokens(tmp_path / "src", tmp_path / "q")
@@ -773,7 +748,7 @@ def test_a_tokenizer_that_was_changed_or_lost_is_found(
 
 
 def open_kept(folder: Path) -> str:
-    from packdata.tokens.stream import token_text
+    from packdata.tokens.rows import token_text
 
     return token_text(PackedReader(folder), 0)
 

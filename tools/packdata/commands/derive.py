@@ -83,7 +83,7 @@ To a URL, --overwrite replaces the manifest and deletes no shard: others may sti
 def _split(args: argparse.Namespace) -> int:
     from loaders.data.view import open_view
     from packdata.packed.partition import parse_parts, split
-    from packdata.tokens.stream import has_tokens
+    from packdata.tokens.rows import has_tokens
 
     view = open_view(args.src)
     options = given(args, ("by", "stratify", "seed", "format", "shard_bytes", "overwrite"))

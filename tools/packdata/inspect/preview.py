@@ -29,7 +29,7 @@ from loaders.schema import (
     Tokens,
 )
 from packdata.describe import counted, row_text
-from packdata.tokens.stream import token_text
+from packdata.tokens.rows import token_text
 from packdata.wording import cut
 
 if TYPE_CHECKING:

@@ -33,8 +33,7 @@ from loaders.system import opencv
 from loaders.system.limits import usable_cores
 from packdata.moments import Moments, WholeMoments, percentiles
 from packdata.packing.pool import OrderedPool
-from packdata.tokens.rows import DOCUMENT_ENDS
-from packdata.tokens.stream import has_tokens, token_stats
+from packdata.tokens.rows import DOCUMENT_ENDS, has_tokens, token_stats
 
 if TYPE_CHECKING:
     from collections.abc import Callable

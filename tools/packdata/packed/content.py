@@ -22,8 +22,16 @@ from packdata.packed.recode import recoders_of
 from packdata.packing.pool import OrderedPool
 from packdata.recipe import Block
 from packdata.sources.names import repeated, row_hashes
-from packdata.tokens.rows import DOCUMENT_ENDS, LABELS, NUM_TOKENS, TOKENS, block_of
-from packdata.tokens.stream import count, has_tokens, streams_of
+from packdata.tokens.rows import (
+    DOCUMENT_ENDS,
+    LABELS,
+    NUM_TOKENS,
+    TOKENS,
+    block_of,
+    count,
+    has_tokens,
+    streams_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -19,7 +19,7 @@ from packdata.packing.outside import check_outside
 from packdata.packing.provenance import origin_of
 from packdata.packing.shards import DEFAULT_SHARD_BYTES
 from packdata.packing.target import REJECTED_NAME
-from packdata.tokens.stream import document_hashes, has_tokens
+from packdata.tokens.rows import document_hashes, has_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

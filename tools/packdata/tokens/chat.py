@@ -68,12 +68,10 @@ class ChatTemplate:
         data = tree.find_all(jinja2.nodes.TemplateData)
         self.has_marks = any(_OPEN in each.data for each in data)
         has_day = _NOW in {name.name for name in tree.find_all(jinja2.nodes.Name)}
-        marks = ["generation"] if self.has_marks else []
-        made_by = [text, self.tokens, str(day if has_day else None), *marks]
-        # Identifies what it makes of messages.
-        self.digest = xxhash.xxh3_128_hexdigest(
-            json.dumps(made_by, sort_keys=True).encode(errors="surrogatepass")
-        )
+        made_by = [text, self.tokens, str(day if has_day else None)]
+        made_by += ["generation"] * self.has_marks
+        written = json.dumps(made_by, sort_keys=True).encode(errors="surrogatepass")
+        self.digest = xxhash.xxh3_128_hexdigest(written)  # of what it makes of messages
 
     def render(self, messages: Sequence[Message], tools: Any, *, opens_turn: bool = False) -> str:
         """Return the text of a conversation's first messages; ValueError if the template refuses them.
@@ -113,23 +111,21 @@ class ChatTemplate:
     def _turn(self, text: str, messages: Sequence[Message], tools: Any) -> tuple[int, int]:
         """Return where the last of some messages lies in the text of the whole conversation."""
         opened = self.render(messages[:-1], tools, opens_turn=True)
-        start, is_known = len(opened), text.startswith(opened)
-        if not is_known:
-            # An opened answer may go on in another way than this one does, such as by a thought.
-            closed = self.render(messages[:-1], tools).removesuffix(self._end)
+        start = len(opened)
+        if not text.startswith(opened):  # it may go on in another way, such as by a thought
             pairs = enumerate(zip(text, opened, strict=False))
-            start = max(len(closed), next((i for i, (a, b) in pairs if a != b), len(text)))
-            is_known = text.startswith(closed)
+            start = next((i for i, (one, other) in pairs if one != other), len(text))
+        head = text[start : start + _HEAD_CHARS]
+        before = self.render(messages[:-1], tools).removesuffix(self._end)
         upto = self.render(messages, tools)
         # The end token may stand behind the last message alone.
-        for end in (upto, upto.removesuffix(self._end)) if is_known else ():
-            if text.startswith(end) and len(end) > start:
-                return start, len(end)
-            # A thought, say, is left out of earlier turns: the rest of what was written is there.
-            head, at = text[start : start + _HEAD_CHARS], -1
-            while (at := end.find(head, at + 1)) >= 0:
-                if text.startswith(end[at:], start):
-                    return start, start + len(end) - at
+        for end in (upto, upto.removesuffix(self._end)) if start >= len(before) else ():
+            at = start
+            while at >= 0:
+                if (rest := end[at:]) and text.startswith(rest, start):
+                    return start, start + len(rest)
+                # A thought, say, is left out of earlier turns: the rest of what was written is there.
+                at = end.find(head, at + 1)
         what = f"the chat template writes message {len(messages)} differently when others follow"
         raise ValueError(f"{what}: use a template that marks targets by {{% generation %}}")
 
@@ -195,7 +191,7 @@ def _import_jinja2() -> Any:
 def open_template(
     template: Path | str, tokenizer: Path | str | None, day: date | None
 ) -> ChatTemplate:
-    """Open a Jinja file, or a ``tokenizer_config.json`` with a template, of several the one called ``default``.
+    """Open a Jinja file, or a ``tokenizer_config.json`` with one template.
 
     The special tokens of a Jinja file are those of the ``tokenizer_config.json`` beside it, or beside the
     ``tokenizer``; ``day`` is None for today.
@@ -205,22 +201,20 @@ def open_template(
         LoadersError: ``jinja2`` is not installed.
     """
     path = place_of(template)
-    config: dict[str, Any] = {}
+    text: Any = _read(path)
     if path.suffix == ".json":
-        config = _config(path)
+        config = _config(text, path)
         text = config.get("chat_template")
-        if isinstance(text, list):
-            by_name = {t.get("name"): t.get("template") for t in text if isinstance(t, dict)}
-            text = by_name.get("default")
         if not isinstance(text, str):
-            hint = "Pass the chat_template.jinja beside it"
-            raise SourceError("missing 'chat_template'", path, hint)
+            hint = (
+                "Pass a Jinja file: the chat_template.jinja beside it, or one of several templates"
+            )
+            raise SourceError("'chat_template' is not one template", path, hint)
     else:
-        text = _read(path)
         beside = [path, *([] if tokenizer is None else [place_of(tokenizer)])]
         found = (file.with_name(CONFIG) for file in beside)
-        if (file := next(filter(is_file, found), None)) is not None:
-            config = _config(file)
+        file = next(filter(is_file, found), None)
+        config = {} if file is None else _config(_read(file), file)
     tokens = {}
     for name, value in config.items():
         token = value.get("content") if isinstance(value, dict) else value
@@ -236,8 +230,7 @@ def _read(path: Path) -> str:
         raise SourceError(f"the file is not UTF-8 ({error})", path) from error
 
 
-def _config(path: Path) -> dict[str, Any]:
-    text = _read(path)
+def _config(text: str, path: Path) -> dict[str, Any]:
     try:
         return dict(json.loads(text))
     except (ValueError, TypeError, RecursionError) as error:
@@ -269,43 +262,38 @@ class Chat(DocumentForm):
 
     def of_table(self, table: pa.Table, place: Place) -> Documents:
         """Return the documents of rows, whose messages have the keys of any of them: what is null is left out."""
-        rows = [[_without_null(value) for value in row.values()] for row in table.to_pylist()]
-        return self.of_rows(rows, place)
+        return self.of_rows([_without_null(row) for row in table.to_pylist()], place)
 
-    def of_rows(self, rows: Sequence[Sequence[Any]], place: Place) -> Documents:
+    def of_rows(self, rows: Sequence[Mapping[str, Any]], place: Place) -> Documents:
         """Return the text of each row as UTF-8, of which what the assistant says is a target."""
-        data, kept = bytearray(), list[int]()
-        ends, labels = list[int](), [np.empty(0, np.int8)]
+        parts, labels = list[bytes](), [np.empty(0, np.int8)]
+        kept: list[int] = []
         rejects: list[Reject] = []
-        for number, (messages, tools) in enumerate(rows):
+        for number, row in enumerate(rows):
             try:
-                text, turns = self._text(messages, tools)
-                encoded = text.encode()
+                text, turns = self._text(row.get(self.column), row.get(TOOLS))
+                parts.append(text.encode())
             except (ValueError, RecursionError) as error:
                 rejects.append(rejected(place(number), str(error)))
                 continue
-            wanted = np.full(len(encoded), IGNORED, np.int8)
+            kept.append(number)
+            labels.append(np.full(len(parts[-1]), IGNORED, np.int8))
             for start, stop in turns:
                 first = len(text[:start].encode())
-                wanted[first : first + len(text[start:stop].encode())] = 1
-            data += encoded
-            ends.append(len(data))
-            labels.append(wanted)
-            kept.append(number)
-        where = placed(stops := np.array(ends, np.int64), lambda i: place(kept[i]))
-        all_labels = np.concatenate(labels)
-        return Documents(np.frombuffer(data, np.uint8), stops, where, tuple(rejects), all_labels)
+                labels[-1][first : first + len(text[start:stop].encode())] = 1
+        data, ends = np.frombuffer(b"".join(parts), np.uint8), np.cumsum([0, *map(len, parts)])[1:]
+        where = placed(ends, lambda i: place(kept[i]))
+        return Documents(data, ends, where, tuple(rejects), np.concatenate(labels))
 
     def _text(self, messages: Any, tools: Any) -> tuple[str, list[tuple[int, int]]]:
-        is_list = isinstance(messages, list) and len(messages) > 0
-        if not is_list or not all(
+        are_messages = isinstance(messages, list) and all(
             isinstance(m, dict) and isinstance(m.get("role"), str) for m in messages
-        ):
+        )
+        if not messages or not are_messages:
             what = "is not a list of messages with 'role' and 'content'"
             raise ValueError(f"{self.column!r} {what}")
-        return self.template.turns(
-            messages, (json.loads(tools) if isinstance(tools, str) else tools) or None
-        )
+        tools = json.loads(tools) if isinstance(tools, str) else tools
+        return self.template.turns(messages, tools or None)
 
 
 def _without_null(value: Any) -> Any:

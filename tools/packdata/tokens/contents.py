@@ -15,11 +15,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from loaders.errors import SourceError
-from packdata.readers import arrow_lines, filled_lines, json_object
-from packdata.tokens.documents import IGNORED, Documents, not_utf8, placed, rejected
+from packdata.readers import UTF8_HINT, arrow_lines, filled_lines, json_object
+from packdata.tokens.documents import IGNORED, Documents, placed, rejected
+from packdata.types import is_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     import numpy.typing as npt
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 LABELS, ATTENTION_MASK, SEQ_LENGTHS = "labels", "attention_mask", "seq_lengths"
 LOSS_MASKS = ("completion_mask", "assistant_masks", "loss_mask")  # 0: no target
 BESIDE_IDS = (LABELS, ATTENTION_MASK, SEQ_LENGTHS, *LOSS_MASKS)
-_IDS = pa.large_list(pa.int64())
-_SMALL = {pa.large_string(): pa.string(), _IDS: pa.list_(pa.int64())}
 
 
 class DocumentForm(ABC):
@@ -56,7 +55,7 @@ class DocumentForm(ABC):
 
     def check(self, schema: pa.Schema, path: Path) -> None:
         """Raise SourceError if a file's columns cannot be read."""
-        for name in (each for each in self.types if each not in self.optional):
+        for name in self.types.keys() - {*self.optional}:
             if name not in schema.names:
                 hint = f"Pass {self.option}, one of {', '.join(schema.names[:12])}"
                 raise SourceError(f"missing column {name!r}", path, hint)
@@ -75,55 +74,48 @@ class DocumentForm(ABC):
     def of_table(self, table: pa.Table, place: Place) -> Documents:
         """Return each row as a document, less those that cannot be one."""
 
-    def of_rows(self, rows: Sequence[Sequence[Any]], place: Place) -> Documents:
-        """Return the document of each row of values, in the order of ``types``."""
-        columns = zip(*rows, strict=True) if rows else [()] * len(self.types)
-        arrays = [pa.array(c, kind) for c, kind in zip(columns, self.types.values(), strict=True)]
-        return self.of_table(pa.Table.from_arrays(arrays, [*self.types]), place)
+    def of_rows(self, rows: Sequence[Mapping[str, Any]], place: Place) -> Documents:
+        """Return the document of each row of values."""
+        columns = {n: pa.array([row[n] for row in rows], t) for n, t in self.types.items()}
+        return self.of_table(pa.table(columns), place)
 
     def of_lines(self, data: bytes, place: Place) -> Documents:
         """Return the documents of whole lines of JSON, one object each; blank lines are skipped.
 
-        Arrow parses them; where it refuses a line, or a document is bad, Python does, and says why.
-
-        Args:
-            data: The lines, which may be no UTF-8.
-            place: Says where a byte of the data stands.
+        Arrow parses them; where it refuses a line, or a document is bad, Python does, and says why. ``place`` is of a
+        byte of the data, which may be no UTF-8.
         """
         if None not in self.types.values():
-            small = pa.schema({name: _SMALL[kind] for name, kind in self.types.items()})
-            table = arrow_lines(data, small, with_others=False)
+            table = arrow_lines(data, pa.schema(self.types), with_others=False)
             if table is not None and len(table):
-                found = self.of_table(
-                    table.cast(pa.schema(self.types)),
-                    lambda row: place(next(islice(filled_lines(data), row, None))[1]),
-                )
-                if not found.rejects:
+
+                def place_of(row: int) -> str:
+                    return place(next(islice(filled_lines(data), row, None))[1])
+
+                if not (found := self.of_table(table, place_of)).rejects:
                     return found
-        rows: list[list[Any]] = []
+        rows: list[Mapping[str, Any]] = []
         begins: list[int] = []
         rejects: list[Reject] = []
         for _, at, line in filled_lines(data):
             try:
-                row = json_object(line)
-                rows.append([self._value_in(row, name) for name in self.types])
+                rows.append(self._row(json_object(line)))
                 begins.append(at)
-            except UnicodeDecodeError as error:
-                rejects.append(not_utf8(error.object[error.start], place(at)))
             except ValueError as error:
-                rejects.append(rejected(place(at), str(error)))
+                hint = UTF8_HINT if isinstance(error, UnicodeDecodeError) else ""
+                rejects.append(rejected(place(at), str(error), hint))
         documents = self.of_rows(rows, lambda row: place(begins[row]))
         return replace(documents, rejects=(*rejects, *documents.rejects))
 
-    def _value_in(self, row: Mapping[str, Any], column: str) -> Any:
-        if column in row:
-            return self.value(row[column], column)
-        if column in self.optional:
-            return None
-        raise ValueError(f"missing {column!r} among {sorted(row)[:8]}; see {self.option}")
+    def _row(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        if missing := self.types.keys() - {*self.optional, *row}:
+            raise ValueError(
+                f"missing {min(missing)!r} among {sorted(row)[:8]}; see {self.option}"
+            )
+        return {name: self.value(row[name], name) for name in self.types if name in row}
 
 
-def one_array(column: pa.ChunkedArray) -> pa.Array:
+def _one_array(column: pa.ChunkedArray) -> pa.Array:
     """Return a column as one array, without copying where it is one."""
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
@@ -143,9 +135,7 @@ class Texts(DocumentForm):
         return {self.column: pa.large_string()}
 
     def takes(self, kind: pa.DataType) -> bool:
-        kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-        tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-        return any(test(kind) for test in tests)
+        return is_text(kind.value_type if pa.types.is_dictionary(kind) else kind)
 
     def value(self, value: Any, column: str) -> str:
         if not isinstance(value, str):
@@ -155,7 +145,7 @@ class Texts(DocumentForm):
 
     def of_table(self, table: pa.Table, place: Place) -> Documents:
         """Return each row as a document, less those that are null or not UTF-8."""
-        texts = one_array(table[self.column])
+        texts = _one_array(table[self.column])
         offsets = np.frombuffer(texts.buffers()[1] or bytes(8), np.int64)
         offsets = offsets[texts.offset :][: len(texts) + 1]
         data = np.frombuffer(texts.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[-1]]
@@ -186,7 +176,7 @@ class Ids(DocumentForm):
 
     @property
     def types(self) -> Mapping[str, pa.DataType | None]:
-        return dict.fromkeys((self.column, *self.beside), _IDS)
+        return dict.fromkeys((self.column, *self.beside), pa.list_(pa.int64()))
 
     @property
     def _unused(self) -> set[str]:
@@ -207,18 +197,12 @@ class Ids(DocumentForm):
             if is_list_of_numbers(schema.field(name).type):
                 raise _only_here(name, path)
 
-    def check_first(self, columns: Mapping[str, Sequence[Any] | None], path: Path) -> None:
-        """Raise SourceError if another list of numbers runs beside the ids: whether it matters is not known.
-
-        ``columns`` have the first values of a file.
-        """
-        lengths = {
-            name: [len(value) if are_numbers(value) else 0 for value in values or ()]
-            for name, values in columns.items()
-        }
-        ids = lengths.get(self.column, [])
-        for name in columns.keys() - {self.column, *BESIDE_IDS, *self.drop}:
-            if lengths[name] == ids and max(ids, default=0) > 1:
+    def check_first(self, rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+        """Raise SourceError if another list of numbers runs beside the ids: whether it matters is not known."""
+        ids = _lengths(rows, self.column)
+        known = (self.column, *BESIDE_IDS, *self.drop)
+        for name in dict.fromkeys(name for row in rows for name in row if name not in known):
+            if _lengths(rows, name) == ids and max(ids) > 1:
                 what = f"column {name!r} has a number for each id of {self.column!r}"
                 raise SourceError(what, path, f"Pass drop={[name]} to pack without it")
 
@@ -239,7 +223,7 @@ class Ids(DocumentForm):
 
     def of_table(self, table: pa.Table, place: Place) -> Documents:
         """Return each row as a document, less those with nulls, and those whose lists do not fit."""
-        lists = {name: _flat(one_array(table[name])) for name in self.types}
+        lists = {name: _flat(_one_array(table[name])) for name in self.types}
         lengths = lists[self.column][1]
         good = np.ones(len(lengths), bool)
         rejects: list[Reject] = []
@@ -251,18 +235,16 @@ class Ids(DocumentForm):
             bad = good & (has_null | (found != lengths))
             good &= ~bad
             for row in np.flatnonzero(bad).tolist():
-                what = f"{name!r} is for {found[row]} ids, and there are {lengths[row]}"
-                what = f"{name!r} is null, or holds one" if has_null[row] else what
+                what = f"{name!r} has a null, or is for {found[row]} ids where {lengths[row]} are"
                 rejects.append(rejected(place(row), what))
         used = {name: values for name, (values, *_) in lists.items()}
         if not good.all():
             used = {n: values[np.repeat(good, sizes)] for n, (values, sizes, _) in lists.items()}
         ids, labels = used[self.column], used.get(LABELS)
-        for name in LOSS_MASKS:
-            if name in used:
-                labels = np.where(used[name] != 0, ids if labels is None else labels, IGNORED)
+        for name in (each for each in LOSS_MASKS if each in used):
+            labels = np.where(used[name] != 0, ids if labels is None else labels, IGNORED)
         rows = np.cumsum(np.where(good, lengths, 0), dtype=np.int64)
-        ends = rows if SEQ_LENGTHS not in used else np.cumsum(used[SEQ_LENGTHS])
+        ends = np.cumsum(used[SEQ_LENGTHS]) if SEQ_LENGTHS in used else rows
         if ATTENTION_MASK in used:
             kept = used[ATTENTION_MASK] != 0
             ids, labels = ids[kept], None if labels is None else labels[kept]
@@ -279,6 +261,11 @@ def _only_here(name: str, where: Path | str) -> SourceError:
 def are_numbers(value: Any) -> bool:
     """Tell whether a value is a list of numbers."""
     return isinstance(value, list) and all(isinstance(each, int | float) for each in value)
+
+
+def _lengths(rows: Iterable[Mapping[str, Any]], name: str) -> list[int]:
+    """Return the lengths of a column's lists of numbers, 0 for what is none."""
+    return [len(row[name]) if are_numbers(row.get(name)) else 0 for row in rows]
 
 
 def is_list_of_numbers(kind: pa.DataType) -> bool:

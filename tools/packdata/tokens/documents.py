@@ -31,8 +31,7 @@ class Documents:
     """Some documents, one after the other."""
 
     data: npt.NDArray[Any]  # 1-D: UTF-8 bytes as uint8, or token ids of any integer type
-    # int64 positions in ``data`` behind each document that ends here. What follows the last one goes on in the next
-    # piece.
+    # Positions in ``data`` behind each document; of ids that are cut, the rest goes on in the next piece.
     ends: npt.NDArray[np.int64]
     place: Place  # of the element of a position, in the source
     rejects: tuple[Reject, ...] = ()  # place and error of each document that is left out
@@ -45,10 +44,6 @@ class Documents:
     @property
     def starts(self) -> npt.NDArray[np.int64]:
         return np.append(0, self.ends)[:-1]
-
-    @property
-    def has_targets(self) -> bool:
-        return self.labels is not None and bool((self.labels != IGNORED).any())
 
     def without_empty(self) -> Documents:
         """Leave out documents of no length."""
@@ -74,7 +69,7 @@ class Documents:
         return Documents(cut(self.data), ends, place, labels=labels)
 
     def only_utf8(self) -> Documents:
-        """Leave out documents that are not UTF-8; all of them must end here."""
+        """Leave out documents that are not UTF-8."""
         offsets = pa.py_buffer(np.array([0, len(self.data)]))
         buffers = [None, offsets, pa.py_buffer(np.ascontiguousarray(self.data))]
         try:  # Arrow makes no strings to find that there is nothing to find
@@ -84,11 +79,11 @@ class Documents:
             data, good, rejects = self.data.tobytes(), [], [*self.rejects]
         for number, (start, end) in enumerate(zip(self.starts, self.ends, strict=True)):
             try:
-                str(memoryview(data)[start:end], "utf-8")
+                data[start:end].decode()
                 good.append(number)
             except UnicodeDecodeError as error:
-                at = int(start) + error.start
-                rejects.append(not_utf8(data[at], self.place(at)))
+                what = f"the file is not UTF-8: byte 0x{error.object[error.start]:02x}"
+                rejects.append(rejected(self.place(start + error.start), what, UTF8_HINT))
         return replace(self.take(np.array(good, np.int64)), rejects=tuple(rejects))
 
     def hashes(self, seed: int) -> npt.NDArray[np.uint64]:
@@ -129,11 +124,6 @@ def joined(documents: Sequence[Documents]) -> Documents:
 def rejected(where: str, why: str, hint: str = "") -> Reject:
     """Return the place and error of a document that is left out."""
     return where, SourceError(why, where, hint)
-
-
-def not_utf8(byte: int, where: str) -> Reject:
-    """Return the place and error of text that is not UTF-8."""
-    return rejected(where, f"the file is not UTF-8: byte 0x{byte:02x}", UTF8_HINT)
 
 
 def texts_of(documents: Documents) -> list[str]:
@@ -188,6 +178,5 @@ class Recent:
         """Return what is kept by a key, made first if there is none."""
         with self._lock:
             if key not in self._kept:
-                self._kept = dict([*self._kept.items()][-1:])
-                self._kept[key] = make()
+                self._kept = {**dict([*self._kept.items()][-1:]), key: make()}
             return self._kept[key]

@@ -65,7 +65,7 @@ class SourceFile:
         return self.file.size
 
     def read(self, start: int, stop: int) -> bytes:
-        """Return a range of its bytes, fewer at the end; SourceError if that fails."""
+        """Return a range of its bytes as stored, fewer at the end; SourceError if that fails."""
         if isinstance(self.file, RemoteFile):
             return self.file.part(start, stop)()
         with self.file.open() as file:
@@ -122,15 +122,10 @@ def list_files(sources: Sequence[Path | str]) -> tuple[list[SourceFile], Counter
         if isinstance(found, Listing):
             files += _list_folder(found, ignored)
         else:
-            is_one = len(found) == 1
-            chosen = [file for file in found if is_one or not _is_index(file.path)]
-            files += [_source_file(file, file.path.name) for file in chosen]
+            files += [_source_file(file, file.path.name) for file in found]
     if not files:
-        what = f"no text and no ids among {', '.join(sorted(ignored)) or 'its files'}"
-        hint = (
-            f"Known are {', '.join(_KINDS)}, text and lines compressed, too; '*.py' takes others"
-        )
-        raise SourceError(what, str(sources[0]), hint)
+        hint = f"Known suffixes are {', '.join(_KINDS)}; '*.py' takes others as text"
+        raise SourceError("there is no text and there are no ids", str(sources[0]), hint)
     for path, num in Counter(file.path for file in files).items():
         if num > 1:
             raise SourceError("duplicate file", path)
@@ -153,26 +148,21 @@ def _list_folder(listing: Listing, ignored: Counter[str]) -> Iterator[SourceFile
         is_data = _KINDS.get(suffix_inside(path), "csv") != "csv" and suffix_of(path) != ".json"
         if is_data and (file := listing.find(path)):
             yield _source_file(file, path)
-        elif suffix_of(path) != ".idx" or not listing.find(f"{os.path.splitext(path)[0]}.bin"):
+        elif suffix_of(path) != ".idx":  # of a .bin
             ignored[suffix_inside(path)] += 1
 
 
-def _is_index(path: Path) -> bool:
-    return path.suffix.lower() == ".idx" and path.with_suffix(".bin").exists()
-
-
 def _source_file(file: File, name: str) -> SourceFile:
-    path = file.path
-    kind, compression = _KINDS.get(suffix_inside(path.name)), compression_of(path.name)
-    hint = foreign_hint(path.name)
-    if suffix_inside(path.name) in _NOT_READ:
+    path, suffix = file.path, suffix_inside(file.path.name)
+    kind, compression = _KINDS.get(suffix, "text"), compression_of(path.name)
+    is_packed = compression is not None and kind not in _COMPRESSED
+    if suffix in _NOT_READ or is_packed or foreign_hint(path.name):
         hint = "Unpack archives, save ids with numpy.save; of .bin and .idx pass the .bin"
-    if hint or (compression and kind is not None and kind not in _COMPRESSED):
-        raise SourceError("files of this kind are not read", path, hint or "Unpack the file first")
+        raise SourceError("files of this kind are not read", path, foreign_hint(path.name) or hint)
     check_name(name, path)
     if isinstance(file, LocalFile):
         file.local()  # a pipe is refused
-    return SourceFile(file, name, kind or "text", compression)
+    return SourceFile(file, name, kind, compression)
 
 
 def identity_of(files: Iterable[SourceFile]) -> list[Any]:

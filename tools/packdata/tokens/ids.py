@@ -71,9 +71,8 @@ class IdsFile(DocumentFile):
     def _next_end(self, position: int) -> int:
         """Return the first position from ``position`` on behind which no document goes on."""
         if self._ends is not None:
-            at = int(np.searchsorted(self._ends, position))
-            return int(self._ends[at]) if at < len(self._ends) else len(self._ids)
-        first = max(position - 1, 0)  # an end right before it will do
+            return int(self._ends[np.searchsorted(self._ends, position)])
+        first = position - 1  # an end right before it will do
         while self._eod is not None and first < len(self._ids):
             found = np.flatnonzero(self._ids[first : first + _SCAN] == self._eod)
             if len(found):
@@ -101,7 +100,7 @@ def _open_ids(file: SourceFile, bin_dtype: str | None) -> _Opened:
     if file.kind == "bin" and is_file(index):
         return _open_pair(file, index)
     if file.kind == "bin" and file.path.stem.endswith("_document"):
-        hint = "Put it beside: without it nothing tells where documents end. Ids of another tool: rename the file"
+        hint = "Put it beside: it says where documents end. Ids of another tool: rename the file"
         raise SourceError(f"Megatron's {index.name} is missing", file.path, hint)
     head = file.read(0, _LLMC_BYTES)
     if head[:4] in _LLMC:
@@ -131,9 +130,6 @@ def _open_npy(file: SourceFile, bin_dtype: str | None) -> _Opened:
 
 def _open_flat(file: SourceFile, dtype: str | None, head: bytes) -> _Opened:
     item = np.dtype(dtype or DEFAULT_DTYPE).newbyteorder("<")
-    if file.size % item.itemsize:
-        what = f"{file.size} bytes are not a multiple of {item.itemsize} ({item.name})"
-        raise SourceError(what, file.path, "Is it complete? Pass bin_dtype= for another type")
     text = head.decode("utf-8", "ignore")
     is_whole = len(text.encode()) > len(head) - 4  # but for a character that the cut goes through
     is_text = is_whole and all(c.isprintable() or c.isspace() for c in text)
@@ -141,12 +137,11 @@ def _open_flat(file: SourceFile, dtype: str | None, head: bytes) -> _Opened:
         hint = "Call it .txt or .jsonl, or pass bin_dtype='uint8' for bytes as ids"
         raise SourceError("the file is text, not plain ids", file.path, hint)
     ids = _map(file, item, file.size // item.itemsize)
-    if dtype is None:
-        # Wider ids, read as 16 bits, have a second half that is next to nothing.
-        low, high = np.asarray(ids[0:_SCAN:2]), np.asarray(ids[1:_SCAN:2])
-        if len(high) >= 8 and int(high.max()) * 64 < int(low.max()):
-            what = f"every second id is below {int(high.max()) + 1} as uint16"
-            raise SourceError(what, file.path, "Pass bin_dtype='uint32', or what the ids are")
+    # Wider ids, read as 16 bits, have a second half that is next to nothing.
+    low, high = ids[0:_SCAN:2], ids[1:_SCAN:2]
+    if dtype is None and len(high) >= 8 and int(high.max()) * 64 < int(low.max()):
+        what = f"every second id is below {int(high.max()) + 1} as uint16"
+        raise SourceError(what, file.path, "Pass bin_dtype='uint32', or what the ids are")
     return ids, None
 
 
@@ -163,20 +158,19 @@ def _open_ds(file: SourceFile) -> _Opened:
     index = file.path.with_name(f"{file.path.name}.index")
     data = read_file(index, str(index), "datatrove writes it: copy it beside the .ds")
     ends = np.frombuffer(data[: len(data) // 8 * 8], "<u8").astype(np.int64)
-    if (np.diff(ends, prepend=0) < 0).any():
+    if not len(ends) or (np.diff(ends, prepend=0) < 0).any():
         raise SourceError("the ends of documents are not in order", index)
-    length = int(ends[-1]) if len(ends) else 0
+    length = int(ends[-1])
     wide = "<u4" if file.size == 4 * length else "<u2"
     return _map(file, np.dtype(wide), length), ends
 
 
 def _open_pair(file: SourceFile, index: Path) -> _Opened:
     data = read_file(index, str(index))
-    if len(data) < _HEADER.size or not data.startswith(_MAGIC):
-        raise SourceError("the file does not begin as an index of Megatron-LM (MMIDIDX)", index)
-    _, version, code, num_sequences, num_bounds = _HEADER.unpack_from(data)
-    if version != 1 or code not in _DTYPES:
-        hint = f"Version 1 is read, and types {sorted(_DTYPES)}"
+    header = data[: _HEADER.size].ljust(_HEADER.size, b"\0")
+    magic, version, code, num_sequences, num_bounds = _HEADER.unpack(header)
+    if (magic, version) != (_MAGIC, 1) or code not in _DTYPES:
+        hint = f"Megatron-LM's MMIDIDX is read, of version 1 with types {sorted(_DTYPES)}"
         raise SourceError(f"unexpected version {version} or type {code}", index, hint)
     needed = _HEADER.size + 12 * num_sequences + 8 * num_bounds
     if len(data) not in (needed, needed + num_sequences):
@@ -199,7 +193,8 @@ def _map(file: SourceFile, dtype: Any, length: int, offset: int = 0) -> npt.NDAr
     """Map so many ids behind a header; SourceError if the file has not as many."""
     if file.size != offset + length * dtype.itemsize:
         what = f"{file.size} bytes, for {length} ids of {dtype.itemsize} bytes"
-        raise SourceError(what, file.path, "Is it complete, and that of its index?")
+        hint = "Are the file and its index complete? Of plain ids bin_dtype= gives the type"
+        raise SourceError(what, file.path, hint)
     try:
         mapped = np.memmap(file.file.local(), dtype, "r", offset, (length,)) if length else None
     except (OSError, ValueError) as error:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from loaders.checks import shown
 from loaders.data.view import open_view
 from loaders.errors import SourceError
@@ -18,12 +20,13 @@ from packdata.packing.settings import PackSettings, check_options
 from packdata.plan import pack_plan
 from packdata.reading import read_file
 from packdata.sources.opening import joined_splits
+from packdata.tokens.documents import IGNORED
 from packdata.tokens.files import IDS_KINDS, LINE_KINDS, identity_of, list_files
 from packdata.tokens.ids import DEFAULT_DTYPE
 from packdata.tokens.options import TokenOptions as TokenOptions
 from packdata.tokens.recipe import NO_TARGET, TokensRecipe
+from packdata.tokens.rows import count
 from packdata.tokens.source import TokenSource
-from packdata.tokens.stream import count
 from packdata.tokens.tokenizer import (
     BytesTokenizer,
     JsonTokenizer,
@@ -31,7 +34,6 @@ from packdata.tokens.tokenizer import (
     dtype_of,
     train_bpe,
 )
-from packdata.wording import few
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     from packdata.packing.settings import OnError
     from packdata.packing.shards import Format
     from packdata.packing.summary import Summary
+    from packdata.tokens.contents import DocumentForm
     from packdata.tokens.files import SourceFile
 
 TRAIN_BYTES = 256 << 20  # of the corpus are enough for a BPE
@@ -64,21 +67,17 @@ class TokensPlan:
             "files": len(self.files),
             "pieces": len(recipe),
             "ignored": dict(self.ignored),
-            "empty_files": recipe.source.empty_files,
             "targets": {t.folder: t.schema.to_json() for t in recipe.targets},
             "options": dict(recipe.provenance),
             **self.first_pass.to_json(recipe.identity),
         }
 
     def __str__(self) -> str:
-        files, recipe = self.files, self.recipe
-        kinds = ", ".join(sorted({file.kind for file in files}))
-        size = counted(sum(file.size for file in files), "byte")
-        much = (
-            f"{counted(len(files), 'file')} ({kinds}), {size}, in {counted(len(recipe), 'piece')}"
-        )
-        lines = [much, *self.notes()]
-        for target in recipe.targets:
+        files, pieces = counted(len(self.files), "file"), counted(len(self.recipe), "piece")
+        kinds = ", ".join(sorted({file.kind for file in self.files}))
+        size = counted(sum(file.size for file in self.files), "byte")
+        lines = [f"{files} ({kinds}), {size}, in {pieces}", *self.notes()]
+        for target in self.recipe.targets:
             lines.append(f"  to {target.folder or 'the destination itself'}, as {self.format}:")
             fields = target.schema.fields.items()
             lines += [f"    {name}: {describe_field(field)}" for name, field in fields]
@@ -91,12 +90,10 @@ class TokensPlan:
 
     def notes(self, packed: Summary | None = None) -> list[str]:
         """Say what is worth knowing of the source."""
-        empty, notes = self.recipe.source.empty_files, passed_over(self.ignored)
-        if packed is not None and (num := packed.counts.get(NO_TARGET, 0)):
-            notes.insert(0, f"{counted(num, 'document')} without a target")
-        if empty:
-            notes.append(f"empty: {few(empty)}")
-        return [*notes, *joined_splits([file.path for file in self.files])]
+        num = 0 if packed is None else packed.counts.get(NO_TARGET, 0)
+        notes = [f"{counted(num, 'document')} without a target"] if num else []
+        splits = joined_splits([file.path for file in self.files])
+        return [*notes, *passed_over(self.ignored), *splits]
 
     def amount(self, packed: Summary) -> str:
         """Count tokens and documents: samples are rows of tokens. What was sent is not fetched for that."""
@@ -150,8 +147,8 @@ def plan_tokens(
     first_pass.check(recipe.identity)
     if not len(recipe):
         raise SourceError("all files are empty", str(sources[0]))
-    if source.has_labels:
-        _check_targets(source, str(sources[0]))
+    if source.content is not None and source.has_labels:
+        _check_targets(source, source.content, str(sources[0]))
     shown_sources = tuple(map(str, map(place_of, sources)))
     return TokensPlan(shown_sources, files, ignored, recipe, format or "parquet", first_pass)
 
@@ -170,18 +167,21 @@ def _check_used(options: TokenOptions, kinds: set[str]) -> None:
             raise ValueError(f"{used[0]} is for {what}, not {', '.join(sorted(kinds))}")
 
 
-def _check_targets(source: TokenSource, where: str) -> None:
+def _check_targets(source: TokenSource, content: DocumentForm, where: str) -> None:
     """Raise SourceError if no document has a target: the first pieces with documents usually end the search."""
     seen = False
     for piece in source.pieces():
-        with suppress(SourceError):
+        try:
             documents = piece.read()
-            if documents.rejects or documents.has_targets:
-                return  # the packing names what is refused
-            seen |= len(documents) > 0
-    if seen and source.content is not None:
+        except SourceError:
+            return  # the packing names what is refused
+        labels = np.empty(0) if documents.labels is None else documents.labels
+        if documents.rejects or (labels != IGNORED).any():
+            return
+        seen |= len(documents) > 0
+    if seen:
         what = "no document has a target: nothing would be learned"
-        raise SourceError(what, where, source.content.targets_hint)
+        raise SourceError(what, where, content.targets_hint)
 
 
 def _recipe(
@@ -214,9 +214,9 @@ def _tokenizer_of(
 ) -> Tokenizer | None:
     """Return what makes ids of a text, or made those of a source of ids, if that is known."""
     num_ids, given = options.train_bpe, options.tokenizer
-    if source.has_ids and num_ids is not None:
-        raise ValueError("train_bpe is for text, and these are ids")
     if source.has_ids:
+        if num_ids is not None:
+            raise ValueError("train_bpe is for text, and these are ids")
         return None if given is None else open_tokenizer(given)
     if options.vocab_size is not None:
         raise ValueError("vocab_size is for ids: a tokenizer has its own")
@@ -242,12 +242,13 @@ def _field_of(
     size, itemsize = options.vocab_size, source.itemsize
     if size is None and tokenizer is not None:
         size = tokenizer.vocab_size
-    if isinstance(tokenizer, BytesTokenizer) and not source.has_ids:
-        size = _size_with(tokenizer.vocab_size, {"eod": eod, "bos": bos})
+        if isinstance(tokenizer, BytesTokenizer) and not source.has_ids:
+            # Ids of their own follow the bytes.
+            size += len({each for each in (eod, bos) if each is not None and each >= size})
     if size is None and itemsize > 2:
-        largest = int(first_pass.get("largest", lambda: _largest_in(source, eod, bos)))
+        largest = int(first_pass.get("largest", lambda: _largest_in(source)))
         # No fewer than two bytes, so that parts of one corpus agree.
-        itemsize = itemsize if largest >= 1 << 16 else 2
+        itemsize = 2 if max(largest, eod or 0, bos or 0) < 1 << 16 else itemsize
     field = Tokens(
         dtype=dtype_of(size, itemsize, eod=eod, bos=bos),
         row_tokens=options.row_tokens,
@@ -259,19 +260,9 @@ def _field_of(
     return field, bos
 
 
-def _size_with(size: int, added: dict[str, int | None]) -> int:
-    """Return the size of a vocabulary of bytes with ids of their own behind these."""
-    for name, token in sorted(added.items(), key=lambda item: item[1] or 0):
-        if token is not None and token > size:
-            what = f"{name} must be a byte (0 to 255) or {size}, an id of its own behind them"
-            raise ValueError(f"{what}, got {token}")
-        size = max(size, (token or 0) + 1)
-    return size
-
-
-def _largest_in(source: TokenSource, *others: int | None) -> int:
+def _largest_in(source: TokenSource) -> int:
     """Look for the largest id in all pieces; the packing names what cannot be read."""
-    largest = max((other for other in others if other is not None), default=0)
+    largest = 0
     for piece in source.pieces():
         with suppress(SourceError):
             largest = max(largest, int(piece.read().data.max(initial=0)))

@@ -83,11 +83,9 @@ class TokensRecipe(Recipe):
     @property
     def why_empty(self) -> str:
         """Say why one of the two datasets may get no document."""
-        if not self.divides:
-            return ""
         why = "Documents are not divided, and equal ones stay together"
-        hint = "Use another val_share=, seed=, or for text files documents="
-        return f"{why}. {hint}, and pass overwrite=True"
+        hint = "Pass overwrite=True with another val_share=, seed=, or for text files documents="
+        return f"{why}. {hint}" if self.divides else ""
 
     def items(self, start: int = 0) -> Iterator[Piece]:
         return self.source.pieces(start)
@@ -99,13 +97,12 @@ class TokensRecipe(Recipe):
         """Return the rows of a piece for each target, and the documents that are left out.
 
         Raises:
-            SourceError: A part of a document is not UTF-8, or an id does not fit; with the place.
+            SourceError: A file is damaged, or an id does not fit; with the place.
         """
+        if draw is not None and self.source.cut is not None:
+            raise SourceError("documents are cut", item.where, "Plan with shuffle=")
         documents = item.read().without_empty()
-        rejects, parts = documents.rejects, [replace(documents, rejects=())]
-        is_cut = len(documents.data) > (documents.ends[-1] if len(documents) else 0)
-        if is_cut and (self.val_share or draw is not None):
-            raise SourceError("a document goes on behind it", item.where, "Do not cut documents")
+        rejects, parts = [*documents.rejects], [replace(documents, rejects=())]
         if draw is not None:
             parts = [documents.take(draw(len(documents)))]
         if self.val_share:
@@ -113,9 +110,9 @@ class TokensRecipe(Recipe):
             parts = [parts[0].take(np.flatnonzero(some)) for some in (~is_val, is_val)]
         if not self.source.has_ids and self.tokenizer is not None:
             parts = [_encoded(part, self.tokenizer) for part in parts]
+        rejects += [reject for part in parts for reject in part.rejects]
         first, *more = map(self._block, parts)
-        refused = [reject for part in parts for reject in part.rejects]
-        return [replace(first, rejects=(*rejects, *refused)), *more]
+        return [replace(first, rejects=tuple(rejects)), *more]
 
     def _block(self, documents: Documents) -> Block:
         documents = narrow(documents, self.field)

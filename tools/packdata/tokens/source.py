@@ -21,7 +21,7 @@ from packdata.tokens.contents import BESIDE_IDS, Ids, Texts, are_numbers, is_lis
 from packdata.tokens.documents import DocumentFile, Recent, joined, texts_of
 from packdata.tokens.files import IDS_KINDS, LINE_KINDS
 from packdata.tokens.ids import IdsFile
-from packdata.tokens.texts import CsvFile, TableFile, TextFile
+from packdata.tokens.texts import BOM, CsvFile, TableFile, TextFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,8 +32,7 @@ if TYPE_CHECKING:
     from packdata.tokens.options import TokenOptions
 
 _AT_ONCE = 16  # objects that are looked at
-_FIRST_BYTES, _FIRST_ROWS = 1 << 20, 64  # of a file, looked at for lists beside the ids
-_BOM = b"\xef\xbb\xbf"
+_FIRST_BYTES, _FIRST_ROWS = 1 << 20, 64  # of the first file, looked at for lists beside the ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +64,8 @@ class TokenSource:
         content: What rows hold; None of files of ids.
         kind: ``text``, ``chat``, ``lists`` (of ids, by document), or ``ids`` (files of them).
         itemsize: Bytes of its widest ids.
-        cut: Files may be cut at multiples of so many ids or bytes; None: only where a document ends.
+        cut: Files of ids may be cut at multiples of so many; None: only where a document ends.
         runs: As of a recipe: of each piece, where what it is read from begins.
-        empty_files: Names of files that hold nothing.
 
     Raises:
         SourceError: A file cannot be read, or lacks a column.
@@ -76,19 +74,14 @@ class TokenSource:
     def __init__(
         self, files: Sequence[SourceFile], options: TokenOptions, *, may_cut: bool = False
     ) -> None:
-        is_ids = files[0].kind in IDS_KINDS
+        is_ids, row = files[0].kind in IDS_KINDS, options.row_tokens
         self.options, self._recent = options, Recent()
         self.content = None if is_ids else content_of(files, options)
         self.kind = "ids" if self.content is None else self.content.kind
         self.has_ids = self.kind in ("ids", "lists")
         self.has_labels = self.content is not None and self.content.has_labels
-        is_bytes = options.train_bpe is None and options.tokenizer in (None, "bytes")
-        # Then all rows but a file's last are full. With an id before or behind it a document is longer.
-        is_plain = is_ids or (is_bytes and self.kind == "text" and options.bos == "none")
-        size = IdsFile.piece_tokens if is_ids else DocumentFile.piece_bytes
-        cut = size // options.row_tokens * options.row_tokens or options.row_tokens
-        self.cut = cut if is_plain and may_cut else None
-        self.empty_files: list[str] = []
+        # Then all rows but a file's last are full.
+        self.cut = max(1, IdsFile.piece_tokens // row) * row if is_ids and may_cut else None
         self._plan: list[list[Range]] = []
         self.runs: list[int] = []
         self._add(files)
@@ -99,17 +92,14 @@ class TokenSource:
         are_stored, size = any(isinstance(file.file, RemoteFile) for file in files), 0
         num_threads = _AT_ONCE if are_stored else usable_cores()
         with OrderedPool(self._ranges, num_threads) as pool:
-            for file, ranges in zip(files, pool.map(files), strict=True):
-                if not ranges:
-                    self.empty_files.append(file.name)
-                for part in ranges:
-                    if not self._plan or size >= DocumentFile.piece_bytes:
-                        goes_on = self._plan and part.key and self._plan[-1][0].key == part.key
-                        self.runs.append(self.runs[-1] if goes_on else len(self._plan))
-                        self._plan.append([])
-                        size = 0
-                    self._plan[-1].append(part)
-                    size += part.nbytes
+            for part in (part for ranges in pool.map(files) for part in ranges):
+                if not self._plan or size >= DocumentFile.piece_bytes:
+                    goes_on = self._plan and part.key and self._plan[-1][0].key == part.key
+                    self.runs.append(self.runs[-1] if goes_on else len(self._plan))
+                    self._plan.append([])
+                    size = 0
+                self._plan[-1].append(part)
+                size += part.nbytes
 
     def _ranges(self, file: SourceFile) -> list[Range]:
         return [*self._open(file).ranges()]
@@ -122,7 +112,7 @@ class TokenSource:
             return CsvFile(file, content)
         if file.kind in ROW_KINDS:
             return TableFile(file, content, self._recent)
-        return TextFile(file, options.documents, content, self.cut, self._recent)
+        return TextFile(file, options.documents, content, self._recent)
 
     def __len__(self) -> int:
         """Return the number of pieces."""
@@ -147,49 +137,46 @@ def content_of(files: Sequence[SourceFile], options: TokenOptions) -> DocumentFo
         SourceError: They hold conversations, and no template is given; or the template cannot be read.
     """
     rows = [file for file in files if file.kind in LINE_KINDS]
-    content = _content_of_rows(rows, options) if rows else Texts("text")
+    content = _content_of_rows(rows[0], options) if rows else Texts("text")
     if content.kind != "text" and len(rows) < len(files):
         what = f"{counted(len(files) - len(rows), 'file')} of plain text beside {content.kind}"
         raise SourceError(what, rows[0].path, "Pack them one after the other")
     return content
 
 
-def _content_of_rows(rows: Sequence[SourceFile], options: TokenOptions) -> DocumentForm:
+def _content_of_rows(file: SourceFile, options: TokenOptions) -> DocumentForm:
     if options.chat_template is not None:
         day = None if options.chat_date is None else date.fromisoformat(options.chat_date)
         template = open_template(options.chat_template, options.tokenizer, day)
         return Chat(options.messages_column or "messages", template)
-    columns = _first_values(rows[0])
+    names, rows = _first_rows(file)
     means_text = options.tokenizer is not None or options.train_bpe is not None
-    if options.text_column is not None or (means_text and "text" in columns):
+    if options.text_column is not None or (means_text and "text" in names):
         return Texts(options.text_column or "text")
-    if options.ids_column is not None or "input_ids" in columns:
-        lists = [name for name in BESIDE_IDS if columns.get(name) is not None]
-        beside = tuple(name for name in lists if name not in options.drop)
+    if options.ids_column is not None or "input_ids" in names:
+        lists = {name for name in BESIDE_IDS if any(are_numbers(row.get(name)) for row in rows)}
+        beside = tuple(name for name in BESIDE_IDS if name in lists - {*options.drop})
         ids = Ids(options.ids_column or "input_ids", beside, options.drop)
-        for file in rows:
-            ids.check_first(_first_values(file), file.path)
+        ids.check_first(rows, file.path)
         return ids
-    if "text" not in columns and "messages" in columns:
-        raise SourceError("conversations ('messages')", rows[0].path, "Pass chat_template=")
+    if "text" not in names and "messages" in names:
+        raise SourceError("conversations ('messages')", file.path, "Pass chat_template=")
     return Texts("text")
 
 
-def _first_values(file: SourceFile) -> dict[str, list[Any] | None]:
-    """Return the first values of the columns that hold lists of numbers, None for others."""
+def _first_rows(file: SourceFile) -> tuple[Sequence[str], list[dict[str, Any]]]:
+    """Return the names of a file's columns, and of its first rows at least the lists of numbers."""
     if file.kind == "csv":
-        return dict.fromkeys(CsvRows(file.file).columns)
+        return CsvRows(file.file).columns, []
     if file.kind == "jsonl":
-        lines = file.head(_FIRST_BYTES).removeprefix(_BOM).split(b"\n")
+        lines = file.head(_FIRST_BYTES).removeprefix(BOM).split(b"\n")
         rows: list[Any] = []
         with suppress(ValueError, RecursionError):  # the packing names what cannot be read
             rows += map(json.loads, islice(filter(bytes.strip, lines), _FIRST_ROWS))
         rows = [row for row in rows if isinstance(row, dict)]
-        first = rows[0] if rows else {}
-        return {n: [r.get(n) for r in rows] if are_numbers(v) else None for n, v in first.items()}
+        return [name for row in rows[:1] for name in row], rows
     table = open_row_file(file.file)
     lists = [field.name for field in table.schema if is_list_of_numbers(field.type)]
     firsts = table.groups[:1] if lists else []
     batches = (batch for group in firsts for batch in table.batches(group, lists, _FIRST_ROWS))
-    found: dict[str, Any] = next((batch.to_pydict() for batch in batches), {})
-    return {name: found.get(name, [] if name in lists else None) for name in table.schema.names}
+    return table.columns, [row for batch in islice(batches, 1) for row in batch.to_pylist()]

@@ -7,7 +7,6 @@ from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -15,7 +14,6 @@ from loaders.errors import SourceError
 from packdata.delimited import CsvRows
 from packdata.reading import RemoteFile
 from packdata.sources.row_kinds import open_row_file
-from packdata.tokens.contents import Texts
 from packdata.tokens.documents import DocumentFile, Documents, Range, rejected
 
 if TYPE_CHECKING:
@@ -25,44 +23,37 @@ if TYPE_CHECKING:
     from packdata.tokens.documents import Place, Recent
     from packdata.tokens.files import SourceFile
 
-_MORE_BYTES = 3  # of a character, behind its first
+BOM = b"\xef\xbb\xbf"
 _CHECKED_BYTES = 64 << 10
 _MAX_NUL_SHARE = 10  # one in so many bytes
-_BOM = b"\xef\xbb\xbf"
 _WINDOW_BYTES = 64 << 10  # looked at for a separator first
 
 
 class TextFile(DocumentFile):
-    """A file of text, or of JSON lines; it may be cut at multiples of ``cut`` bytes, None: where a document ends."""
+    """A file of text, or of JSON lines, read in ranges that end where a document does."""
 
     def __init__(
-        self,
-        file: SourceFile,
-        documents: str,
-        content: DocumentForm,
-        cut: int | None,
-        recent: Recent,
+        self, file: SourceFile, documents: str, content: DocumentForm, recent: Recent
     ) -> None:
-        self._file, self._content, self._cut, self._recent = file, content, cut, recent
+        self._file, self._content, self._recent = file, content, recent
         self._is_json, self._is_line = file.kind == "jsonl", documents == "line"
-        # The bytes behind which a document ends, and the file may be cut.
-        self._mark = None if documents == "file" else documents.encode()
+        # The bytes behind which a document ends; none where the file is one.
+        self._mark = b"" if documents == "file" else documents.encode()
         if self._is_json or self._is_line:
             self._mark = b"\n"
 
     def ranges(self) -> Iterator[Range]:
         name, data = self._file.name, self._file.unpacked()
         read = self._file.read if data is None else lambda start, stop: data[start:stop]
-        self._size = size = self._file.size if data is None else len(data)
-        key = None if data is None else self._file.path
-        if self._mark is not None and not (self._is_json or self._is_line):
+        size = self._file.size if data is None else len(data)
+        if not (self._is_json or self._is_line):
             _check_line_ends(read(0, _WINDOW_BYTES), self._mark, self._file)
         start = 0
         while start < size:
-            stop = min(start + (self._cut or size), size)
-            if self._mark is not None:
-                stop = _end_behind(read, start, start + self.piece_bytes, size, self._mark)
+            wanted, mark = start + self.piece_bytes, self._mark
+            stop = _end_behind(read, start, wanted, size, mark) if mark else size
             where = name if stop - start == size else f"{name}, bytes {start} to {stop}"
+            key = None if data is None else self._file.path
             yield Range(self, where, start, stop, stop - start, key)
             start = stop
 
@@ -70,60 +61,40 @@ class TextFile(DocumentFile):
         file = self._file.file
         if not isinstance(file, RemoteFile) or given.key is not None:
             return given
-        stored = file.part(given.start, given.stop + _MORE_BYTES)
-        return given._replace(stored=stored)
+        return given._replace(stored=file.part(given.start, given.stop))
 
     def read(self, given: Range) -> Documents:
-        """Return the documents of a range, less those that are not UTF-8, or not JSON.
-
-        Raises:
-            SourceError: A range out of a document is not UTF-8: it cannot be left out by itself.
-        """
-        stop = given.stop + _MORE_BYTES  # a cut may go through a character
-        blob = given.stored() if given.stored else self._bytes(given.start, stop)
+        """Return the documents of a range, less those that are not UTF-8, or not JSON."""
+        blob = given.stored() if given.stored else self._bytes(given.start, given.stop)
         if len(blob) < given.nbytes:
             raise SourceError("the file became shorter while it was read", self._file.name)
-        begin = len(_BOM) if given.start == 0 and blob.startswith(_BOM) else 0
+        if blob.count(0, 0, _CHECKED_BYTES) > min(len(blob), _CHECKED_BYTES) // _MAX_NUL_SHARE:
+            hint = "UTF-16 becomes UTF-8 by iconv; ids are read from .npy or .bin"
+            reject = rejected(given.where, "the file is full of NUL bytes, not text", hint)
+            return Documents(np.empty(0, np.uint8), np.empty(0, np.int64), str, (reject,))
+        begin = len(BOM) if given.start == 0 and blob.startswith(BOM) else 0
 
         @cache
         def lines_before() -> int:
-            steps = range(0, given.start, self.piece_bytes)
-            parts = (self._bytes(at, min(at + self.piece_bytes, given.start)) for at in steps)
-            return 1 + sum(part.count(b"\n") for part in parts)
+            starts = range(0, given.start, self.piece_bytes)
+            stops = (min(start + self.piece_bytes, given.start) for start in starts)
+            return 1 + sum(
+                self._bytes(*each).count(b"\n") for each in zip(starts, stops, strict=True)
+            )
 
         def place(at: int) -> str:
             number = lines_before() + blob.count(b"\n", 0, begin + at)
             return f"{self._file.name}, line {number}"
 
-        if blob.count(0, 0, _CHECKED_BYTES) > min(len(blob), _CHECKED_BYTES) // _MAX_NUL_SHARE:
-            hint = "UTF-16 becomes UTF-8 by iconv; ids are read from .npy or .bin"
-            reject = rejected(given.where, "the file is full of NUL bytes, not text", hint)
-            return Documents(np.empty(0, np.uint8), np.empty(0, np.int64), str, (reject,))
-        text, is_last = blob[begin : given.nbytes], given.stop == self._size
         if self._is_json:
-            return self._content.of_lines(text, place)
-        if self._mark is not None:
-            return split_at(text, self._mark, place, is_line=self._is_line).only_utf8()
-        documents = _whole(text, place)
-        if given.start == 0 and is_last:
-            return documents.only_utf8()
-        # Characters that go on behind it are checked here, and not there.
-        first = 0 if given.start == 0 else _num_continued(blob)
-        last = given.nbytes + _num_continued(blob[given.nbytes :])
-        checked = _whole(memoryview(blob)[first:last], lambda at: place(first - begin + at))
-        for _, error in checked.only_utf8().rejects:
-            raise error
-        return documents if is_last else Documents(documents.data, documents.ends[:0], place)
+            return self._content.of_lines(blob[begin:], place)
+        return split_at(blob[begin:], self._mark, place, is_line=self._is_line).only_utf8()
 
     def _bytes(self, start: int, stop: int) -> bytes:
         if self._file.compression is None:
             return self._file.read(start, stop)
         data: bytes = self._recent.get(self._file.path, self._file.unpacked)[start:stop]
         return data
-
-
-def _whole(data: bytes | memoryview, place: Place) -> Documents:
-    return Documents(np.frombuffer(data, np.uint8), np.array([len(data)]), place)
 
 
 def _check_line_ends(head: bytes, separator: bytes, file: SourceFile) -> None:
@@ -154,22 +125,19 @@ def _end_behind(
         window *= 4
 
 
-def _num_continued(data: bytes) -> int:
-    """Return how many bytes at the beginning continue a character."""
-    more = data[:_MORE_BYTES]
-    return next((i for i, byte in enumerate(more) if byte & 0xC0 != 0x80), len(more))
-
-
 def split_at(data: bytes, separator: bytes, place: Place, *, is_line: bool = False) -> Documents:
-    r"""Make what lies between separators documents, without these, and lines without the rest of ``\r\n``."""
-    parts = data.split(separator)
+    r"""Make what lies between separators documents, without these, and lines without the rest of ``\r\n``.
+
+    Without a separator all is one document.
+    """
+    parts = data.split(separator) if separator else [data]
     starts = np.cumsum([0, *map(len, parts)]) + len(separator) * np.arange(len(parts) + 1)
     if is_line:
         parts[:-1] = [part.removesuffix(b"\r") for part in parts[:-1]]
     if not parts[-1]:  # nothing follows the last separator
         parts.pop()
     lengths = np.fromiter(map(len, parts), np.int64, len(parts))
-    ends: npt.NDArray[np.int64] = np.cumsum(lengths)
+    ends = np.cumsum(lengths)
 
     def place_of(at: int) -> str:
         number = int(np.searchsorted(ends, at, "right"))
@@ -179,15 +147,11 @@ def split_at(data: bytes, separator: bytes, place: Place, *, is_line: bool = Fal
 
 
 class CsvFile(DocumentFile):
-    """A CSV file, of which a column holds texts."""
+    """A CSV file, of which a column holds texts; an empty cell is an empty document."""
 
     def __init__(self, file: SourceFile, content: DocumentForm) -> None:
-        if not isinstance(content, Texts):
-            hint = "Save lists and conversations as Parquet or JSON lines"
-            raise SourceError("the cells of CSV are texts", file.path, hint)
         self._name, self._content, self._rows = file.name, content, CsvRows(file.file)
-        schema = pa.schema([(name, pa.string()) for name in self._rows.columns])
-        content.check(schema, file.path)
+        content.check(pa.schema(dict.fromkeys(self._rows.columns, pa.string())), file.path)
 
     def ranges(self) -> Iterator[Range]:
         for part in self._rows.parts():
@@ -196,8 +160,7 @@ class CsvFile(DocumentFile):
 
     def read(self, given: Range) -> Documents:
         name = self._content.column
-        _, part = given.key
-        (rows,) = self._rows.read(part, [name])
+        (rows,) = self._rows.read(given.key[1], [name])
         texts = pa.table({name: pc.fill_null(rows.table[name], "").cast(pa.large_string())})
         found = self._content.of_table(texts, lambda row: f"{self._name}, line {rows.line(row)}")
         bad = [rejected(f"{self._name}, line {line}", why) for line, why in rows.bad]
@@ -211,8 +174,7 @@ class TableFile(DocumentFile):
         self._file, self._content, self._recent = file, content, recent
         self._rows = open_row_file(file.file)
         content.check(self._rows.schema, file.path)
-        named = {*self._rows.schema.names}
-        self._columns = [name for name in content.types if name in named]
+        self._columns = [name for name in content.types if name in self._rows.columns]
 
     def ranges(self) -> Iterator[Range]:
         for group in self._rows.groups:
@@ -229,13 +191,11 @@ class TableFile(DocumentFile):
         _, group = given.key
         table = self._recent.get(given.key, partial(self._rows.table, group, self._columns))
         table = table.slice(given.start - group.line, given.stop - given.start)
-        none = pa.nulls(len(table))  # of tools, which some files lack
         try:
-            columns = {
-                name: table[name].cast(kind or table[name].type) if name in self._columns else none
-                for name, kind in self._content.types.items()
-            }
+            for number, name in enumerate(self._columns):
+                if (kind := self._content.types[name]) is not None:
+                    table = table.set_column(number, name, table[name].cast(kind))
         except pa.ArrowException as error:
             raise SourceError(f"values cannot be read ({error})", given.where) from error
         place = f"{self._file.name}, row "
-        return self._content.of_table(pa.table(columns), lambda row: f"{place}{given.start + row}")
+        return self._content.of_table(table, lambda row: f"{place}{given.start + row}")

@@ -94,23 +94,20 @@ class JsonTokenizer(JsonDecoder):
         flat = np.fromiter(itertools.chain.from_iterable(ids), np.uint32, int(lengths.sum()))
         labels = None
         if has_labels:
-            is_learned = _is_learned(documents, [encoding.offsets for encoding in batch])
-            labels = np.where(is_learned, flat.astype(np.int32), IGNORED)
+            spans = [np.array(encoding.offsets, np.int64).reshape(-1, 2) for encoding in batch]
+            labels = np.where(_is_learned(documents, spans), flat.astype(np.int32), IGNORED)
         return Documents(flat, np.cumsum(lengths), documents.place, documents.rejects, labels)
 
 
 def _is_learned(
-    documents: Documents, places: Sequence[Sequence[tuple[int, int]]]
+    documents: Documents, spans: Sequence[npt.NDArray[np.int64]]
 ) -> npt.NDArray[np.bool_]:
     """Tell which tokens hold a character with a label, by the characters of each in its document."""
     is_first = documents.data & 0xC0 != 0x80  # byte of a character
     numbers = np.append(0, np.cumsum(is_first))  # of the characters that the bytes are of
     learned = np.append(0, np.cumsum(np.asarray(documents.labels)[is_first] != IGNORED))
-    spans = [
-        np.array(each, np.int64).reshape(-1, 2) + first
-        for each, first in zip(places, numbers[documents.starts], strict=True)
-    ]
-    first, last = np.concatenate([np.empty((0, 2), np.int64), *spans]).T
+    begins = np.repeat(numbers[documents.starts], [len(each) for each in spans])
+    first, last = np.concatenate([np.empty((0, 2), np.int64), *spans]).T + begins
     return np.asarray(learned[last] > learned[first])
 
 
@@ -157,17 +154,13 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> bytes:
 
 def dtype_of(size: int | None, itemsize: int, **used: int | None) -> str:
     """Return the smallest type that holds a vocabulary, or else the source's own; ValueError if ids are beyond."""
-    if size is None:
-        width = {1: 8, 2: 16}.get(itemsize, 32)
-    elif size > _MAX_VOCAB:
-        raise ValueError(f"a vocabulary has at most {_MAX_VOCAB} ids, got {size}")
-    else:
-        width = 8 if size <= 1 << 8 else 16 if size <= 1 << 16 else 32
-    limit = 1 << width if size is None else size
+    limit = size or 1 << 8 * min(itemsize, 4)
+    if limit > _MAX_VOCAB:
+        raise ValueError(f"a vocabulary has at most {_MAX_VOCAB} ids, got {limit}")
     for name, token in used.items():
         if token is not None and not 0 <= token < limit:
             raise ValueError(f"{name} must be an id below {limit}, got {token}")
-    return f"uint{width}"
+    return next(f"uint{bits}" for bits in (8, 16, 32) if limit <= 1 << bits)
 
 
 def narrow(documents: Documents, field: Tokens) -> Documents:
@@ -181,9 +174,7 @@ def narrow(documents: Documents, field: Tokens) -> Documents:
             at = int(bad.argmax())
             what = f"label {int(labels[at])} is not {IGNORED}, and not in [0, {most})"
             raise SourceError(what, documents.place(at))
-    known = np.iinfo(ids.dtype)
-    may_not_fit = len(ids) > 0 and (known.max >= limit or known.min < 0)
-    if may_not_fit and (int(ids.max()) >= limit or int(ids.min()) < 0):
+    if len(ids) and (int(ids.max()) >= limit or int(ids.min()) < 0):
         at = int(np.argmax((ids >= limit) | (ids < 0)))
         what = f"id {int(ids[at])} is not in [0, {limit})"
         raise SourceError(what, documents.place(at), "Pass vocab_size=, bin_dtype=")
