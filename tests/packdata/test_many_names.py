@@ -1,4 +1,4 @@
-"""Names of many items: what a list of them says, in little memory, and which stand twice."""
+"""Many items: in little memory, and which keys are duplicates."""
 
 import json
 import pickle
@@ -17,22 +17,13 @@ from packdata.bucket import Bucket
 from packdata.files.splits import open_splits
 from packdata.sources.listed import files_at
 from packdata.sources.lists import ListSource
-from packdata.sources.names import Names, twice
+from packdata.sources.names import twice
 
 TEXTS = st.lists(st.text(max_size=4))
 
 
-@given(TEXTS.map(lambda some: some * 40))
-def test_names_are_a_list(given: list[str]) -> None:
-    names = Names(given)
-
-    assert len(names) == len(given)
-    assert list(names) == names.to_arrow().to_pylist() == given
-    assert [names[i] for i in range(len(given))] == given
-
-
 @given(TEXTS)
-def test_what_stands_twice_is_found(given: list[str]) -> None:
+def test_duplicates_are_found(given: list[str]) -> None:
     assert twice(lambda: iter(given)) == {each for each in given if given.count(each) > 1}
 
 
@@ -40,18 +31,6 @@ def test_equal_hashes_are_no_equal_names(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(packdata.sources.names, "hash_of", len)
 
     assert twice(lambda: ["aa", "bb", "c", "bb"]) == {"bb"}
-
-
-def test_ten_million_names_need_less_than_a_gigabyte() -> None:
-    num = 20_000  # of as many bytes as those of ImageNet
-    before = pa.total_allocated_bytes()
-    tracemalloc.start()
-    names = Names(f"n{i % 1000:08d}/n{i % 1000:08d}_{i:06d}.JPEG" for i in range(num))
-    assert not twice(lambda: names)
-    most = tracemalloc.get_traced_memory()[1] + pa.total_allocated_bytes() - before
-    tracemalloc.stop()
-
-    assert most / num < 80
 
 
 def test_a_listing_is_sent_and_reads_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

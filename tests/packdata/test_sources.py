@@ -421,7 +421,7 @@ class TestLists:
         assert labels(source, "boxes") == [[[1, 2, 3, 4]], []]
 
     def test_a_missing_label_is_none(self, tmp_path: Path) -> None:
-        (tmp_path / "l.csv").write_text("path,label,age\na.jpg,cat,3\nb.jpg,,\nc.jpg\n")
+        (tmp_path / "l.csv").write_text("path,label,age\na.jpg,cat,3\nb.jpg,,\nc.jpg,,\n")
 
         source = open_source(tmp_path / "l.csv")
 
@@ -499,7 +499,7 @@ class TestLists:
         assert labels(source) == [1, None]
 
     def test_blank_lines_above_the_header_do_not_hide_the_delimiter(self, tmp_path: Path) -> None:
-        (tmp_path / "l.csv").write_text("\r\n  \npath;label\na.jpg;3\n")
+        (tmp_path / "l.csv").write_text("\r\n\npath;label\na.jpg;3\n")
 
         assert labels(open_source(tmp_path / "l.csv")) == [3]
 
@@ -575,36 +575,13 @@ class TestLists:
         assert open_source(tmp_path / "l.csv").identity != before
 
     @pytest.mark.parametrize(
-        ("name", "text"),
-        [
-            ("l.csv", "path,key\na.jpg,k\na.jpg,\na.jpg, \n"),
-            ("l.jsonl", '{"path": "a.jpg", "key": "k"}\n{"path": "a.jpg"}\n{"path": "a.jpg"}\n'),
-        ],
-    )
-    def test_a_row_without_a_key_is_rejected_under_its_line(
-        self, tmp_path: Path, name: str, text: str
-    ) -> None:
-        touch(tmp_path, "a.jpg")
-        (tmp_path / name).write_text(text)
-
-        source = open_source(tmp_path / name)
-
-        first = 2 if name == "l.csv" else 1
-        assert (
-            keys(source)
-            == list(source.keys())
-            == ["k", f"l/{first + 1:08d}", f"l/{first + 2:08d}"]
-        )
-        for item, line in zip(list(source.items())[1:], (first + 1, first + 2), strict=True):
-            with pytest.raises(SourceError) as caught:
-                item.read()
-            assert f"line {line}" in str(caught.value)
-
-    @pytest.mark.parametrize(
         ("name", "text", "place"),
         [
             ("l.csv", "path,label\na.jpg,1,2\n", "l.csv, line 2"),
-            ("l.csv", "path,path\na.jpg,1\n", "l.csv, line 1"),
+            ("l.csv", "path,label\na.jpg,1\nb.jpg\n", "l.csv, line 3"),
+            ("l.csv", "path,path\na.jpg,1\n", "l.csv"),
+            ("l.csv", "path,key\na.jpg,k\nb.jpg, \n", "l.csv, line 3"),
+            ("l.jsonl", '{"path": "a", "key": "k"}\n{"path": "b"}\n', "l.jsonl, line 2"),
             ("l.csv", "label\n1\n", "l.csv"),
             ("l.csv", "path,label\n,1\n", "l.csv, line 2"),
             ("l.csv", "path\n", "l.csv"),
@@ -620,7 +597,7 @@ class TestLists:
             ("l.jsonl", '{"path": 3}\n', "l.jsonl, line 1"),
             ("l.jsonl", '{"path": "a", "x": ' + "[" * 100_000 + "]" * 100_000 + "}\n", "l.jsonl, line 1"),
         ],
-        ids=range(16),
+        ids=range(19),
     )  # fmt: skip
     def test_a_wrong_list_is_refused_with_the_place(
         self, tmp_path: Path, name: str, text: str | bytes, place: str

@@ -5,7 +5,7 @@ A part that Arrow refuses, as rows have more or fewer cells, is read by Python r
 
 from __future__ import annotations
 
-from collections import Counter
+import re
 from dataclasses import dataclass
 from functools import cache
 from itertools import starmap
@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv
 
-from loaders.errors import SchemaError, SourceError
+from loaders.errors import SourceError
 from packdata.options import check_options, opt, unescaped
 from packdata.readers import UTF8_HINT, csv_rows
 from packdata.rows import ANY_KIND, MAX_ROW_BYTES, Rows, TextRows, suffix_inside
@@ -61,9 +61,6 @@ class CsvOptions:
         ):
             what = "delimiter must be one ASCII character other than a quote or line end"
             raise ValueError(f"{what}, got {delimiter!r}")
-        twice = [name for name, count in Counter(self.names).items() if count > 1]
-        if twice:
-            raise SchemaError(f"names gives {', '.join(map(repr, twice))} to several columns")
 
 
 class CsvRows(TextRows):
@@ -101,34 +98,26 @@ class CsvRows(TextRows):
 
     def _first_row(self, skip_rows: int) -> tuple[int, int, list[str]]:
         """Read the first row; return offset and line of the first one with values, and its cells."""
-        row, line, num_skipped = b"", 1, 0
         with self._open() as file:
-            begin = len(_BOM) if file.read(len(_BOM)) == _BOM else 0
+            begin, line = len(_BOM) if file.read(len(_BOM)) == _BOM else 0, 1
             file.seek(begin)
-            while text := file.readline(MAX_ROW_BYTES):
-                if num_skipped < skip_rows or not (row or text.strip(b"\r\n")):
-                    begin, line, num_skipped = file.tell(), line + 1, num_skipped + 1
-                    continue
-                row += text
-                if last_record_end(row, ord(self.delimiter)) or len(row) > MAX_ROW_BYTES:
+            while (row := file.readline(MAX_ROW_BYTES)) and (
+                line <= skip_rows or not row.strip(b"\r\n")
+            ):
+                begin, line = file.tell(), line + 1
+            while not last_record_end(row, ord(self.delimiter)) and len(row) <= MAX_ROW_BYTES:
+                if not (more := file.readline(MAX_ROW_BYTES)):
                     break
+                row += more
         if not row:
-            what = (
-                f"the file has no more than {skip_rows} lines"
-                if skip_rows
-                else "the file is empty"
-            )
+            what = f"the file has no line of names behind {skip_rows} lines"
             raise SourceError(what, self.path, "CSV has a line of names, and rows below")
         place = f"{self.path}, line {line}"
         try:
             ((_, cells), *_) = csv_rows(row.decode(), self.path, first_line=line, **self._dialect)
         except UnicodeDecodeError as error:
             raise SourceError(f"the first row is not UTF-8 ({error})", place, UTF8_HINT) from error
-        if b"\r" in row.strip(b"\r\n"):
-            what = "its lines end in carriage returns alone"
-            raise SourceError(what, self.path, r"Convert it: tr '\r' '\n' < FILE")
-        others = [mark for mark in ";\t|" if mark in cells[0]]
-        if len(cells) == 1 and others:
+        if others := [mark for mark in ";\t|" if len(cells) == 1 and mark in cells[0]]:
             what = f"the file has one column, {cells[0][:60]!r}"
             hint = f"Is it separated by {others[0]!r}? Pass delimiter=; skip_rows=1 leaves out a line 'sep=;'"
             raise SourceError(what, self.path, hint)
@@ -149,10 +138,8 @@ class CsvRows(TextRows):
         )
 
     def _check_last(self, data: Text, line: int) -> None:
-        spans = [*_quoted(data, ord(self.delimiter))]
-        if spans and spans[-1][1] == len(data):
-            opened = line + data.count(b"\n", 0, spans[-1][0])
-            raise SourceError("a quote is opened and never closed", f"{self.path}, line {opened}")
+        if not last_record_end(data + b"\n", ord(self.delimiter)):
+            raise SourceError("a quote is opened and never closed", f"{self.path}, line {line}")
 
     def read(
         self,
@@ -162,9 +149,8 @@ class CsvRows(TextRows):
     ) -> Iterator[Rows]:
         """Parse a part into texts, null where a cell is empty."""
         data, names = self._bytes(part), [*(self.columns if columns is None else columns)]
-        if (
-            table := self._parsed(data, names)
-        ) is None:  # a row of more or less cells, or no UTF-8
+        table = self._parsed(data, names)
+        if table is None:  # a row of more or less cells, or no UTF-8
             yield self._by_hand(part, names)
             return
 
@@ -196,29 +182,25 @@ class CsvRows(TextRows):
 
     def records(self, part: Part) -> Iterator[tuple[int, list[str], str]]:
         """Yield the cells of each row that is not blank."""
-        text = self._bytes(part).decode(errors="surrogateescape")
+        text, num = self._bytes(part).decode(errors="surrogateescape"), len(self.columns)
         for line, cells in csv_rows(text, self.path, first_line=part.line, **self._dialect):
-            named = zip(self.columns, cells, strict=False)
-            yield line, cells, next(filter(None, starmap(_not_utf8, named)), "")
+            if len(cells) != num:
+                named = "line 1 names" if self.header else "the first row has"
+                yield line, cells, f"the row has {len(cells)} cells, {named} {num}"
+                continue
+            named_cells = zip(self.columns, cells, strict=True)
+            yield line, cells, next(filter(None, starmap(_not_utf8, named_cells)), "")
 
     def _by_hand(self, part: Part, names: list[str]) -> Rows:
         """Return the rows of as many cells as there are columns, of text; the others are bad."""
-        bad: list[tuple[int, str]] = []
-        kept: list[tuple[int, list[str | None]]] = []
-        none = {"", *self._missing}
-        for line, cells, why in self.records(part):
-            if len(cells) != len(self.columns):
-                named = "line 1 names" if self.header else "the first row has"
-                why = f"the row has {len(cells)} cells, {named} {len(self.columns)}"
-            if why:
-                bad.append((line, why))
-            else:
-                kept.append((line, [None if cell in none else cell for cell in cells]))
+        found, none = [*self.records(part)], {"", *self._missing}
+        bad = [(line, why) for line, _, why in found if why]
+        kept = [(line, cells) for line, cells, why in found if not why]
         places = {name: place for place, name in enumerate(self.columns)}
-        columns = [[cells[places[name]] for _, cells in kept] for name in names]
-        arrays = [pa.array(column, pa.string()) for column in columns]
-        lines = [line for line, _ in kept]
-        return Rows(pa.Table.from_arrays(arrays, names=names), lines.__getitem__, bad)
+        columns = ([cells[places[name]] for _, cells in kept] for name in names)
+        texts = [[None if cell in none else cell for cell in column] for column in columns]
+        table = pa.Table.from_arrays([pa.array(each, pa.string()) for each in texts], names=names)
+        return Rows(table, [line for line, _ in kept].__getitem__, bad)
 
 
 def _not_utf8(name: str, cell: str) -> str:
@@ -246,7 +228,7 @@ def last_record_end(data: Text, delimiter: int) -> int:
     places = [np.flatnonzero(text[at : at + _PIECE_BYTES] == _QUOTE) + at for at in starts]
     quotes = np.concatenate(places)
     if not _alternate(text, quotes, delimiter):
-        quotes = np.array([*_quoted(data, delimiter)], np.int64).reshape(-1)
+        return _whole_rows(delimiter).match(data).end()  # type: ignore[union-attr]
     while end >= 0:
         before = int(np.searchsorted(quotes, end))
         if before % 2 == 0:
@@ -262,17 +244,9 @@ def _alternate(text: npt.NDArray[np.uint8], quotes: npt.NDArray[np.int64], delim
     return bool(is_right[1:].all() and (is_right[:1] | (opening[:1] == 0)).all())
 
 
-def _quoted(data: Text, delimiter: int) -> Iterator[tuple[int, int]]:
-    """Yield first and last byte of what stands in quotes, quote by quote; the last may be open."""
-    openers = (delimiter, *b"\r\n")
-    at = data.find(b'"')
-    while at >= 0:
-        if at and data[at - 1] not in openers:
-            at = data.find(b'"', at + 1)
-            continue
-        close = data.find(b'"', at + 1)
-        while close >= 0 and data[close + 1 : close + 2] == b'"':
-            close = data.find(b'"', close + 2)
-        close = len(data) if close < 0 else close
-        yield at, close
-        at = data.find(b'"', close + 1)
+@cache
+def _whole_rows(delimiter: int) -> re.Pattern[bytes]:
+    """Match rows that end; a quote opens a cell only at its beginning, others are characters."""
+    mark = re.escape(bytes([delimiter]))
+    cell = rb'(?:"(?:[^"]++|"")*+"|(?!"))[^%b\n]*+' % mark
+    return re.compile(rb"(?:(?:%b%b)*+%b\n)*+" % (cell, mark, cell))

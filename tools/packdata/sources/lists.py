@@ -17,6 +17,8 @@ from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from loaders.data.formats import hash_file
 from loaders.errors import SourceError
 from loaders.remote.url import URL
@@ -31,7 +33,6 @@ from packdata.sources.base import (
     FileKind,
     Item,
     Source,
-    broken_item,
     check_unique,
     column_of,
     field_names,
@@ -42,14 +43,10 @@ from packdata.sources.base import (
     shared_keys,
 )
 from packdata.sources.listed import Listing
-from packdata.sources.names import Names
 from packdata.types import NO_VALUES, type_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    _Reads = Callable[[str], Any]
+    from collections.abc import Callable, Iterator, Mapping
 
 LIST_SUFFIXES = (*DELIMITED, *JSON_LINES)
 _MISSING = frozenset(("", *NO_VALUES))
@@ -59,59 +56,7 @@ ROWS_OF_BOXES = (
 )
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 _NAN = re.compile(r"[+-]?nan", re.IGNORECASE)  # of a label, a missing one
-
-
-class _Rows:
-    """The rows of a list, by column: no dictionaries are made, of which tens of millions take all memory.
-
-    Args:
-        reads: Returns the value that the text of a cell stands for, None if that is a missing one.
-    """
-
-    def __init__(self, reads: _Reads) -> None:
-        self.lines = array("Q")  # from 1
-        self.columns: dict[str, Names] = {}  # texts of the cells, "" where there is none
-        self.reads: dict[str, _Reads] = {}  # of columns that are read otherwise
-        self._reads = reads
-
-    def add_cells(self, line: int, cells: list[str]) -> str:
-        """Add a row of a table, of which the first has the names of columns; return why it is none, if so."""
-        if not any(map(str.strip, cells)):
-            return ""
-        if not self.columns:
-            names = [cell.strip() for cell in cells]
-            self.columns = {name: Names() for name in names}
-            duplicates = sorted(name for name, num in Counter(names).items() if num > 1)
-            return f"duplicate columns {duplicates}" if duplicates else ""
-        if len(cells) > len(self.columns):
-            return f"{len(cells)} cells in a list of {len(self.columns)} columns. Quote cells with commas"
-        self._add(line, dict(zip(self.columns, cells, strict=False)))
-        return ""
-
-    def add_object(self, line: int, row: Mapping[str, Any]) -> str:
-        """Add a line of JSON."""
-        texts = {name: "" if is_missing(value) else _encode(value) for name, value in row.items()}
-        self._add(line, texts)
-        return ""
-
-    def _add(self, line: int, texts: Mapping[str, str]) -> None:
-        """Add a row; columns that it names first are empty in those before."""
-        for name in [name for name in texts if name not in self.columns]:
-            self.columns[name] = Names("" for _ in self.lines)
-        for name, column in self.columns.items():
-            column.append(texts.get(name, ""))
-        self.lines.append(line)
-
-    def _value(self, column: str, text: str) -> Any:
-        return self.reads.get(column, self._reads)(text) if text else None
-
-    def values(self, column: str) -> Iterator[Any]:
-        """Yield the values of a column, None where one is missing."""
-        return (self._value(column, text) for text in self.columns[column])
-
-    def row(self, number: int) -> dict[str, Any]:
-        """Return the values of a row, by column, None where one is missing."""
-        return {name: self._value(name, texts[number]) for name, texts in self.columns.items()}
+_AT_ONCE = 1024  # rows
 
 
 class ListSource(Source):
@@ -134,36 +79,51 @@ class ListSource(Source):
     ) -> None:
         self.path = path = file.path
         self.name, self._folder = path.name, str(path.parent.absolute())
-        self._rows = rows = _read_rows(file)
-        columns = [*rows.columns]
-        self._image = _find_column(columns, image_column, path, kind)
-        self._mask = _find_mask(columns, mask_column, path)
+        self._is_json = suffix_inside(path.name) in JSON_LINES
+        # Arrow's columns, of texts in JSON: dictionaries of tens of millions of rows would take all memory.
+        self._lines, self._rows = _read_rows(JsonRows(file) if self._is_json else _open_csv(file))
+        columns = self._rows.column_names
+        self._image = image_column or first_named(columns, kind.columns) or kind.columns[0]
+        self._mask = mask_column or ("mask" if "mask" in columns else None)
+        for name in filter(None, (self._image, self._mask)):
+            if name not in columns:
+                hint = f"Name the column of paths with {kind.option}"
+                raise SourceError(f"no column {name!r} among {columns}", path, hint)
         plain = [name for name in columns if name not in (self._image, self._mask, "key")]
         if kind is PICTURES and {name.lower() for name in plain} >= _SIDES:
             what = "columns xmin, ymin, xmax and ymax, which no crop would move"
             raise SourceError(what, path, ROWS_OF_BOXES)
         self._fields = field_names(plain, path, label_column, columns)
-        if suffix_inside(path.name) in DELIMITED:
-            rows.reads |= dict.fromkeys(columns, _stripped)
-            for name in plain:
-                rows.reads[name] = _cell_of(rows.columns[name], self._fields[name])
+        if not self._is_json:
+            fields = [self._fields.get(name, "key") for name in columns]
+            self._rows = pa.table([*map(_typed, self._rows.columns, fields)], columns)
+        self._has_keys = "key" in columns
         self.has_several = kind is PICTURES and any(
-            isinstance(cell, list) for cell in rows.values(self._image)
+            isinstance(cell, list) for cell in self._values(self._image)
         )
-        for line, cell in zip(rows.lines, rows.values(self._image), strict=True):
-            if not all(isinstance(each, str) for each in self._listed(cell)):
-                what = f"no path in column {self._image!r}"
-                raise SourceError(what, f"{path}, line {line}")
+        self._check_rows()
         self.labels = {
-            field: column_of(field, rows.values(name)) for name, field in self._fields.items()
+            field: column_of(field, self._values(name)) for name, field in self._fields.items()
         }
         self.has_masks = self._mask is not None
         self._beside = Listing(path.parent) if isinstance(path, URL) else None
-        self._has_keys = "key" in columns
         has_names = not self._has_keys and not self.has_several
         self._shared = shared_keys(self._files) if has_names else frozenset()
         check_unique(self._placed_keys, path, f"{OWN_KEYS}. A row a box: {ROWS_OF_BOXES}")
         self.identity = self._identity(hash_file(file.local()))
+
+    def _check_rows(self) -> None:
+        """Raise SourceError for a row without a path, or without a key where others have one."""
+        keys = self._values("key") if self._has_keys else repeat("")
+        for line, cell, key in zip(self._lines, self._values(self._image), keys, strict=False):
+            if key is None or not all(isinstance(each, str) for each in self._listed(cell)):
+                column = "key" if key is None else self._image
+                raise SourceError(f"no value in column {column!r}", f"{self.path}, line {line}")
+
+    def _values(self, name: str) -> Iterator[Any]:
+        """Yield the values of a column, None where one is missing."""
+        for chunk in self._rows[name].chunks:
+            yield from map(_json, chunk.to_pylist()) if self._is_json else chunk.to_pylist()
 
     def _listed(self, cell: Any) -> list[Any]:
         """Return the paths of a row: where it may have any number, nothing is none."""
@@ -172,16 +132,15 @@ class ListSource(Source):
         return cell if isinstance(cell, list) else [] if cell is None else [cell]
 
     def __len__(self) -> int:
-        return len(self._rows.lines)
+        return len(self._lines)
 
     def items(self, start: int = 0) -> Iterator[Item]:
-        for i in range(start, len(self)):
-            line, values = self._rows.lines[i], self._rows.row(i)
+        batches = self._rows.slice(start).to_batches(max_chunksize=_AT_ONCE)
+        rows = (row for batch in batches for row in batch.to_pylist())
+        for line, row in zip(self._lines[start:], rows, strict=True):
+            values = {name: _json(cell) for name, cell in row.items()} if self._is_json else row
             where, cell = f"{self.path}, line {line}", values[self._image]
             key = self._key(line, values.get("key"), cell)
-            if self._has_keys and values["key"] is None:
-                yield broken_item(key, "the key is missing", where)
-                continue
             if self.has_several:
                 paths = self._listed(cell)
                 read: Any = partial(read_each, [self._file(p, f"{where} ({p})") for p in paths])
@@ -195,42 +154,37 @@ class ListSource(Source):
 
     def _file(self, cell: str, where: str) -> File:
         """Return what reads the file of a cell."""
-        if self._beside is not None and (found := self._beside.find(self._name(cell))):
+        if self._beside is not None and (found := self._beside.find(self._inside(cell))):
             return found.placed(where)
         return LocalFile(os.path.join(self._folder, cell), where)
 
-    def _name(self, cell: str) -> str:
-        """Return what a cell calls an object, from the list's folder on."""
-        return cell.removeprefix(f"{self._folder}/")
-
     def keys(self) -> Iterator[str]:
-        cells = self._rows.values(self._image)
-        keys = self._rows.values("key") if self._has_keys else repeat(None)
-        return map(self._key, self._rows.lines, keys, cells)
+        keys = self._values("key") if self._has_keys else repeat(None)
+        return map(self._key, self._lines, keys, self._values(self._image))
 
     def _placed_keys(self) -> Iterator[tuple[str, str]]:
-        return zip(self.keys(), (f"line {line}" for line in self._rows.lines), strict=True)
+        return zip(self.keys(), (f"line {line}" for line in self._lines), strict=True)
 
     def _key(self, line: int, key: Any, cell: Any) -> str:
-        if key is not None:
+        if self._has_keys:
             return str(key)
-        if self._has_keys or self.has_several:
+        if self.has_several:
             return f"{self.path.stem}/{line:08d}"
         return key_of(self._inside(cell), self._shared)
 
     def _files(self) -> Iterator[str]:
-        return map(self._inside, self._rows.values(self._image))
+        return map(self._inside, self._values(self._image))
 
     def _inside(self, cell: str) -> str:
-        """Return a path, from the list's folder on."""
-        name = self._name(cell)
+        """Return a path or URL, from the list's folder on."""
+        name = cell.removeprefix(f"{self._folder}/")
         return os.path.relpath(name, self._folder) if os.path.isabs(name) else name
 
     def _mask_of(self, values: Mapping[str, Any], where: str) -> dict[str, Any]:
         """Return what an item says of its mask; ``where`` is the place of its picture."""
         if self._mask is None:
             return {}
-        if (cell := values.get(self._mask)) is None:
+        if (cell := values[self._mask]) is None:
             return {"read_mask": partial(_no_mask, self._mask, where)}
         name = str(cell)
         return {"read_mask": self._file(name, f"{where} (mask {name})"), "mask_name": name}
@@ -241,14 +195,11 @@ class ListSource(Source):
         return str(value) if self.labels[field].kind in ("class", "text") else value
 
     def _identity(self, digest: str) -> dict[str, Any]:
-        files = FileHash()
-        names = [name for name in (self._image, self._mask) if name is not None]
-        for image, *cells in zip(*map(self._rows.values, names), strict=True):
-            for cell in [*self._listed(image), *cells]:
-                files.add(
-                    str(cell), *(0, 0) if cell is None else _state(self._file(str(cell), ""))
-                )
-        columns = [self._image, self._mask]
+        files, columns = FileHash(), [self._image, self._mask]
+        cells = map(self._values, filter(None, columns))
+        for image, *mask in zip(*cells, strict=True):
+            for cell in [*self._listed(image), *mask]:
+                files.add(str(cell), *_state(self._file(str(cell), "")))
         return {"kind": self.kind, "list": digest, "columns": columns, "files": files.hexdigest()}
 
 
@@ -268,73 +219,71 @@ def _no_mask(column: str, where: str) -> bytes:
     raise SourceError("the mask is missing, others have one", where, hint)
 
 
-def _read_rows(given: File) -> _Rows:
-    """Read a list part by part: beside the rows there is no room for all of its text."""
-    is_table = suffix_inside(given.path.name) in DELIMITED
-    file = _open_table(given) if is_table else JsonRows(given)
-    rows = _Rows(str if is_table else _json)
-    add: Callable[[int, Any], str] = rows.add_cells if is_table else rows.add_object
-    for part in file.parts():
-        for line, row, why in file.records(part):
-            if not why:
-                why = add(line, row)
-            if why:
-                raise SourceError(why, f"{file.path}, line {line}")
-    if not rows.lines:
-        raise SourceError("the list has no rows", file.path)
+def _open_csv(given: File) -> CsvRows:
+    """Open CSV, the list's own way to write cells: by commas, tabs or semicolons, with a blank behind each or none."""
+    with open_text(given) as file:
+        head = file.read(HEAD_BYTES).decode(errors="replace")
+    first = head.lstrip("\ufeff\r\n").partition("\n")[0]
+    delimiter = max(",\t;", key=first.count)  # the comma where none occurs
+    has_blanks = f"{delimiter} " in first
+    rows = CsvRows(given, CsvOptions(delimiter=delimiter), skipinitialspace=has_blanks)
+    if duplicates := [name for name, num in Counter(rows.columns).items() if num > 1]:
+        raise SourceError(f"duplicate columns {duplicates}", given.path)
     return rows
 
 
-def _open_table(given: File) -> CsvRows:
-    """Open CSV, the list's own way to write cells: by commas, tabs or semicolons, with a blank behind each or none."""
-    with open_text(given) as file:
-        lines = file.read(HEAD_BYTES).decode(errors="replace").split("\n")
-    first = next((line for line in lines if line.strip("\ufeff\r ")), "")
-    delimiter = max(",\t;", key=first.count)  # the comma where none occurs
-    options = CsvOptions(delimiter=delimiter, header=False)
-    return CsvRows(given, options, skipinitialspace=f"{delimiter} " in first, strict=True)
+def _read_rows(file: CsvRows | JsonRows) -> tuple[array[int], pa.Table]:
+    """Return the lines of rows, and their cells as texts, part by part: beside them all of the text has no room."""
+    lines, tables = array("Q"), []
+    for part in file.parts():
+        rows = list[dict[str, str | None]]()
+        for line, row, why in file.records(part):
+            if why:
+                raise SourceError(why, f"{file.path}, line {line}")
+            lines.append(line)
+            if isinstance(row, dict):
+                rows.append(_texts(row))
+            else:
+                rows.append(dict(zip(file.columns or (), row, strict=True)))
+        names = dict.fromkeys(name for row in rows for name in row)
+        columns = {name: [row.get(name) for row in rows] for name in names}
+        tables.append(pa.table({n: pa.array(c, pa.string()) for n, c in columns.items()}))
+    if not lines:
+        raise SourceError("the list has no rows", file.path)
+    return lines, pa.concat_tables(tables, promote_options="default")
 
 
-def _stripped(cell: str) -> str | None:
-    """Read what names something: blanks around it do not count."""
-    return cell.strip() or None
+def _texts(row: Mapping[str, Any]) -> dict[str, str | None]:
+    return {name: None if is_missing(value) else _encode(value) for name, value in row.items()}
 
 
-def _label(cell: str) -> str | None:
-    name = cell.strip()
-    return None if not name or _NAN.fullmatch(name) else name
+def _json(cell: str | None) -> Any:
+    return None if cell is None else json.loads(cell)
 
 
-def _cell_of(cells: Names, field: str) -> _Reads:
-    """Return how the cells of a column are read, by the rules of ``packdata.types`` for the whole column."""
-    reads: dict[str, _Reads] = {"int": int, "float": float, "flag": _flag}
-    if (kind := type_of(cells.to_arrow())) != "text":
-        return partial(_value, reads[kind])
-    return _label if field == "label" else str
+def _typed(texts: pa.ChunkedArray, field: str) -> pa.ChunkedArray:
+    """Return a column of CSV by the rules of ``packdata.types``; that of a path or key is ``key``."""
+    kind = "text" if field == "key" else type_of(texts)
+    if kind == "text" and field not in ("key", "label"):
+        return texts
+    read, arrow, missing = _READS[kind]
+    is_label = field == "label"
 
+    def value(cell: str) -> Any:
+        cell = cell.strip()  # blanks around what names something do not count
+        return None if cell in missing or (is_label and _NAN.fullmatch(cell)) else read(cell)
 
-def _value(read: Callable[[str], Any], cell: str) -> Any:
-    return None if (text := cell.strip()) in _MISSING else read(text)
+    chunks = (map(value, chunk.to_pylist()) for chunk in texts.chunks)
+    return pa.chunked_array([pa.array([*values], arrow) for values in chunks])
 
 
 def _flag(text: str) -> int:
     return int(text.lower() == "true")
 
 
-def _json(cell: str) -> Any:
-    return cell[1:-1] if cell[0] == '"' and "\\" not in cell else json.loads(cell)
-
-
-def _find_column(columns: Sequence[str], wanted: str | None, path: Path, kind: FileKind) -> str:
-    found = first_named(columns, kind.columns) if wanted is None else wanted
-    if found is None or found not in columns:
-        names = " or ".join(kind.columns[:4]) if wanted is None else repr(wanted)
-        what = f"no column {names} among {list(columns)}"
-        raise SourceError(what, path, f"Name the column of paths with {kind.option}")
-    return found
-
-
-def _find_mask(columns: Sequence[str], wanted: str | None, path: Path) -> str | None:
-    if wanted is not None and wanted not in columns:
-        raise SourceError(f"no column {wanted!r} among {list(columns)}", path)
-    return wanted or ("mask" if "mask" in columns else None)
+_READS: dict[str, tuple[Callable[[str], Any], pa.DataType, frozenset[str]]] = {
+    "int": (int, pa.int64(), _MISSING),
+    "float": (float, pa.float64(), _MISSING),
+    "flag": (_flag, pa.int64(), _MISSING),
+    "text": (str, pa.string(), frozenset({""})),
+}

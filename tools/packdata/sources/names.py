@@ -1,4 +1,4 @@
-"""Compact lists of strings, and their duplicates: a source may have tens of millions of items."""
+"""Duplicates among strings, by their hashes: a source may have tens of millions of items."""
 
 from __future__ import annotations
 
@@ -6,51 +6,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 import xxhash
 
 from loaders.data.columns import row_views
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
     from loaders.data.columns import Column
-
-_CHUNK = 1024
-
-
-class Names:
-    """A list of strings that can only grow, in arrays of Arrow: their bytes, and 4 more for each."""
-
-    def __init__(self, names: Iterable[str] = ()) -> None:
-        self._chunks: list[pa.Array] = []  # of equal lengths
-        self._tail: list[str] = []
-        for name in names:
-            self.append(name)
-
-    def append(self, name: str) -> None:
-        """Append a string."""
-        self._tail.append(name)
-        if len(self._tail) == _CHUNK:
-            self._chunks.append(pa.array(self._tail, pa.string()))
-            self._tail = []
-
-    def __len__(self) -> int:
-        return len(self._chunks) * _CHUNK + len(self._tail)
-
-    def __getitem__(self, number: int) -> str:
-        chunk, place = divmod(number, _CHUNK)
-        is_tail = chunk == len(self._chunks)
-        return self._tail[place] if is_tail else str(self._chunks[chunk][place])
-
-    def __iter__(self) -> Iterator[str]:
-        for chunk in self._chunks:
-            yield from chunk.to_pylist()
-        yield from self._tail
-
-    def to_arrow(self) -> pa.ChunkedArray:
-        """Return them as a column of Arrow."""
-        return pa.chunked_array([*self._chunks, pa.array(self._tail, pa.string())])
 
 
 def twice(names: Callable[[], Iterable[str]]) -> set[str]:
