@@ -80,11 +80,11 @@ def test_files_that_pyarrow_must_open_are_named(tmp_path: Path, odd: Path) -> No
     (tmp_path / "t.parquet").rename(odd / "t.parquet")
     (odd / "t.feather").write_bytes(b"ARROW1")
 
-    with pytest.raises(SourceError, check=At("ph\\udcff/t.parquet'")):
+    with pytest.raises(SourceError, check=At("ph\udcff/t.parquet")):
         pack_tables(odd / "t.parquet", tmp_path / "p")
-    with pytest.raises(SourceError, check=At("ph\\udcff/t.feather'")):
+    with pytest.raises(SourceError, check=At("ph\udcff/t.feather")):
         pack_tables(odd / "t.feather", tmp_path / "p")
-    with pytest.raises(SourceError, check=At("ph\\udcff/t.parquet'")):
+    with pytest.raises(SourceError, check=At("ph\udcff/t.parquet")):
         TokenSource(list_files([odd / "t.parquet"])[0], TokenOptions())
     assert main(["images", str(odd / "t.parquet"), str(tmp_path / "p")]) == 1
 

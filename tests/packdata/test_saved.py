@@ -100,8 +100,8 @@ def test_a_cache_of_load_dataset_is_refused_and_its_files_are_packed(
     [
         ({"_indices_data_files": [{"filename": "indices.arrow"}]}, "flatten_indices"),
         ({"_data_files": [{"filename": "lost.arrow"}]}, "is not there"),
-        ({"_data_files": [{"filename": "../lost.arrow"}]}, "lists no data files"),
-        ({"_data_files": None}, "lists no data files"),
+        ({"_data_files": [{"filename": "../lost.arrow"}]}, "is not there"),
+        ({"_data_files": None}, "save_to_disk"),
     ],
 )
 def test_a_folder_that_is_not_whole_is_refused(

@@ -82,16 +82,6 @@ def test_such_a_table_below_a_folder_of_texts_is_refused(tmp_path: Path, log: st
     assert pack_tables(table / "a.parquet", tmp_path / "file").samples == 1
 
 
-@pytest.mark.parametrize(
-    "name", ["0001.metadata.json", "v_001.metadata.json", "version.metadata.json"]
-)
-def test_a_folder_called_metadata_is_no_log(folder: Path, tmp_path: Path, name: str) -> None:
-    (folder / "metadata").mkdir()
-    (folder / "metadata" / name).write_text("{}")
-
-    assert pack_tables(folder, tmp_path / "out").samples == 1
-
-
 def test_what_is_given_by_itself_is_not_told_as_passed_over(folder: Path, tmp_path: Path) -> None:
     (folder / "b.txt").write_text("x\n2\n")
     (folder / "sub").mkdir()

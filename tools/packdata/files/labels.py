@@ -231,7 +231,7 @@ def read_classes(classes: Sequence[str] | Path | str, field: str = LABEL) -> tup
 def _is_dataset(path: Path) -> bool:
     if isinstance(path, URL):
         return bucket_at(path).read(MANIFEST_NAME)[0] is not None
-    return is_folder(path, "classes= takes a file or dataset that you may read")
+    return is_folder(path)
 
 
 def _classes_of_dataset(folder: Path, name: str) -> tuple[str, ...]:

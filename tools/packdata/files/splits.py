@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from loaders.errors import SourceError
-from loaders.remote.url import URL, place_of
+from loaders.remote.url import place_of
 from loaders.schema import Array, Label
 from packdata.describe import counted, passed_over
 from packdata.files.labels import LABEL, LabelField, label_fields
 from packdata.options import opt, parse_target
 from packdata.sources.base import LABEL_NAMES, PICTURES, FileKind, Source, suffix_of
 from packdata.sources.folders import FolderSource, MaskFolder, split_suffix
-from packdata.sources.layouts import check_layout
-from packdata.sources.listed import Listing, is_folder, look_at
+from packdata.sources.listed import Listing, look_at
 from packdata.sources.opening import (
     Found,
     are_of_one_archive,
@@ -24,6 +23,7 @@ from packdata.sources.opening import (
     joined_splits,
     open_source,
 )
+from packdata.sources.refused import check_classes
 from packdata.wording import few
 
 if TYPE_CHECKING:
@@ -119,13 +119,13 @@ def open_splits(
             others = () if has_annotations else source.other_folders
             is_all = splits_of is None and not has_annotations
             classes = source.labels[LABEL].classes
-            check_layout(source.listing.root, classes, others, is_all=is_all)
+            check_classes(source.listing.root, classes, others, is_all=is_all)
     if extend is not None:
         sources = {name: extend(source, name) for name, source in sources.items()}
     labels = label_fields(sources, options.classes, options.multi_label)
     # Files beside the folders of splits; where splits are files, the others are refused.
-    is_beside = folder is not None and all(isinstance(each, Listing) for each in parts.values())
-    beside = Counter(map(suffix_of, folder.names() if folder and splits_of and is_beside else ()))
+    has_folders = splits_of and all(isinstance(each, Listing) for each in splits_of.values())
+    beside = Counter(map(suffix_of, folder.names() if folder and has_folders else ()))
     splits = [
         Split(name, source, labels[name], _masks_of(options, name, source, kind), beside)
         for name, source in sources.items()
@@ -162,11 +162,9 @@ def _masks_of(
         return MaskFolder(source.listing, kind, suffix)
     if masks is None:
         return None
-    hint, place = "masks= takes a folder that you may read", place_of(masks)
-    is_listed = isinstance(place, URL) or is_folder(place, hint)
-    listing = look_at(place) if is_listed else None
+    listing = look_at(masks)
     if not isinstance(listing, Listing):
-        raise SourceError("there is no such folder", place, hint)
+        raise SourceError("masks= takes a folder", place_of(masks))
     has_own = split and split in listing.subfolders()
     return MaskFolder(listing.below(split) if has_own else listing, kind, suffix)
 
@@ -187,92 +185,66 @@ def _check_masks_apart(splits: Sequence[Split]) -> None:
 
 def source_notes(splits: Sequence[Split]) -> list[str]:
     """Say which files are skipped, what numbers lose, and where no column is the label."""
-    ignored: Counter[str] = Counter(splits[0].beside)
+    ignored, gaps = Counter(splits[0].beside), Counter[str]()
     unlabelled: dict[str, None] = {}
-    for source in (split.source for split in splits):
+    notes: list[str] = []
+    for split in splits:
+        source = split.source
         ignored.update(source.ignored)
+        gaps.update({label.name: label.column.num_missing for label in split.labels})
         if source.kind in ("list", "parquet") and LABEL not in source.labels:
             unlabelled |= dict.fromkeys(source.labels)
-    notes = passed_over(dict(ignored.most_common()))
-    if doubles := sorted({f.name for split in splits for f in split.labels if f.column.is_double}):
-        notes.append(f"stored as float32, of 24 bits: {few(doubles)}")
-    if gaps := _gaps(splits):
-        notes.append(f"missing numbers, stored as NaN: {few(gaps)}")
-    notes += [note for split in splits for note in joined_splits(split.source.paths)]
-    notes += [*_numbered(splits), *_joined_labels(splits)]
-    notes += dict.fromkeys(note for split in splits for note in split.source.notes)
-    if unlabelled:
-        notes.append(
-            f"no label: no column is called {', '.join(LABEL_NAMES[:-1])} or {LABEL_NAMES[-1]}; "
-            f"label_column= takes another ({few([*unlabelled])})"
-        )
-    return notes
-
-
-def _classes_of(splits: Sequence[Split]) -> tuple[str, ...]:
-    """Return the names of the classes: all splits have the same."""
-    fields = [label.field for split in splits for label in split.labels if label.name == LABEL]
-    return next((f.classes for f in fields if isinstance(f, Label) and f.classes), ())
-
-
-def _arrays(splits: Sequence[Split]) -> list[Array]:
-    fields = [label.field for split in splits for label in split.labels]
-    return [field for field in fields if isinstance(field, Array)]
+        notes += [*joined_splits(source.paths), *source.notes]
+    doubles = {f.name for split in splits for f in split.labels if f.column.is_double}
+    what = {
+        "stored as float32, of 24 bits": sorted(doubles),
+        "missing numbers, stored as NaN": [
+            f"{name} ({num:,})" for name, num in gaps.items() if num
+        ],
+        f"no label: no column is called {', '.join(LABEL_NAMES)}; label_column= takes another": [
+            *unlabelled
+        ],
+    }
+    return [
+        *passed_over(dict(ignored.most_common())),
+        *(f"{note}: {few(names)}" for note, names in what.items() if names),
+        *_class_notes(splits),
+        *dict.fromkeys(notes),
+    ]
 
 
 def contents(splits: Sequence[Split]) -> list[str]:
     """Name the splits and classes: what is wrong with a source, they often show."""
-    classes = _classes_of(splits)
     found = []
     if splits[0].name:
         found.append(f"{counted(len(splits), 'split')}: {few([split.name for split in splits])}")
-    if kinds := next((f.classes for f in _arrays(splits) if f.classes), ()):
-        found.append(f"{counted(len(kinds), 'class')} of boxes: {few(kinds)}")
-    if classes:
-        found.append(f"{counted(len(classes), 'class')}: {few(classes)}")
+    for field in {label.name: label.field for split in splits for label in split.labels}.values():
+        if isinstance(field, Label | Array) and field.classes:
+            of_boxes = " of boxes" if isinstance(field, Array) else ""
+            number = counted(len(field.classes), "class")
+            found.append(f"{number}{of_boxes}: {few(field.classes)}")
     return found
 
 
-def _numbered(splits: Sequence[Split]) -> Iterator[str]:
-    """Say of classes called by numbers that their own numbers are others."""
-    classes = _classes_of(splits)
-    given = any(label.column.numbered for split in splits for label in split.labels)
-    if given or not all(map(str.isdecimal, classes)) or [*classes] != sorted(classes):
-        return
-    wrong = [(number, name) for number, name in enumerate(classes) if int(name) != number]
-    for number, name in wrong[:1]:
-        yield (
-            f"classes are called by numbers, but numbered as names are sorted: {name!r} is class {number} "
-            "(as in torchvision); classes= with a file, a name a line, fixes an order"
-        )
-
-
-def _joined_labels(splits: Sequence[Split]) -> Iterator[str]:
-    """Say that classes seem to be combinations of few labels, such as ``A|B``."""
-    classes = _classes_of(splits)
+def _class_notes(splits: Sequence[Split]) -> Iterator[str]:
+    """Say that classes called by numbers have others, or seem to be combinations of few labels, such as ``A|B``."""
+    labels = [label for split in splits for label in split.labels if label.name == LABEL]
+    field = labels[0].field if labels else None  # all splits have the same classes
+    classes = (field.classes if isinstance(field, Label) else None) or ()
+    if all(map(str.isdecimal, classes)) and not any(label.column.numbered for label in labels):
+        wrong = [(number, name) for number, name in enumerate(classes) if int(name) != number]
+        if wrong and [*classes] == sorted(classes):
+            number, name = wrong[0]
+            yield (
+                f"classes are called by numbers, but numbered as names are sorted: {name!r} is class {number} "
+                "(as in torchvision); classes= with a file, a name a line, fixes an order"
+            )
     for mark in "|", ";", ",", " ":
         parts = {part for name in classes for part in name.split(mark)}
-        if any(mark in name for name in classes) and len(parts) < len(classes):
-            joined = next(name for name in classes if mark in name)
+        joined = next((name for name in classes if mark in name), "")
+        if joined and len(parts) < len(classes):
             yield (
                 f"{len(classes)} classes such as {joined!r} combine {len(parts)} labels: multi_label={mark!r} "
                 "stores each of them"
             )
             return
-
-
-def _gaps(splits: Sequence[Split]) -> list[str]:
-    """Say of each column of numbers how many are missing."""
-    counts: Counter[str] = Counter()
-    totals: Counter[str] = Counter()
-    dtypes: dict[str, str] = {}
-    for split in splits:
-        for label in split.labels:
-            counts[label.name] += label.column.num_missing
-            totals[label.name] += len(split.source)
-            dtypes.setdefault(label.name, label.field.dtype)
-    return [
-        f"{name} ({count:,} of {totals[name]:,}, {dtypes[name]})"
-        for name, count in counts.items()
-        if count
-    ]

@@ -23,8 +23,8 @@ from packdata.readers import parse_json
 from packdata.reading import fetched_ahead
 from packdata.sources.base import BOX_LABELS, Column, FileHash, Source, suffix_of
 from packdata.sources.composed import ExtendedSource
-from packdata.sources.layouts import SPLIT_NAMES
 from packdata.sources.listed import Listing, look_at
+from packdata.sources.refused import SPLIT_NAMES
 from packdata.wording import few
 
 if TYPE_CHECKING:

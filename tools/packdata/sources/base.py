@@ -173,6 +173,8 @@ def broken_item(key: str, what: str, where: str, hint: str = "") -> Item:
 
 def is_hidden(name: str) -> bool:
     """Tell whether a file or folder is the system's own: dot files, Thumbs.db and the like."""
+    if name == ".hoodie":  # says that the files beside it are those of a table
+        return False
     return name.startswith(".") or name.lower() in _SYSTEM_FILES
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from loaders.errors import SourceError
 from packdata.sources.base import (
+    PICTURE_SUFFIXES,
     PICTURES,
     Column,
     FileHash,
@@ -25,7 +26,6 @@ from packdata.sources.base import (
     shared_keys,
     suffix_of,
 )
-from packdata.sources.listed import LINK_ABOVE, Listing
 from packdata.sources.refused import check_name
 from packdata.wording import few
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from packdata.reading import File
+    from packdata.sources.listed import Listing
 
 
 class _Chosen:
@@ -47,7 +48,7 @@ class _Chosen:
 
     def __init__(self, listing: Listing, kind: FileKind, without: str = "") -> None:
         self._listing, self._numbers = listing, array("I")
-        self.ignored = Counter([LINK_ABOVE] * len(listing.links))  # others, by suffix
+        self.ignored = Counter[str]()  # others, by suffix
         self.counts: Counter[str] = Counter()  # by class: the first folder
         hashed = FileHash()
         for folder in sorted(listing.folders, key=lambda path: (_class_of(f"{path}/"), path)):
@@ -101,7 +102,7 @@ class FolderSource(Source):
             raise SourceError(what, listing.root, hint)
         self.kind = "folder" if num_top else "classes"
         self.labels = {} if num_top else {"label": Column("class", tuple(classes))}
-        self.other_folders = [name for name in folders if name not in {*classes}]
+        self.other_folders = [name for name in folders if not files.counts[name]]
         self.ignored = dict(files.ignored)
         self.identity = {
             "kind": self.kind,
@@ -126,13 +127,11 @@ class FolderSource(Source):
 
 
 def _no_files(root: Path, kind: FileKind, ignored: Counter[str]) -> SourceError:
-    if not ignored:
-        return SourceError(f"no {kind.names}", root, "Check the path")
     seen = ", ".join(f"{count} x {suffix}" for suffix, count in ignored.most_common(5))
     hint = f"{kind.names.capitalize()} end in {' '.join(sorted(kind.suffixes))}"
     if kind is PICTURES:
         hint += "; tar, Parquet and IDX files are looked for in this folder alone, not below"
-    return SourceError(f"no {kind.names}, but {seen}", root, hint)
+    return SourceError(f"no {kind.names}, but {seen or 'no files'}", root, hint)
 
 
 def split_suffix(suffix: str) -> tuple[str, str]:
@@ -154,32 +153,32 @@ class MaskFolder:
     def __init__(self, listing: Listing, kind: FileKind = PICTURES, suffix: str = "") -> None:
         self._files = files = _Chosen(listing, kind)
         self._old, self._new = split_suffix(suffix)
-        keys = enumerate(map(key_of, files))
-        self._numbers = {self._picture(key): n for n, key in keys if key.endswith(self._new)}
+        self._numbers: dict[str, int] = {}
+        for number, path in enumerate(files):
+            if (key := key_of(path)).endswith(self._new):
+                picture = key[: len(key) - len(self._new)] + self._old
+                if picture in self._numbers:
+                    what = (
+                        f"two masks of {picture!r}: {files[self._numbers[picture]][0]} and {path}"
+                    )
+                    raise SourceError(what, listing.root, "Rename or remove one")
+                self._numbers[picture] = number
         if not self._numbers:
-            what = f"none of its {len(files)} files ends in {self._new!r}, such as {files[0][0]} does not"
+            what = f"none of {len(files)} files ends in {self._new!r}, such as {files[0][0]}"
             raise SourceError(what, listing.root, "Check mask_suffix=")
-        check_unique(self._masks, listing.root)
-        self.root, self._kind = listing.root, kind
+        self.root, self._suffix = (
+            listing.root,
+            min(kind.suffixes - PICTURE_SUFFIXES, default=".png"),
+        )
         self.identity: dict[str, Any] = files.identity
         if suffix:
             self.identity["suffix"] = suffix
 
-    def _masks(self) -> Iterator[tuple[str, str]]:
-        keys = ((key_of(path), path) for path in self._files)
-        return ((self._picture(key), path) for key, path in keys if key.endswith(self._new))
-
-    def _picture(self, key: str) -> str:
-        """Return the key of the picture that a mask is of."""
-        return key[: len(key) - len(self._new)] + self._old if self._new or self._old else key
-
     def find(self, item: Item) -> File:
         """Return the mask for a picture; SourceError if there is none."""
         if (name := self.name(item.key)) is None:
-            suffix = ".png" if self._kind is PICTURES else min(self._kind.suffixes)
-            name = os.path.join(self.root, item.key.removesuffix(self._old) + self._new) + suffix
-            hint = f"The mask is looked for as {name} (or another suffix)"
-            hint += "" if self._new or self._old else "; mask_suffix= says how else names end"
+            name = os.path.join(self.root, item.key.removesuffix(self._old) + self._new)
+            hint = f"The mask is looked for as {name}{self._suffix}, say; mask_suffix= says how names end"
             raise SourceError("the mask is missing", item.where, hint)
         _, file = self._files[self._numbers[item.key]]
         return file.placed(item.place_of_mask(name))

@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
     from packdata.reading import File
 
-IDX_IMAGES = re.compile(r".*images[-.]idx3-ubyte(\.gz)?", re.IGNORECASE)
-IDX_SUFFIXES = ("idx3-ubyte", "idx3-ubyte.gz")  # quicker to look for
+IDX_SUFFIXES = tuple(f"images{mark}idx3-ubyte{end}" for mark in "-." for end in ("", ".gz"))
 
 
 class IdxSource(Source):
@@ -73,10 +72,10 @@ def _labels_name(path: Path) -> str:
 
 
 def _labels_beside(path: Path) -> list[File]:
-    name = _labels_name(path)
-    places = (path.with_name(name + end) for end in ("", ".gz"))
-    found = next((place for place in places if place != path and is_file(place)), None)
-    return [] if found is None else files_at(found)
+    for end in ("", ".gz"):
+        if is_file(place := path.with_name(_labels_name(path) + end)):
+            return files_at(place)
+    return []
 
 
 def _read_idx(file: File, num_axes: int) -> Pixels:

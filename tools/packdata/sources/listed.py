@@ -10,7 +10,7 @@ import stat
 from array import array
 from bisect import bisect_left, bisect_right
 from copy import copy
-from glob import glob, has_magic
+from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from packdata.bucket import Bucket
 
-LINK_ABOVE = "link to a folder above"
-_LOG = ".hoodie"  # a hidden folder that says that the files beside it are those of a table
 _MARKS = 1 << 64
 _AT_ONCE = 1024  # names
 _Row = tuple[
@@ -49,15 +47,13 @@ class Listing:
     Attributes:
         root: As it was given.
         folders: Relative paths of those in it and below, "" first; what is below one follows it.
-        links: Relative paths of links to folders above: they are not followed, others are.
 
     Raises:
-        SourceError: A folder cannot be listed.
+        SourceError: A folder cannot be listed, a link leads nowhere, or to a folder above: others are followed.
         RemoteError: The store does not answer, or refuses.
     """
 
     def __init__(self, root: Path, *, deep: bool = True) -> None:
-        self.links: list[str] = []
         self._set_root(root)
         self._sort(self._walk(deep) if self._bucket is None else _objects(self._bucket, deep))
 
@@ -74,24 +70,23 @@ class Listing:
             folder, above = pending.pop()
             place = self.root / folder
             if (real := os.path.realpath(place)) in above:
-                self.links.append(folder)
-                continue
+                raise SourceError("link to a folder above", place, "Remove the link")
             yield folder, "", 0, 0
             try:
                 with os.scandir(place) as found:
                     for entry in found:
                         path = f"{folder}/{entry.name}".lstrip("/")
-                        if is_hidden(entry.name) and entry.name != _LOG:
+                        if is_hidden(entry.name):
                             continue
-                        if not _is_folder(entry):
-                            yield folder, entry.name, *_stat(entry)
+                        if not entry.is_dir():
+                            yield folder, entry.name, *_state_of(entry.stat())
                         elif deep:
                             pending.append((path, above | {real}))
                         else:
                             yield path, "", 0, 0
             except OSError as error:
-                what = f"the folder cannot be listed ({error.strerror})"
-                raise SourceError(what, place) from error
+                what = f"cannot be listed ({error.strerror})"
+                raise SourceError(what, error.filename or place) from error
 
     def _sort(self, rows: Iterable[_Row]) -> None:
         numbers, data, ends = {"": 0}, bytearray(), array("q", [0])
@@ -116,14 +111,8 @@ class Listing:
         self._sizes, self._marks = np.asarray(sizes), np.asarray(marks)
         keys = pa.table({"folder": rank, "name": self._names})
         order = pc.sort_indices(keys, [("folder", "ascending"), ("name", "ascending")])
-        # An empty object of a folder's name stands for the folder, as some tools make.
-        kept = np.ones(len(rank), bool)
-        for row in np.flatnonzero(self._sizes == 0).tolist():
-            path = f"{self.folders[rank[row]]}/{os.fsdecode(self._names[row].as_py())}"
-            kept[row] = path.lstrip("/") not in numbers
         self._order = order.to_numpy().astype(np.uint32)
-        self._order = self._order[kept[self._order]]
-        self._starts = np.append(0, np.cumsum(np.bincount(rank[kept], minlength=len(numbers))))
+        self._starts = np.append(0, np.cumsum(np.bincount(rank, minlength=len(numbers))))
 
     def __len__(self) -> int:
         return len(self._order)
@@ -169,7 +158,6 @@ class Listing:
             raise SourceError("there is no such folder", self.root / folder)
         inner = [i for i, f in enumerate(self.folders) if f"{f}/".startswith(f"{folder}/")]
         part.folders = [self.folders[i][cut:] for i in inner]
-        part.links = [link[cut:] for link in self.links if link.startswith(f"{folder}/")]
         starts = self._starts[inner[0] : inner[-1] + 2]
         part._order, part._starts = self._order[starts[0] : starts[-1]], starts - starts[0]
         return part
@@ -207,18 +195,7 @@ class Listing:
         return LocalFile(os.path.join(root, path), where, *state)
 
 
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link to itself: it is rejected when it is read
-        return False
-
-
-def _stat(entry: os.DirEntry[str]) -> tuple[int, int]:
-    try:
-        found = entry.stat()
-    except OSError:  # a link to nowhere: it is rejected when it is read
-        return 0, 0
+def _state_of(found: os.stat_result) -> tuple[int, int]:
     return found.st_size, found.st_mtime_ns % _MARKS
 
 
@@ -230,8 +207,7 @@ def _objects(bucket: Bucket, deep: bool) -> Iterator[_Row]:
     for entry in (each for some in bucket.below() for each in some) if deep else entries:
         folder, _, name = entry.name.rpartition("/")
         if folder not in shown:
-            parts = (part for part in folder.split("/") if part != _LOG)
-            shown[folder] = not any(map(is_hidden, parts))
+            shown[folder] = not any(map(is_hidden, folder.split("/")))
         if shown[folder] and not is_hidden(name):
             yield folder, name, entry.size, entry.mark
 
@@ -252,39 +228,31 @@ def look_at(place: Path | str, *, deep: bool = True) -> Listing | list[File]:
 
 def files_at(path: Path) -> list[File]:
     """Return the file at a path or a URL, or those that a pattern matches, sorted; errors as of ``look_at``."""
+    files: list[File] = []
     if isinstance(path, URL):
         if path.parent.parent.name:  # a bucket is no object
             bucket = bucket_at(path.parent)
-            if (entry := bucket.look(path.name)) is not None:
-                return [RemoteFile(bucket, entry, str(path))]
-        raise _nothing_at(path)
-    matches = (
-        [path] if _stat_of(path) else sorted(map(Path, glob(str(path), recursive=True)), key=str)
-    )
-    if files := [_file_at(path) for path in matches if not path.is_dir()]:
-        return files
-    raise _nothing_at(path)
+            entry = bucket.look(path.name)
+            files = [RemoteFile(bucket, entry, str(path))] if entry else []
+    else:
+        matches = sorted(glob(str(path), recursive=True)) if not _stat_of(path) else [str(path)]
+        files = [_file_at(Path(match)) for match in matches if not os.path.isdir(match)]
+    if not files:
+        hint = "Check the path; '*' makes a pattern of a path, not of a URL"
+        raise SourceError("there is no such file or folder", path, hint)
+    return files
 
 
 def _file_at(path: Path) -> File:
     found = os.stat(path)
     if not stat.S_ISREG(found.st_mode):
-        raise SourceError("it is not a regular file", path)
-    return LocalFile(str(path), str(path), found.st_size, found.st_mtime_ns % _MARKS)
+        raise SourceError("not a regular file", path)
+    return LocalFile(str(path), str(path), *_state_of(found))
 
 
-def _nothing_at(path: Path) -> SourceError:
-    hint = "Check the path"
-    if isinstance(path, URL) and has_magic(str(path)):
-        hint = "At a URL there are no patterns: give a folder, single objects, or a list of them"
-    elif "{" in str(path):
-        hint = "A pattern has '*' in place of braces"  # as WebDataset writes them
-    return SourceError("there is no such file or folder", path, hint)
-
-
-def is_folder(path: Path, hint: str = "") -> bool:
-    """Tell whether a folder is there; SourceError with a hint if it may not be read."""
-    found = _stat_of(path, hint)
+def is_folder(path: Path) -> bool:
+    """Tell whether a folder is there; SourceError if it may not be read."""
+    found = _stat_of(path)
     return found is not None and stat.S_ISDIR(found.st_mode)
 
 
@@ -295,10 +263,10 @@ def is_file(path: Path) -> bool:
     return path.exists() and not path.is_dir()
 
 
-def _stat_of(path: Path, hint: str = "") -> os.stat_result | None:
+def _stat_of(path: Path) -> os.stat_result | None:
     try:
         return path.stat()
     except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL in the name
         return None
     except OSError as error:
-        raise SourceError(f"cannot be read ({error.strerror})", path, hint) from error
+        raise SourceError(f"cannot be read ({error.strerror})", path) from error

@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING
 from loaders.errors import SourceError
 from packdata.reading import File, opened_in_order
 from packdata.rows import suffix_inside
-from packdata.sources.arrow import saved_splits
 from packdata.sources.base import PICTURES, FileKind, Source, foreign_hint, suffix_of
 from packdata.sources.folders import FolderSource
-from packdata.sources.idx import IDX_IMAGES, IDX_SUFFIXES, IdxSource
-from packdata.sources.layouts import SPLIT_NAMES
+from packdata.sources.idx import IDX_SUFFIXES, IdxSource
 from packdata.sources.listed import Listing, look_at
 from packdata.sources.lists import LIST_SUFFIXES, ListSource
-from packdata.sources.refused import check_folder
-from packdata.sources.row_kinds import ROW_KINDS, listed_files, row_kind
+from packdata.sources.refused import SPLIT_NAMES, check_folder
+from packdata.sources.row_kinds import ROW_KINDS, listed_files, row_kind, saved_splits
 from packdata.sources.rows import RowsSource
 from packdata.sources.tars import TAR_SUFFIX, TarSource
 from packdata.wording import few
@@ -57,20 +55,16 @@ def open_source(
         "mask_column": mask_column,
         "label_column": label_column,
     }
-    files = _files_of(found, kind) if isinstance(found, Listing) else found
-    if not files:
-        assert isinstance(found, Listing)
+    files = found if isinstance(found, list) else _files_of(found, kind)
+    if isinstance(found, Listing) and not files:
         _check_columns_unused(found.root, columns)
         return FolderSource(found, kind, without)
     first = files[0].path
     name = first.name if len(files) == 1 else first.parent.name
     if isinstance(found, Listing):
         name = found.name
-    kinds = {_archive_kind(f.path.name) or suffix_of(f.path.name) or f.path.name for f in files}
-    if len(kinds) > 1:
-        raise SourceError(f"files of several kinds ({', '.join(sorted(kinds))})", first.parent)
     opened_in_order(files)
-    archive = _archive_kind(first.name) if kind is PICTURES else ""
+    archive = _one_kind(files) if kind is PICTURES else ""
     if archive == "tar":
         _check_columns_unused(first, columns | {"label_column": None})
         return TarSource(files, name, label_column=label_column)
@@ -104,32 +98,32 @@ def find_splits(listing: Listing, kind: FileKind = PICTURES) -> Mapping[str, Fou
         SourceError: Two or more folders or files are splits and others are not, or folders and files
             are, or pictures lie beside them: no reading is safe.
     """
+    archives = _archives(listing) if kind is PICTURES else []
     if kind is PICTURES and (saved := saved_splits(listing)):
         return saved
-    folders, archives = listing.subfolders(), _archives(listing) if kind is PICTURES else []
+    folders = listing.subfolders()
     splits = {name: listing.below(name) for name in folders if name.lower() in SPLIT_NAMES}
     others = [name for name in folders if name not in splits]
     if splits:  # what holds no files of the kind is neither a split nor a class
-        others = [name for name in others if _first_of(kind, listing.below(name))]
+        others = [name for name in others if _holds(kind, listing.below(name))]
     if not splits or (others and len(splits) == 1):
         return _split_files(listing, archives)
+    known = {None, *(name.lower() for name in splits)}
+    others += [f.path.name for f in archives if _named_split(f.path.name) not in known]
+    others += [name for name in listing.names() if suffix_of(name) in kind.suffixes]
     if others:
-        raise _no_safe_reading(listing, splits, f"other folders ({few(others)})")
-    known = {name.lower() for name in splits}
-    named = [file.path.name for file in archives]
-    if lost := [name for name in named if _named_split(name) not in (None, *known)]:
-        raise _no_safe_reading(listing, splits, f"files of other splits ({few(lost)})")
-    if lost := [name for name in listing.names() if suffix_of(name) in kind.suffixes]:
-        raise _no_safe_reading(listing, splits, f"{kind.names} beside them ({few(lost)})")
+        raise _no_safe_reading(listing, splits, others)
     return {name: splits[name] for name in sorted(splits, key=_split_rank)}
 
 
-def _first_of(kind: FileKind, listing: Listing) -> str | None:
-    return next((path for path in listing if suffix_of(path) in kind.suffixes), None)
+def _holds(kind: FileKind, listing: Listing) -> bool:
+    return any(suffix_of(path) in kind.suffixes for path in listing)
 
 
-def _no_safe_reading(listing: Listing, splits: Mapping[str, object], others: str) -> SourceError:
-    what = f"splits ({', '.join(splits)}) beside {others}"
+def _no_safe_reading(
+    listing: Listing, splits: Mapping[str, object], others: Sequence[str]
+) -> SourceError:
+    what = f"splits ({', '.join(splits)}) beside {few(others)}"
     return SourceError(what, listing.root, "Pack each split by itself, or move the others away")
 
 
@@ -164,16 +158,15 @@ def _split_files(listing: Listing, archives: Sequence[File]) -> dict[str, list[F
     if len(splits) < 2:
         return None
     if others:
-        names = few([file.path.name for file in others])
-        raise _no_safe_reading(listing, splits, f"other files ({names})")
+        raise _no_safe_reading(listing, splits, [file.path.name for file in others])
     _check_alone(listing, archives)
     return {name: splits[name] for name in sorted(splits, key=_split_rank)}
 
 
 def _check_alone(listing: Listing, archives: Sequence[File]) -> None:
     """Raise SourceError if pictures lie beside tar, IDX or files of rows, or in folders there."""
-    if picture := _first_of(PICTURES, listing):
-        what = f"pictures ({picture}) beside {few([file.path.name for file in archives])}"
+    if _holds(PICTURES, listing):
+        what = f"pictures beside {few([file.path.name for file in archives])}"
         hint = "Move either away, or pack one by itself: a folder, a file or a pattern of files"
         raise SourceError(what, listing.root, hint)
 
@@ -182,16 +175,23 @@ def _archives(listing: Listing) -> list[File]:
     """Return the tar, IDX and files of rows; of an IDX file that is there twice, not the .gz."""
     if (listed := listed_files(listing)) is not None:
         return listed
-    kinds = {name: kind for name in listing.names() if (kind := _archive_kind(name))}
-    twice = {f"{name}.gz" for name, kind in kinds.items() if kind == "idx"}
-    return listing.files(name for name in kinds if name not in twice)
+    names = dict.fromkeys(name for name in listing.names() if _archive_kind(name))
+    return listing.files(n for n in names if not n.endswith(".gz") or n[:-3] not in names)
 
 
 def _archive_kind(name: str) -> str:
     if suffix_of(name) == TAR_SUFFIX:
         return "tar"
-    is_idx = name.lower().endswith(IDX_SUFFIXES) and IDX_IMAGES.fullmatch(name)
-    return row_kind(name) or ("idx" if is_idx else "")
+    return row_kind(name) or ("idx" if name.lower().endswith(IDX_SUFFIXES) else "")
+
+
+def _one_kind(files: Sequence[File]) -> str:
+    """Return the kind of archive that files are, "" for others; SourceError if they are of several."""
+    kinds = {_archive_kind(file.path.name) for file in files}
+    if len(kinds) > 1:
+        names = few([file.path.name for file in files])
+        raise SourceError(f"files of several kinds ({names})", files[0].path.parent)
+    return kinds.pop()
 
 
 def are_of_one_archive(found: Sequence[Found]) -> bool:

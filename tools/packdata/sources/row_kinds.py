@@ -1,7 +1,14 @@
-"""Parquet and Arrow as files of rows, for ``packdata images``, ``tokens`` and ``tables``."""
+"""Parquet and Arrow as files of rows, and the folders of them that ``datasets.save_to_disk`` writes.
+
+Source:
+    Hugging Face datasets, ``Dataset.save_to_disk``: ``state.json`` lists the files (streams of
+    Arrow), ``dataset_dict.json`` the splits, each a folder of that form.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -10,9 +17,7 @@ import pyarrow.parquet as pq
 from loaders.errors import SourceError
 from packdata.reading import RemoteFile
 from packdata.rows import FEW_ROWS, PART_ROWS, Part, TypedRows
-from packdata.sources.arrow import INFO, STATE, open_arrow, read_json, saved_files
 from packdata.sources.base import STREAMING_HINT, suffix_of
-from packdata.sources.refused import check_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +35,6 @@ class ParquetRows(TypedRows):
 
     def __init__(self, file: File) -> None:
         self._file, self.path = file, file.path
-        check_name(str(self.path), self.path)
         with self._open() as opened:
             schema, self._metadata = opened.schema_arrow, opened.metadata
         groups = map(self._metadata.row_group, range(self._metadata.num_row_groups))
@@ -100,9 +104,22 @@ class ArrowRows(TypedRows):
                 yield batch.slice(row, num_rows)
 
 
+def open_arrow(file: File) -> pa.Table:
+    """Map an Arrow file or stream as a table: nothing is read before it is used. SourceError if it is neither."""
+    try:
+        source = pa.memory_map(os.fspath(file.local()))
+        try:
+            return pa.ipc.open_file(source).read_all()
+        except pa.ArrowInvalid:
+            source.seek(0)
+            return pa.ipc.open_stream(source).read_all()
+    except (OSError, ValueError, pa.ArrowException) as error:
+        hint = "Is it complete?"
+        raise SourceError(f"cannot be read as Arrow ({error})", file.path, hint) from error
+
+
 _KINDS: dict[str, Callable[[File], TypedRows]] = {"parquet": ParquetRows, "arrow": ArrowRows}
 ROW_KINDS = frozenset(_KINDS)
-_INDEX = "index.json"  # of LitData and of MosaicML Streaming
 
 
 def row_kind(name: str) -> str | None:
@@ -121,25 +138,47 @@ def open_row_file(file: File) -> TypedRows:
     return _KINDS[row_kind(file.path.name) or ""](file)
 
 
+def saved_splits(listing: Listing) -> dict[str, Listing]:
+    """Return the folders of splits, in their order; none if it is one dataset."""
+    file = listing.find("dataset_dict.json")
+    return {} if file is None else {name: listing.below(name) for name in _known(file, "splits")}
+
+
 def listed_files(listing: Listing, folder: str = "") -> list[File] | None:
     """Return the files that an index in a folder lists, in its order; None if there is no index.
 
     Raises:
-        SourceError: The index is damaged, a file is missing, the folder is a cache of ``load_dataset``, or the index is
-            another library's: its chunks would be taken for plain ids.
+        SourceError: The index is damaged, a file is missing, rows were chosen that are only listed, the folder is a
+            cache of ``load_dataset``, or the index is another library's: its chunks would be taken for plain ids.
     """
-    state, info, index = (
-        listing.find(f"{folder}/{name}".lstrip("/")) for name in (STATE, INFO, _INDEX)
-    )
+    names = ("state.json", "dataset_info.json", "index.json")
+    state, info, index = (listing.find(f"{folder}/{name}".lstrip("/")) for name in names)
+    root = listing.root / folder
     if state is not None:
-        return saved_files(listing, folder, state)
+        if _known(state, "_indices_data_files", []):
+            hint = "Save it again: dataset.flatten_indices().save_to_disk(...)"
+            raise SourceError("its rows are chosen by a list of indices", state.path, hint)
+        files = [file["filename"] for file in _known(state, "_data_files")]
+        found = listing.files(f"{folder}/{name}".lstrip("/") for name in files)
+        if lost := {*files} - {file.path.name for file in found}:
+            what = "a file that state.json lists is not there"
+            raise SourceError(what, root / min(lost), "Copy it again")
+        return found
     if info is not None and any(name.endswith(".arrow") for name in listing.names(folder)):
         hint = (
             "Give the files of one split, or save it: load_dataset(...)['train'].save_to_disk(...)"
         )
-        raise SourceError("the folder is a cache of load_dataset", listing.root / folder, hint)
-    known = None if index is None else read_json(index)
-    if isinstance(known, dict) and known.keys() & {"shards", "chunks"}:
-        what = "folder of MosaicML Streaming or LitData"
-        raise SourceError(what, listing.root / folder, STREAMING_HINT)
+        raise SourceError("the folder is a cache of load_dataset", root, hint)
+    if index is not None and any(mark in index() for mark in (b'"shards"', b'"chunks"')):
+        raise SourceError("folder of MosaicML Streaming or LitData", root, STREAMING_HINT)
     return None
+
+
+def _known(file: File, key: str, default: Any = None) -> list[Any]:
+    """Return a list of an index; SourceError if the index has none."""
+    try:
+        values = [*(json.loads(file()).get(key, default) or default)]
+    except (ValueError, AttributeError, TypeError) as error:
+        what = f"not as datasets.save_to_disk writes it ({error})"
+        raise SourceError(what, file.path, "Save the dataset again") from error
+    return values

@@ -17,7 +17,7 @@ from loaders.errors import SourceError
 from packdata.reading import LocalFile, RemoteFile, opened_in_order
 from packdata.rows import DELIMITED, JSON_LINES, compression_of, suffix_inside
 from packdata.sources.base import foreign_hint, suffix_of
-from packdata.sources.listed import LINK_ABOVE, Listing, look_at
+from packdata.sources.listed import Listing, look_at
 from packdata.sources.refused import check_folder, check_name
 from packdata.sources.row_kinds import ROW_KINDS, listed_files
 
@@ -135,7 +135,6 @@ def list_files(sources: Sequence[Path | str]) -> tuple[list[SourceFile], Counter
 
 def _list_folder(listing: Listing, ignored: Counter[str]) -> Iterator[SourceFile]:
     check_folder(listing)
-    ignored.update([LINK_ABOVE] * len(listing.links))
     paths: list[str] = []
     for folder in listing.folders:
         listed = listed_files(listing, folder)
