@@ -238,7 +238,7 @@ def files_at(path: Path) -> list[File]:
         matches = sorted(glob(str(path), recursive=True)) if not _stat_of(path) else [str(path)]
         files = [_file_at(Path(match)) for match in matches if not os.path.isdir(match)]
     if not files:
-        hint = "Check the path; '*' makes a pattern of a path, not of a URL"
+        hint = "Check the path; '*' is for local files: at a URL give a folder, or objects"
         raise SourceError("there is no such file or folder", path, hint)
     return files
 
