@@ -415,25 +415,6 @@ def test_samples_that_cannot_be_packed_are_skipped_on_request(tmp_path: Path) ->
     assert (tmp_path / "rejected.jsonl").read_text().count("\n") == 3
 
 
-@pytest.mark.parametrize("workers", [1, 4])
-def test_the_key_of_a_sample_that_is_skipped_is_free_for_the_next(
-    tmp_path: Path, workers: int
-) -> None:
-    """In the order of the samples, whichever thread is first."""
-    keys = [f"k{i}" for i in range(50)]
-    tries = [b"junk", PIXELS, PIXELS[:9], b"junk"]
-    samples = [{"image": value, "key": key} for key in keys for value in tries]
-
-    summary = pack(samples, tmp_path, {"image": Image()}, on_error="skip", workers=workers)
-
-    reader = PackedReader(tmp_path)
-    assert reader.keys() == keys
-    assert {reader.sample(i)["image"].shape for i in range(50)} == {PIXELS.shape}
-    names = [item for item, _ in summary.rejected]
-    assert names == [f"sample {i} (key 'k{i // 4}')" for i in range(200) if i % 4 != 1]
-    assert "another sample has this key" in summary.rejected[1][1]
-
-
 def test_samples_that_are_all_rejected_tell_why_the_first_was(tmp_path: Path) -> None:
     samples: list[dict[str, Any]] = [
         {"image": PIXELS, "label": "cow"},

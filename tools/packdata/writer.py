@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping, Sized
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -23,21 +22,16 @@ from loaders.codecs.heads import MAX_PICTURE_MB
 from loaders.errors import CodecError, LoadersError, PackError, SchemaError, SourceError
 from loaders.schema import Field, Schema, Text
 from loaders.system import opencv
-from packdata.packing.engine import why_rejected
-from packdata.packing.journal import Reached, Reject
-from packdata.packing.packing import Filling, Made, Packing
-from packdata.packing.pool import OrderedPool
+from packdata.packing.engine import Line, Outcome, Run
+from packdata.packing.packing import Made, Packing
 from packdata.packing.progress import Progress, Quiet
 from packdata.packing.provenance import PACKER, as_json
-from packdata.packing.settings import check_on_error, check_workers
 from packdata.packing.shards import (
     DEFAULT_SHARD_BYTES,
     Format,
     check_records,
-    check_shard_options,
 )
-from packdata.packing.summary import Summary, summary_of
-from packdata.recipe import Block, nbytes_of
+from packdata.recipe import Block, Target, nbytes_of
 from packdata.values import Encoded, Prepared, Preparer, Work, check_sizes
 
 if TYPE_CHECKING:
@@ -45,6 +39,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from packdata.packing.settings import OnError
+    from packdata.packing.summary import Summary
 
 KEY = "key"
 _PIECE_BYTES = 4 << 20
@@ -54,21 +49,9 @@ _USUAL_ROW_BYTES = 256  # of what does not tell its size, such as a list of text
 class _Sample(NamedTuple):
     """A sample that is checked, but not encoded yet; ``name`` is what messages call it."""
 
-    number: int
     name: str
-    key: str | None
-    values: dict[str, Prepared]
-
-
-class _Made(NamedTuple):
-    """A sample that was encoded, or why it cannot be."""
-
-    number: int
-    name: str
-    key: str | None
-    records: dict[str, bytes]
-    error: LoadersError | None
-    nbytes: int = 0
+    values: Mapping[str, Prepared]
+    error: LoadersError | None = None  # why it cannot be packed
 
 
 class Writer:
@@ -90,7 +73,7 @@ class Writer:
         quality: Of pictures that are newly encoded as JPEG or WebP, 1 to 100.
         max_picture_mb: MiB that an encoded picture may take, decoded to what is stored, whatever its format.
         on_error: ``"fail"`` raises on a sample that cannot be packed, ``"skip"`` leaves it out and
-            lists it in ``rejected.jsonl``; its key is free for a later sample.
+            lists it in ``rejected.jsonl``.
         provenance: A mapping of JSON values for the manifest: what the data is.
 
     Raises:
@@ -118,8 +101,7 @@ class Writer:
         on_error: OnError = "fail",
         provenance: Mapping[str, Any] | None = None,
     ) -> None:
-        check_shard_options(format, shard_bytes)
-        check_on_error(on_error)
+        self._run = Run(format, shard_bytes, workers, on_error)
         if not 1 <= quality <= 100:
             raise ValueError(f"quality must be in [1, 100], got {quality}")
         whole_number("max_picture_mb", max_picture_mb, at_least=1)
@@ -134,28 +116,21 @@ class Writer:
                 f"a Writer keeps no files beside shards ({names}): 'packdata tokens' does"
             )
         self._preparers = {n: Preparer(f, quality, max_picture_mb) for n, f in fields.items()}
-        self._format, self._shard_bytes, self._on_error = format, shard_bytes, on_error
         self._provenance = as_json(
             {"source": {"kind": "python"}} if provenance is None else provenance
         )
-        # Of the samples that were added; with "skip" of those that were packed, which is known later
-        # and in order, so that which of two is packed does not depend on the threads.
         self._keys: set[str] = set()
-        self._rejects: list[Reject] = []  # since the last shard
-        self._filling: Filling | None = None  # from the first sample on: it decides on keys
+        self._line: Line | None = None  # from the first sample on: it decides on keys
         self._num_samples = 0
         self._error: BaseException | None = None
         self._is_aborted = False
-        self._began, self._process = time.monotonic(), os.getpid()
+        self._process = os.getpid()
         self.summary: Summary | None = None
-        num_workers = check_workers(workers)
         plan = {"writer": "true"}
         self._packing = Packing(Path(dst), [""], plan, overwrite=overwrite, kind="writer")
         self._open = ExitStack()  # what is released at the end, last first
         self._open.enter_context(self._packing)
         self._open.enter_context(opencv.one_thread())
-        pool = OrderedPool(self._encode, num_workers, lambda made: made.nbytes)
-        self._pool = self._open.enter_context(pool)
 
     def __len__(self) -> int:
         """Return how many samples were added."""
@@ -163,9 +138,8 @@ class Writer:
 
     @property
     def num_rejected(self) -> int:
-        """How many samples were left out so far."""
-        earlier = self._packing.state.rejects.get("", ())
-        return len(self._rejects) + len(earlier)
+        """How many samples were left out, of those that were encoded so far."""
+        return self._run.num_rejected
 
     def add(self, /, **values: Any) -> None:
         """Add one sample.
@@ -188,19 +162,16 @@ class Writer:
         """
         self._check_open()
         name = _name(self._num_samples, values)
+        line = self._begun(values)
         try:
             sample = self._prepared(name, values)
         except LoadersError as error:
-            if self._on_error == "fail":
+            if self._run.on_error == "fail":
                 raise
-            self._rejects.append(Reject(self._num_samples, name, str(error)))
-            self._num_samples += 1
-            return
-        if self._on_error == "fail" and sample.key is not None:
-            self._keys.add(sample.key)
+            sample = _Sample(name, {}, error)
         self._num_samples += 1
         with self._ending():
-            self._take(self._pool.put(sample))
+            line.put(sample)
 
     def add_batch(self, /, **arrays: Any) -> None:
         """Add many samples, as columns: at the speed of memory where no picture has to be encoded.
@@ -217,7 +188,7 @@ class Writer:
                 were added.
         """
         self._check_open()
-        self._settle_key(arrays)
+        line = self._begun(arrays)
         self._check_fields(arrays, f"the batch from sample {self._num_samples} on")
         sizes = {name: len(values) for name, values in arrays.items()}
         if len(set(sizes.values())) > 1:
@@ -228,11 +199,9 @@ class Writer:
             for i in range(num):
                 self.add(**{name: values[i] for name, values in arrays.items()})
             return
-        assert self._filling is not None
+        self._num_samples += num
         with self._ending():
-            self._take(self._pool.drain())
-            self._num_samples += num
-            self._filling.add(block, self._reached)
+            line.add(block)
 
     @contextmanager
     def _ending(self) -> Iterator[None]:
@@ -250,8 +219,7 @@ class Writer:
         try:
             if not all(isinstance(key, str) for key in keys):
                 return None
-            is_skipping = self._on_error == "skip" and len(keys)
-            if is_skipping or len({*keys}) < len(keys) or not self._keys.isdisjoint(keys):
+            if len({*keys}) < len(keys) or not self._keys.isdisjoint(keys):
                 return None
             columns = {name: self._preparers[name].column(arrays[name]) for name in self._fields}
             made = {name: column for name, column in columns.items() if column is not None}
@@ -259,7 +227,7 @@ class Writer:
                 return None
             block, fields = Block(made), self._fields
             check_sizes({n: getattr(f, "size", None) for n, f in fields.items()}, fields)
-            check_records(block, self._schema, self._format)
+            check_records(block, self._schema, self._run.format)
         except CodecError:
             return None
         self._keys.update(keys)
@@ -286,9 +254,7 @@ class Writer:
             raise PackError("the writer is closed", self._packing.dst, "Open another for more")
 
     def _prepared(self, name: str, values: Mapping[str, Any]) -> _Sample:
-        self._settle_key(values)
         self._check_fields(values, name)
-        key = self._checked_key(values, name)
         prepared, field = dict[str, Prepared](), ""
         try:
             for field, value in values.items():
@@ -297,7 +263,11 @@ class Writer:
             check_sizes({n: value.size for n, value in prepared.items()}, self._fields)
         except CodecError as error:
             raise _placed(error, name, field) from error
-        return _Sample(self._num_samples, name, key, prepared)
+        if isinstance(self._fields.get(KEY), Text):
+            if values[KEY] in self._keys:
+                raise CodecError(f"{name}, field 'key': another sample has this key")
+            self._keys.add(values[KEY])
+        return _Sample(name, prepared)
 
     def _check_fields(self, values: Mapping[str, Any], name: str) -> None:
         if values.keys() != self._fields.keys():
@@ -305,29 +275,23 @@ class Writer:
             found += [f"has unknown {n!r}" for n in values if n not in self._fields]
             raise SchemaError(f"{name} {', '.join(found)}; its fields are {list(self._fields)}")
 
-    def _settle_key(self, values: Mapping[str, Any]) -> None:
-        """Let the first sample decide whether there are keys."""
-        if self._filling is None:
+    def _begun(self, values: Mapping[str, Any]) -> Line:
+        """Return the way into shards; the first sample decides whether there are keys."""
+        if self._line is None:
             if KEY in values and KEY not in self._fields:
                 self._fields[KEY] = Text()
                 self._schema = Schema(self._fields, self._defaults)
                 self._preparers[KEY] = Preparer(self._fields[KEY], 0)
-            about = self._schema, self._format, self._shard_bytes
-            self._filling = Filling(self._packing, "", *about)
+            targets = {"": Target("", self._schema)}
+            line = Line(self._run, self._packing, "", targets, self._encode)
+            self._line = self._open.enter_context(line)
+        return self._line
 
-    def _checked_key(self, values: Mapping[str, Any], name: str) -> str | None:
-        if not isinstance(self._fields.get(KEY), Text):
-            return None
-        key = values[KEY]
-        if not isinstance(key, str):
-            raise CodecError(f"{name}, field 'key': takes str, got {type(key).__name__}")
-        if self._on_error == "fail" and key in self._keys:
-            raise _key_taken(name)
-        return key
-
-    def _encode(self, sample: _Sample) -> _Made:
+    def _encode(self, numbered: tuple[int, _Sample]) -> Outcome:
         """Runs on the threads."""
-        number, name, key, values = sample
+        number, (name, values, refused) = numbered
+        if refused is not None:
+            return Outcome(number, (), [(name, refused)])
         encoded, field = dict[str, Encoded](), ""
         try:
             for field, value in values.items():
@@ -335,34 +299,14 @@ class Writer:
             field = ""
             check_sizes({n: each.size for n, each in encoded.items()}, self._fields)
             records = {n: each.record for n, each in encoded.items()}
-            check_records(records, self._schema, self._format)
+            check_records(records, self._schema, self._run.format)
         except LoadersError as error:
-            return _Made(number, name, key, {}, _placed(error, name, field))
+            return Outcome(number, (), [(name, _placed(error, name, field))])
         except Exception as error:
             error.add_note(f"while packing {name}, field {field!r}")
             raise
         given = sum(value.nbytes for value in values.values() if isinstance(value, Work))
-        return _Made(number, name, key, records, None, max(given, nbytes_of(records)))
-
-    def _take(self, encoded: Iterable[_Made]) -> None:
-        """Pack samples in their order, or leave them out."""
-        assert self._filling is not None
-        for made in encoded:
-            error = made.error
-            if self._on_error == "skip" and error is None and made.key is not None:
-                error = _key_taken(made.name) if made.key in self._keys else None
-                self._keys.add(made.key)
-            if error is None:
-                self._filling.add(made.records, self._reached)
-            elif self._on_error == "fail":
-                raise error
-            else:
-                self._rejects.append(Reject(made.number, made.name, str(error)))
-
-    def _reached(self, _: int = 0) -> Reached:
-        """Return what the journal is to say, with the rejects since the last time."""
-        rejects, self._rejects = self._rejects, []
-        return Reached(self._num_samples, rejects=rejects)
+        return Outcome(number, [records], (), 1, max(given, nbytes_of(records)))
 
     def close(self) -> Summary:
         """Encode what is left and publish the dataset; may be called twice.
@@ -376,23 +320,10 @@ class Writer:
             return self.summary
         self._check_open()
         with self._ending():
-            if self._filling is not None:
-                self._take(self._pool.drain())
-                self._filling.end(self._reached)
-            self._packing.end_split(self._reached())
-            state = self._packing.state
-            if not state.shards:
-                what = "no sample " + (
-                    "that could be packed" if state.all_rejects else "was added"
-                )
-                hint = why_rejected(state.all_rejects) or "A dataset needs at least one"
-                raise PackError(what, self._packing.dst, hint)
+            self._begun({}).end("A dataset needs at least one")
             made = Made(self._schema, {**self._provenance, "packer": PACKER})
             self._packing.publish({"": made})
-            num_packed = self._num_samples - len(state.all_rejects)
-            seconds = time.monotonic() - self._began
-            about = self._packing.dst, self._packing.manifests(), self._packing.rejected()
-            self.summary = summary_of(*about, [""], seconds, num_packed)
+            self.summary = self._run.summary(self._packing)
         self._open.close()
         return self.summary
 
@@ -427,10 +358,6 @@ class Writer:
 
     def __reduce__(self) -> NoReturn:
         raise self._belongs_elsewhere()
-
-
-def _key_taken(name: str) -> CodecError:
-    return CodecError(f"{name}, field 'key': another sample has this key")
 
 
 def _name(number: int, values: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from contextlib import closing
 from functools import partial
 from operator import attrgetter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from loaders.errors import CodecError, LoadersError, PackError, SourceError
 from loaders.system import opencv
@@ -39,10 +39,10 @@ from packdata.packing.summary import Summary, summary_of
 from packdata.recipe import Block, nbytes_of, num_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from packdata.recipe import Recipe, Records
+    from packdata.recipe import Recipe, Records, Target
 
 _MAX_BLOCK_BYTES = 64 << 20  # of blocks in flight
 
@@ -115,7 +115,11 @@ def pack_recipes(
 
 
 class Run:
-    """A packing under way; the arguments are those of ``pack_recipes``."""
+    """A packing under way; the arguments are those of ``pack_recipes``.
+
+    Attributes:
+        num_encoded, num_rejected: Samples that this run made, and items that were left out so far.
+    """
 
     def __init__(
         self,
@@ -143,39 +147,70 @@ class Run:
             hint = "Pass on_error='skip' to continue, or overwrite=True to start anew"
             raise PackError(what, packing.dst, hint)
         note = MADE if packing.is_published else self._pack(packing, splits)
-        made = packing.dst, packing.manifests(), packing.rejected(), counted_folders(splits)
-        seconds, notes = time.monotonic() - self._began, [note] if note else []
-        ends = packing.state.ended.values()
+        return self.summary(packing, counted_folders(splits), [note] if note else [])
+
+    def summary(
+        self, packing: Packing, firsts: Sequence[str] = ("",), notes: Sequence[str] = ()
+    ) -> Summary:
+        """Return what was done; samples are counted in the ``firsts``."""
+        made = packing.dst, packing.manifests(), packing.rejected(), firsts
+        seconds, ends = time.monotonic() - self._began, packing.state.ended.values()
         return summary_of(*made, seconds, self.num_encoded, notes, ends)
 
     def _pack(self, packing: Packing, splits: Sequence[tuple[str, Recipe]]) -> str:
         """Pack and publish; return what is worth knowing of it."""
-        packers = [_SplitPacker(self, packing, split, recipe) for split, recipe in splits]
-        if packing.kind != "part" and sum(len(p.recipe) for p in packers) == 0:
+        num_items = sum(len(recipe) for _, recipe in splits)
+        if packing.kind != "part" and num_items == 0:
             raise PackError("there is nothing to pack", packing.dst, "The source lists no item")
-        totals = [p.num_samples for p in packers]
-        total = None if None in totals else sum(n for n in totals if n is not None)
-        earlier = sum(p.num_earlier for p in packers)
+        sizes = [r.num_samples if r.is_of_blocks else len(r) for _, r in splits]
+        total = None if None in sizes else sum(size or 0 for size in sizes)
+        earlier = sum(_num_earlier(packing, target_folders(*each)) for each in splits)
         self.num_rejected = len(packing.state.all_rejects)
-        is_same = False
         try:
             self.progress.start(total, earlier)
             with opencv.one_thread():
-                for packer in packers:
-                    packer.pack()
-                    if packer is packers[-1]:
-                        is_same = self._is_unchanged()  # its last shard is being written
-                    packer.end()
+                for split, recipe in splits:
+                    self._pack_split(packing, split, recipe)
         finally:
             self.progress.close()
-        if not is_same:
+        if not self._is_unchanged():
             raise changed(packing.dst)
-        packing.publish(dict(made for packer in packers for made in packer.made()))
+        packing.publish(
+            {
+                folder: Made(target.schema, {**recipe.provenance, "packer": PACKER}, target.files)
+                for split, recipe in splits
+                for folder, target in targets_of(split, recipe).items()
+            }
+        )
         if not earlier:
             return ""
         some = counted(earlier, "sample")
         some = some if total is None else f"{earlier:,} of {counted(total, 'sample')}"
         return f"continued: {some} packed earlier"
+
+    def _pack_split(self, packing: Packing, split: str, recipe: Recipe) -> None:
+        from packdata.reading import fetched_ahead  # late: --help is quick without
+
+        # Blocks are alike, so that a few are enough to keep all workers busy.
+        limit = {"max_bytes": _MAX_BLOCK_BYTES} if recipe.is_of_blocks else {}
+        encode = partial(_encode, recipe, self.format)
+        with Line(self, packing, split, targets_of(split, recipe), encode, **limit) as line:
+            if line.is_ended:
+                return
+            with closing(fetched_ahead(recipe.items(line.num_items))) as given:
+                for item in given:
+                    line.put(item)
+            if line.num_items != len(recipe):
+                what = f"the source listed {len(recipe)} items and then gave {line.num_items}"
+                hint = "It changed while it was packed: run it again"
+                raise PackError(what, packing.dst, hint)
+            line.end(recipe.why_empty)
+
+
+def _num_earlier(packing: Packing, folders: Sequence[str]) -> int:
+    """Return how many samples of a split earlier runs packed."""
+    shards = packing.state.shards
+    return min(sum(s.num_samples for s in shards.get(f, ())) for f in folders)
 
 
 def changed(dst: Path | str) -> PackError:
@@ -194,7 +229,7 @@ def plan_of(
     targets = {
         folder: target.schema.to_json()
         for split, recipe in splits
-        for folder, target in zip(target_folders(split, recipe), recipe.targets, strict=True)
+        for folder, target in targets_of(split, recipe).items()
     }
     identities = {split: dict(recipe.identity) for split, recipe in splits}
     plan = {
@@ -210,6 +245,11 @@ def plan_of(
 def target_folders(split: str, recipe: Recipe) -> list[str]:
     """Return the folder of each target of a split, below the destination."""
     return ["/".join(filter(None, (split, target.folder))) for target in recipe.targets]
+
+
+def targets_of(split: str, recipe: Recipe) -> dict[str, Target]:
+    """Return the targets of a split by their folder."""
+    return dict(zip(target_folders(split, recipe), recipe.targets, strict=True))
 
 
 def folders_of(splits: Sequence[tuple[str, Recipe]]) -> list[str]:
@@ -229,132 +269,134 @@ def counted_folders(splits: Sequence[tuple[str, Recipe]]) -> list[str]:
     ]
 
 
-class _SplitPacker:
-    """Packs one split: its items in order, from where its shards end."""
+def _encode(recipe: Recipe, format: Format, numbered: tuple[int, Any]) -> Outcome:
+    """Runs on the threads."""
+    number, item = numbered
+    try:
+        records = recipe.encode(item)
+        for each, target in zip(records, recipe.targets, strict=True):
+            check_records(each, target.schema, format)
+    except (SourceError, CodecError, OSError) as error:
+        name, why = recipe.name(item), error
+        if not isinstance(why, SourceError):
+            why = SourceError(str(error), name)
+            why.__cause__ = error
+        return Outcome(number, (), [(name, why)], counts=recipe.tally.take())
+    except Exception as error:
+        error.add_note(f"while packing {recipe.name(item)}, item {number}")
+        raise
+    nbytes, counts, first = sum(map(nbytes_of, records)), recipe.tally.take(), records[0]
+    if not isinstance(first, Block):
+        return Outcome(number, records, (), 1, nbytes, counts)
+    num_samples = len(first) + len(first.rejects)
+    return Outcome(number, records, first.rejects, num_samples, nbytes, counts)
 
-    def __init__(self, run: Run, packing: Packing, split: str, recipe: Recipe) -> None:
-        self.run, self.packing, self.split, self.recipe = run, packing, split, recipe
-        self.folders = target_folders(split, recipe)
+
+class Line:
+    """The way of a split's items into shards: encoded on threads, taken in order, from where its shards end.
+
+    Args:
+        run: Its options.
+        packing: Where shards are written.
+        split: The split; "" where there are none.
+        targets: The datasets to fill, by their folder.
+        encode: Runs on the threads, with the number of an item and the item.
+        limit: ``max_bytes`` of ``OrderedPool``.
+
+    Attributes:
+        is_ended: The split is packed to its end.
+        num_items: The number of the next item.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        packing: Packing,
+        split: str,
+        targets: Mapping[str, Target],
+        encode: Callable[[tuple[int, Any]], Outcome],
+        **limit: int,
+    ) -> None:
+        self._run, self._packing, self._split = run, packing, split
         state = packing.state
-        self._is_ended = split in state.ended
+        self.is_ended = split in state.ended
         # Where each target goes on.
-        self._reached = [state.reached.get(f, Reached()) for f in self.folders]
+        self._reached = [state.reached.get(folder, Reached()) for folder in targets]
         self._earlier_end = max((at.items, at.rows) for at in self._reached)
         first = min(self._reached, key=lambda at: (at.items, at.rows))
-        self._start = state.ended.get(split, first).items
+        self.num_items = first.items
         self._counts = Counter(first.counts)
         self._counts_before = self._counts  # the item under way, of which a shard may hold a part
         self._expected = {reject.number for reject in state.rejects.get(split, ())}
-        self._targets = dict(zip(self.folders, recipe.targets, strict=True))
-        self._fillings = [
-            Filling(packing, folder, target.schema, run.format, run.shard_bytes)
-            for folder, target in self._targets.items()
-        ]
+        self._fillings = {
+            folder: Filling(packing, folder, target.schema, run.format, run.shard_bytes)
+            for folder, target in targets.items()
+        }
         self._rejects: list[Reject] = []
+        self._pool = OrderedPool(encode, run.num_workers, attrgetter("nbytes"), **limit)
 
-    @property
-    def num_samples(self) -> int | None:
-        """Samples that the split has, rejected items counted as one each; None if not known."""
-        return self.recipe.num_samples if self.recipe.is_of_blocks else len(self.recipe)
+    def __enter__(self) -> Self:
+        return self
 
-    @property
-    def num_earlier(self) -> int:
-        """Samples that earlier runs packed, where nothing of a block is counted in items."""
-        if not self.recipe.is_of_blocks:
-            return self._start
-        shards = self.packing.state.shards
-        return min(sum(s.num_samples for s in shards.get(f, ())) for f in self.folders)
+    def __exit__(self, *_: object) -> None:
+        self._pool.close()
 
-    def made(self) -> Iterator[tuple[str, Made]]:
-        """Yield each target by its folder."""
-        provenance = {**self.recipe.provenance, "packer": PACKER}
-        for folder, target in self._targets.items():
-            yield folder, Made(target.schema, provenance, target.files)
+    def put(self, item: Any) -> None:
+        """Hand the next item over, and take those that are encoded.
 
-    def pack(self) -> None:
-        """Pack what is left of the split; its last shard may still be on its way to the disk."""
-        if not self._is_ended:
-            self._encode_all()
-            for filling in self._fillings:
-                filling.end(partial(self._at, len(self.recipe)))
+        Raises:
+            LoadersError: An item cannot be packed, and is not to be left out.
+        """
+        number, self.num_items = self.num_items, self.num_items + 1
+        self._take(self._pool.put((number, item)))
 
-    def end(self) -> None:
-        """Return once the split is on disk; PackError if there is nothing of it."""
-        if not self._is_ended:
-            self.packing.end_split(self._at(len(self.recipe)))
-        state = self.packing.state
-        empty = [f for f in self.folders if not state.shards.get(f)]
-        if empty and self.packing.kind != "part":
+    def add(self, block: Block) -> None:
+        """Take a block as the next item, behind all that were handed over; the caller may change it afterwards."""
+        self._take(self._pool.drain())
+        self._take([Outcome(self.num_items, [block], (), len(block))])
+        self.num_items += 1
+
+    def end(self, why_empty: str = "") -> None:
+        """Pack what is left, and return once it is on disk; PackError if there is nothing in a target."""
+        self._take(self._pool.drain())
+        for filling in self._fillings.values():
+            filling.end(partial(self._at, self.num_items))
+        self._packing.end_split(self._at(self.num_items))
+        state = self._packing.state
+        empty = [folder for folder in self._fillings if not state.shards.get(folder)]
+        if empty and self._packing.kind != "part":
             # Nothing can go on from here: the same source would end here again, another is another plan.
             state.shards.clear()
             where = f"{empty[0]!r} holds " if empty[0] else ""
-            hint = why_rejected(state.rejects.get(self.split, ())) or self.recipe.why_empty
-            raise PackError(f"{where}no sample that could be packed", self.packing.dst, hint)
+            hint = why_rejected(state.rejects.get(self._split, ())) or why_empty
+            raise PackError(f"{where}no sample that could be packed", self._packing.dst, hint)
 
-    def _encode_all(self) -> None:
-        from packdata.reading import fetched_ahead  # late: --help is quick without
-
-        # Blocks are alike, so that a few are enough to keep all workers busy.
-        limit = {"max_bytes": _MAX_BLOCK_BYTES} if self.recipe.is_of_blocks else {}
-        with (
-            closing(fetched_ahead(self.recipe.items(self._start))) as given,
-            OrderedPool(self._encode, self.run.num_workers, attrgetter("nbytes"), **limit) as pool,
-        ):
-            num_items, items = self._start, enumerate(given, self._start)
-            for num_items, outcome in enumerate(pool.map(items), self._start + 1):  # noqa: B007
-                self._take(outcome)
-        if num_items != len(self.recipe):
-            what = f"the source listed {len(self.recipe)} items and then gave {num_items}"
-            raise PackError(what, self.packing.dst, "It changed while it was packed: run it again")
-
-    def _encode(self, numbered: tuple[int, Any]) -> Outcome:
-        """Runs on the threads."""
-        number, item = numbered
-        try:
-            records = self.recipe.encode(item)
-            for each, target in zip(records, self.recipe.targets, strict=True):
-                check_records(each, target.schema, self.run.format)
-        except (SourceError, CodecError, OSError) as error:
-            name, why = self.recipe.name(item), error
-            if not isinstance(why, SourceError):
-                why = SourceError(str(error), name)
-                why.__cause__ = error
-            return Outcome(number, (), [(name, why)], counts=self.recipe.tally.take())
-        except Exception as error:
-            error.add_note(f"while packing {self.recipe.name(item)}, item {number}")
-            raise
-        nbytes, counts, first = sum(map(nbytes_of, records)), self.recipe.tally.take(), records[0]
-        if not isinstance(first, Block):
-            return Outcome(number, records, (), 1, nbytes, counts)
-        num_samples = len(first) + len(first.rejects)
-        return Outcome(number, records, first.rejects, num_samples, nbytes, counts)
-
-    def _take(self, outcome: Outcome) -> None:
-        """Take the records of the next item, less what targets have of it by an earlier run, and what was left out."""
-        number, rejects = outcome.number, outcome.rejects
-        was_rejected = number in self._expected
-        if (number, 0) < self._earlier_end and bool(rejects) != was_rejected:
-            raise self._changed(number)
-        if rejects and self.run.on_error == "fail":
-            raise rejects[0][1]
-        if not was_rejected:
-            self._rejects += [Reject(number, name, str(why)) for name, why in rejects]
-            self.run.num_rejected += len(rejects)
-        self._counts_before, self._counts = self._counts, self._counts + Counter(outcome.counts)
-        targets = zip(self._fillings, self._reached, outcome.records, strict=False)
-        for filling, at, records in targets:
-            first, num = at.rows if number == at.items else 0, num_rows(records)
-            if first and first >= num:
+    def _take(self, outcomes: Iterable[Outcome]) -> None:
+        """Take the records of items, less what targets have of them by an earlier run, and what was left out."""
+        for number, records, rejects, num_samples, _, counts in outcomes:
+            was_rejected = number in self._expected
+            if (number, 0) < self._earlier_end and bool(rejects) != was_rejected:
                 raise self._changed(number)
-            if number >= at.items:
-                filling.add(records, partial(self._inside, number, num), first)
-        self.run.num_encoded += outcome.num_samples - len(rejects)
-        self.run.progress.advance(self.run.num_rejected, outcome.num_samples)
+            if rejects and self._run.on_error == "fail":
+                raise rejects[0][1]
+            if not was_rejected:
+                self._rejects += [Reject(number, name, str(why)) for name, why in rejects]
+                self._run.num_rejected += len(rejects)
+            self._counts_before, self._counts = self._counts, self._counts + Counter(counts)
+            targets = zip(self._fillings.values(), self._reached, records, strict=False)
+            for filling, at, each in targets:
+                first, num = at.rows if number == at.items else 0, num_rows(each)
+                if first and first >= num:
+                    raise self._changed(number)
+                if number >= at.items:
+                    filling.add(each, partial(self._inside, number, num), first)
+            self._run.num_encoded += num_samples - len(rejects)
+            self._run.progress.advance(self._run.num_rejected, num_samples)
 
     def _changed(self, number: int) -> PackError:
         """Return the error that an item is not what an earlier run has packed."""
         what = f"the source changed while it was packed (item {number})"
-        return PackError(what, self.packing.dst, "Pass overwrite=True to start anew")
+        return PackError(what, self._packing.dst, "Pass overwrite=True to start anew")
 
     def _inside(self, number: int, num: int, row: int) -> Reached:
         """Return how far the split is when so many of an item's samples are done."""
@@ -364,7 +406,7 @@ class _SplitPacker:
         """Return how far the split is, to be written down: with the rejects since the last time."""
         rejects, self._rejects = self._rejects, []
         counts = self._counts_before if rows else self._counts
-        return Reached(items, rows, self.split, rejects, counts)
+        return Reached(items, rows, self._split, rejects, counts)
 
 
 def why_rejected(rejects: Sequence[Reject]) -> str:
