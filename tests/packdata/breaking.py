@@ -12,7 +12,7 @@ import pytest
 
 from packdata.packing.journal import Journal
 
-ROOM = "Make room there. Then run the same command again"
+ROOM = "Make room there, or choose a folder that you may write to. Then run the same command again"
 
 
 @contextmanager

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from loaders.data.manifest import read_manifest
-from loaders.errors import PackError, SourceError
+from loaders.errors import ManifestError, PackError, SourceError
 from loaders.schema import Array
 from packdata import Writer
 from packdata.formats import read_back
@@ -34,7 +34,7 @@ from packdata.packing.progress import Quiet
 from packdata.packing.provenance import PACKER
 from packdata.packing.target import PACKING_NAME
 from packdata.recipe import Records
-from tests.packdata.breaking import tmpfs
+from tests.packdata.breaking import ROOM, tmpfs
 from tests.packdata.recipes import (
     SHARD_BYTES,
     STEPS,
@@ -663,7 +663,7 @@ def test_a_damaged_dataset_is_not_replaced_blindly(tmp_path: Path) -> None:
     pack(tmp_path, 10)
     (tmp_path / "manifest.json").write_text("{}")
 
-    with pytest.raises(PackError):
+    with pytest.raises(ManifestError):
         pack(tmp_path, overwrite=True)
 
 
@@ -676,14 +676,13 @@ def test_a_file_in_the_way_is_an_error(tmp_path: Path) -> None:
         pack(tmp_path / "out" / "below")
 
 
-def test_the_second_packer_stops_and_names_the_first(tmp_path: Path) -> None:
+def test_the_second_packer_stops(tmp_path: Path) -> None:
     fd = lock(tmp_path / PACKING_NAME / LOCK_NAME)
     try:
         job = Job(tmp_path)
         assert job.run_in_child() == 1
-        with pytest.raises(PackError, check=At(tmp_path)) as caught:
+        with pytest.raises(PackError, check=At(tmp_path)):
             pack(tmp_path)
-        assert f"process {os.getpid()} " in caught.value.what
     finally:
         os.close(fd)
 
@@ -751,7 +750,6 @@ except Exception as error:
     ],
 )
 def test_a_file_that_cannot_grow_is_a_clear_error(tmp_path: Path, format: str, limit: int) -> None:
-    """LMDB calls it an input/output error."""
     dst = tmp_path / "a"
     command = [sys.executable, "-c", LIMITED, str(dst), str(limit), format]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -759,7 +757,6 @@ def test_a_file_that_cannot_grow_is_a_clear_error(tmp_path: Path, format: str, l
     assert done.returncode == 1
     assert done.stderr.startswith("PackError:")
     assert "cannot be written" in done.stderr
-    assert "File too large" in done.stderr
     assert "Make room" in done.stderr
     pack(dst, format=format)
     pack(tmp_path / "b", format=format)
@@ -801,8 +798,7 @@ def test_a_full_disk_while_overwriting_leaves_the_old_dataset(small_disk: Path) 
 
     # Two are written at a time: either may be the first that has no room.
     assert Path(str(error.value.path)).parent == dst / ".packing/shards"
-    assert isinstance(error.value.__cause__, OSError)
-    assert error.value.__cause__.errno == errno.ENOSPC
+    assert error.value.hint.startswith(ROOM)
     assert labels(dst) == list(range(30))
 
 

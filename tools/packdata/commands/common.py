@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from loaders.commandline import Command, number_from, show
-from loaders.data.manifest import MANIFEST_NAME
 from loaders.errors import LoadersError, SchemaError
 from loaders.remote.url import is_url
 from loaders.text import describe_size, printable
@@ -111,18 +110,13 @@ def with_options(text: str, args: argparse.Namespace) -> str:
 
 
 def datasets_at(folder: Path) -> list[Path]:
-    """Return the dataset at a folder; of a folder of splits, of sizes or of both, each of them.
+    """Return the dataset at a folder; of a folder of splits, of sizes or of both, each of them."""
+    from packdata.packing.publish import datasets_below
+    from packdata.packing.store import FolderStore
 
-    A folder of shards is one of them, though it may have lost its manifest.
-    """
-    if is_url(folder) or (folder / MANIFEST_NAME).exists():
+    if is_url(folder):
         return [folder]
-    files = (MANIFEST_NAME, *(f"shard-*.{format}" for format in FORMATS))
-    globs = [f"{below}/{file}" for below in ("*", "*/*") for file in files]
-    found = {path.parent.relative_to(folder) for glob in globs for path in folder.glob(glob)}
-    # what lies in .packing is none yet
-    finished = [path for path in found if not any(part.startswith(".") for part in path.parts)]
-    return sorted(folder / path for path in finished) or [folder]
+    return [folder / below for below in datasets_below(FolderStore(folder))] or [folder]
 
 
 @contextmanager

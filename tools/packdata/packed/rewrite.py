@@ -103,6 +103,7 @@ def write_datasets(
             beside = files_beside(schema, content.view.folders)
             made[folder] = Made(schema, each.provenance, beside, each.whole or ())
             if each.whole:
+                tick(len(content))
                 continue
             filling = Filling(packing, folder, schema, format, shard_bytes)
             done = sum(info.num_samples for info in packing.state.shards.get(folder, ()))
@@ -115,7 +116,7 @@ def write_datasets(
             packing.wait()
             if not packing.state.shards.get(folder):
                 raise PackError("there is no sample to write", packing.dst)
-        packing.publish(made, tick=tick)
+        packing.publish(made)
         return packing.manifests()
 
 

@@ -24,7 +24,6 @@ from loaders.data.manifest import ShardInfo, publish_bytes
 from loaders.errors import PackError
 from loaders.system.regular import read_regular
 from loaders.text import printable_json
-from packdata.packing.lock import CLOEXEC
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -198,7 +197,7 @@ class Journal:
 
     def __init__(self, path: Path, state: State) -> None:
         self.path, self.state = path, state
-        self._fd = os.open(path, os.O_WRONLY | CLOEXEC)
+        self._fd = os.open(path, os.O_WRONLY | getattr(os, "O_BINARY", 0))
         os.ftruncate(self._fd, state.size)
         os.lseek(self._fd, state.size, os.SEEK_SET)
 

@@ -16,10 +16,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from loaders.data.manifest import MANIFEST_NAME, Manifest, ShardInfo
-from loaders.errors import ManifestError, PackError
+from loaders.errors import PackError
 from loaders.remote.url import is_url
-from packdata.claimed import claimed_folder, on_the_way
-from packdata.packing.disk import GO_ON, explained, write_staged
+from packdata.claimed import claimed_folder
+from packdata.packing.disk import explained, write_staged
 from packdata.packing.journal import (
     Journal,
     Kind,
@@ -33,6 +33,7 @@ from packdata.packing.journal import (
 from packdata.packing.lock import LOCK_NAME, locked
 from packdata.packing.provenance import PLAN
 from packdata.packing.publish import (
+    datasets_below,
     is_made,
     is_there,
     manifest_at,
@@ -58,7 +59,6 @@ from packdata.packing.target import (
     STAGED_NAME,
     check_empty,
     digest_of,
-    other_datasets,
 )
 from packdata.recipe import Block
 
@@ -133,6 +133,7 @@ class Packing:
         self._written: deque[Future[ShardInfo]] = deque()
         self._put: deque[Future[None]] = deque()
         self._numbers = dict[str, int]()  # of the shards to come
+        self._prefix = "shard"  # of their names
         self._manifests: dict[str, Manifest] = {}
         self._seen: dict[str, Mapping[str, Any]] = {}  # marks of the manifests to be replaced
         self._open = ExitStack()
@@ -157,7 +158,7 @@ class Packing:
         if not is_url(self.dst):
             yield self.dst
             return
-        with claimed_folder(str(self.dst)) as place, on_the_way(place, self.dst):
+        with claimed_folder(str(self.dst)) as place:
             yield place
 
     def _begin(self, opened: ExitStack) -> None:
@@ -198,10 +199,11 @@ class Packing:
         return State() if self._journal is None else self._journal.state
 
     def _explained(self, what: str, path: Path | None = None) -> AbstractContextManager[None]:
-        """Turn what the system says into a PackError; a command leaves nothing, and begins anew."""
-        if self.kind == "command":
-            return explained(self.dst)
-        return explained(path or self.dst, what, GO_ON)
+        """Turn an error of the system into a PackError."""
+        more = ""
+        if is_url(self.dst):
+            more = f"; TMPDIR chooses another disk for what goes to {self.dst}"
+        return explained(path or self.dst, what, more)
 
     def _check_target(self) -> None:
         """Raise PackError if something is there that is not to be replaced."""
@@ -266,10 +268,6 @@ class Packing:
     def _has_shard(self, folder: str, info: ShardInfo) -> bool:
         return self._sizes.get(name_at(folder, info.file)) == info.size_bytes
 
-    def stored(self, shard: ShardInfo) -> ShardInfo:
-        """Return a shard under its name in the store."""
-        return stored_info(shard)
-
     def write(
         self,
         folder: str,
@@ -295,7 +293,7 @@ class Packing:
         self.wait(_AT_ONCE - 1)
         number = self._numbers.setdefault(folder, len(self.state.shards.get(folder, ())))
         self._numbers[folder] += 1
-        path = self._work / STAGED_NAME / folder / shard_name(number, format)
+        path = self._work / STAGED_NAME / folder / shard_name(number, format, self._prefix)
         written = self._writers.submit(write_staged, path, columns, schema)
         about = folder, path, written, reached, self._put[-1] if self._put else None
         self._written.append(written)
@@ -312,7 +310,7 @@ class Packing:
         """Runs on the threads."""
         shown = self._place / path.relative_to(self._work.parent)  # begins as it was given
         with self._explained("the shard cannot be written", shown):
-            info = self.stored(written.result())
+            info = stored_info(written.result())
             name = name_at(folder, info.file)
             self._store.put_shard(name, path, info.size_bytes, info.xxh3_128)
             path.unlink(missing_ok=True)
@@ -337,14 +335,12 @@ class Packing:
         datasets: Mapping[str, Made],
         *,
         grown: tuple[Manifest, Mapping[str, Any]] | None = None,
-        tick: Callable[[int], object] = int,
     ) -> None:
         """Publish datasets, by their folder.
 
         Args:
             datasets: What they are.
             grown: Of a dataset that whole shards are added to, its manifest, and the mark of that file.
-            tick: Called with the samples of each whole shard when it is there, on another thread.
         """
         self.wait()
         before: Sequence[ShardInfo] = ()
@@ -355,7 +351,7 @@ class Packing:
         manifests = dict[str, Manifest]()
         with self._explained("the dataset cannot be published"):
             for folder, made in datasets.items():
-                shards = self._put_whole(folder, made.whole, len(before), tick)
+                shards = self._put_whole(folder, made.whole, len(before))
                 shards = shards or self.state.shards.get(folder, [])
                 about = {**made.provenance, **plan}
                 manifests[folder] = Manifest(made.schema, (*before, *shards), about)
@@ -368,13 +364,7 @@ class Packing:
             self._put_made(manifests, files)
         self._manifests, self.is_published = manifests, True
 
-    def _put_whole(
-        self,
-        folder: str,
-        shards: Sequence[FileShard],
-        first: int,
-        tick: Callable[[int], object],
-    ) -> list[ShardInfo]:
+    def _put_whole(self, folder: str, shards: Sequence[FileShard], first: int) -> list[ShardInfo]:
         """Put shards of others there, the ``first`` of this number; return what the manifest is to say of them."""
         infos = [
             stored_info(each.info._replace(file=shard_name(n, shard_format(each.info.file))))
@@ -384,7 +374,6 @@ class Packing:
         def put(shard: FileShard, info: ShardInfo) -> None:
             name = name_at(folder, info.file)
             self._store.put_shard(name, shard.fetch(), info.size_bytes, info.xxh3_128)
-            tick(info.num_samples)
 
         for _ in self._putters.map(put, shards, infos):
             pass
@@ -475,7 +464,7 @@ class Filling:
 def check_target(
     dst: Path, folders: Sequence[str], *, overwrite: bool, is_alone: bool = True
 ) -> None:
-    """Raise PackError if something is where datasets are to be made.
+    """Raise PackError if something is where datasets are to be made; ManifestError if it is damaged.
 
     Args:
         dst: The destination, a folder or a URL.
@@ -483,24 +472,13 @@ def check_target(
         overwrite: Datasets in these folders may be there: they are replaced.
         is_alone: No other dataset may be below the destination.
     """
-    store, is_there_any = store_of(dst), False
-    for below in {"", *folders}:
-        try:
-            found = manifest_at(store, below)
-        except ManifestError as error:
-            what = f"the dataset there cannot be replaced ({error.what})"
-            raise PackError(what, dst / below, "Remove it yourself") from error
-        if found is None:
-            continue
-        if below not in folders:
-            raise PackError("another packed dataset is there", dst / below, "Choose another place")
-        if not overwrite:
-            raise is_there(dst / below)
-        is_there_any = True
-    if is_url(dst):
-        return
-    if is_alone and (others := [*other_datasets(dst, folders)]):
+    store = store_of(dst)
+    there = [f for f in {"", *folders} if manifest_at(store, f) is not None]
+    below = datasets_below(store) if is_alone and not is_url(dst) else []
+    if others := {*there, *below} - {*folders}:
         hint = "Datasets are replaced in the same places only: remove it, or choose another folder"
-        raise PackError("another packed dataset is there", others[0], hint)
-    if not is_there_any:
+        raise PackError("another packed dataset is there", dst / min(others), hint)
+    if there and not overwrite:
+        raise is_there(dst / there[0])
+    if not there and not is_url(dst):
         check_empty(dst, {*folders, *([""] if is_alone else [])})

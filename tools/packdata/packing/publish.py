@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from loaders.data.manifest import ShardInfo
+    from loaders.remote.wire import Entry
     from packdata.packing.store import Store
 
 
@@ -47,6 +48,28 @@ def manifest_at(store: Store, folder: str) -> Manifest | None:
     """Return the manifest in a folder of a target, as it is by now; None if there is none."""
     data, _ = store.read(name_at(folder, MANIFEST_NAME))
     return None if data is None else parse_manifest(data, store.url / folder / MANIFEST_NAME)
+
+
+def datasets_below(store: Store) -> list[str]:
+    """Return the folder of the dataset at a place, ""; or those of splits, of sizes or of both below it.
+
+    A folder of shards is one of them, though it may have lost its manifest.
+    """
+    found, level = list[str](), [""]
+    for _ in range(3):
+        listed = {folder: store.in_folder(folder) for folder in level}
+        found += [f for f, (files, _) in listed.items() if any(_is_of_dataset(e) for e in files)]
+        if found == [""]:
+            break
+        inside = [name for _, folders in listed.values() for name in folders]
+        level = [name for name in inside if not name.rpartition("/")[2].startswith(".")]
+    return sorted(found)
+
+
+def _is_of_dataset(file: Entry) -> bool:
+    name = file.name.rpartition("/")[2]
+    is_shard = name.startswith("shard-") and name.endswith((".lmdb", ".parquet"))
+    return is_shard or name == MANIFEST_NAME
 
 
 def is_made(store: Store, folders: Iterable[str], digest: str) -> bool:

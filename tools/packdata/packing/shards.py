@@ -252,9 +252,9 @@ def _block_ends(block: Block) -> npt.NDArray[np.int64]:
     return np.cumsum(sizes, out=sizes)
 
 
-def shard_name(number: int, format: Format) -> str:
+def shard_name(number: int, format: Format, prefix: str = "shard") -> str:
     """Return the file name of a shard until it is stored (``stored_info``)."""
-    return f"shard-{number:05d}.{format}"
+    return f"{prefix}-{number:05d}.{format}"
 
 
 def stored_info(shard: ShardInfo) -> ShardInfo:

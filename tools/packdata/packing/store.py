@@ -18,7 +18,7 @@ from loaders.remote.wire import Entry
 from loaders.system.publish import publish_bytes, sync_folder
 from loaders.system.regular import read_regular
 from packdata.bucket import bucket_at
-from packdata.packing.disk import GO_ON, explained
+from packdata.packing.disk import explained
 from packdata.packing.target import PACKING_NAME, PARTS_NAME, make_folder
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class FolderStore:
     def put(self, name: str, data: bytes, only: Mark | None = None) -> bool:
         """Write a file; PackError if the system takes none."""
         target = self.url / name
-        with explained(target, again=GO_ON):
+        with explained(target):
             if only and self.read(name)[1] != _NOTHING | dict(only):
                 return False
             return self._bring(target, lambda beside: publish_bytes(beside, data), only == {})
@@ -99,7 +99,7 @@ class FolderStore:
                     return os.link(path.resolve(), beside)
             return _copy(path, beside, digest)
 
-        with explained(target, "the shard cannot be written", GO_ON):
+        with explained(target, "the shard cannot be written"):
             if target.exists() and target.stat().st_size == size_bytes:
                 return
             if (what := size_fault(path, size_bytes)) is not None:

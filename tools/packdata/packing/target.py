@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
-from loaders.data.manifest import MANIFEST_NAME, sync_folder
+from loaders.data.manifest import sync_folder
 from loaders.errors import PackError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Mapping
     from pathlib import Path
 
 PACKING_NAME = ".packing"
@@ -63,16 +63,6 @@ def check_empty(dst: Path, folders: Collection[str]) -> None:
             if not is_ours and not (is_begun and STORED_SHARD.fullmatch(name)):
                 hint = "Choose a folder that is new or empty; nothing here was touched"
                 raise PackError(f"it is not empty (it holds {name!r})", dst / folder, hint)
-
-
-def other_datasets(dst: Path, folders: Collection[str]) -> Iterator[Path]:
-    """Yield the datasets below a destination in other folders than these."""
-    for depth in ("", "*/", "*/*/"):
-        for path in dst.glob(f"{depth}{MANIFEST_NAME}"):
-            below = path.parent.relative_to(dst)
-            is_hidden = any(part.startswith(".") for part in below.parts)
-            if not is_hidden and below.as_posix().removeprefix(".") not in folders:
-                yield path.parent
 
 
 def size_of(path: Path) -> int | None:

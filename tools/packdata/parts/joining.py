@@ -19,7 +19,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from loaders.data.manifest import Manifest
-from loaders.errors import ManifestError, PackError
+from loaders.errors import PackError
 from loaders.remote.url import is_url
 from loaders.schema import Schema
 from packdata.bucket import target_at
@@ -38,6 +38,7 @@ from packdata.packing.lock import locked
 from packdata.packing.packing import check_target
 from packdata.packing.provenance import PLAN
 from packdata.packing.publish import (
+    datasets_below,
     is_made,
     manifest_at,
     publish,
@@ -264,19 +265,9 @@ def nothing_done(dst: Path | str, why: str, rejected: Sequence[tuple[str, str]])
 
 
 def _manifests_below(store: Store) -> dict[str, Manifest]:
-    """Return the dataset at a place, or those of splits, of sizes or of both below it."""
-    found: dict[str, Manifest] = {}
-    level = [""]
-    for _ in range(3):
-        for below in level:
-            with suppress(ManifestError):
-                if (there := manifest_at(store, below)) is not None:
-                    found[below] = there
-        if found:
-            break
-        inside = [name for below in level for name in store.in_folder(below)[1]]
-        level = [name for name in inside if not name.rpartition("/")[2].startswith(".")]
-    return found
+    """Return the dataset at a place, or those below it, by their folder."""
+    there = {folder: manifest_at(store, folder) for folder in datasets_below(store)}
+    return {folder: each for folder, each in there.items() if each is not None}
 
 
 def _note_deleted(store: Store, summary: Summary) -> Summary:

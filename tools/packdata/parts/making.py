@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from loaders.errors import PackError
 from loaders.remote.url import is_url
 from packdata.bucket import target_at
-from packdata.claimed import claimed_folder, on_the_way
+from packdata.claimed import claimed_folder
 from packdata.packing.engine import Run, counted_folders, folders_of, plan_of
 from packdata.packing.journal import differences, named
 from packdata.packing.packing import Packing, check_target
@@ -33,7 +33,7 @@ from packdata.parts.part import Part, versions
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from loaders.data.manifest import Manifest, ShardInfo
+    from loaders.data.manifest import Manifest
     from packdata.packing.shards import Format
     from packdata.packing.summary import Summary
     from packdata.recipe import Recipe
@@ -58,17 +58,12 @@ def pack_part(
     run = Run(format, shard_bytes, **settings)
     share = {"of": part.of, "counted": counted_folders(recipes), "versions": versions()}
     plan = plan_of(recipes, format, shard_bytes, share)
-    packing = PartPacking(target_at(dst), folders_of(recipes), plan, part, overwrite=overwrite)
-    try:
-        with packing:
-            if packing.is_published:
-                return packing.nothing_done("was packed earlier; nothing was read or written")
-            summary = run.pack(packing, part.cut(recipes))
-    except PackError:
-        if not packing.is_published:
-            raise
-        return packing.nothing_done("was packed by another, meanwhile")
-    return replace(summary, dst=str(packing.dst / packing.record))
+    place, folders = target_at(dst), folders_of(recipes)
+    with PartPacking(place, folders, plan, part, overwrite=overwrite) as packing:
+        if packing.is_published:
+            return packing.nothing_done()
+        summary = run.pack(packing, part.cut(recipes))
+    return replace(summary, dst=str(place / packing.record))
 
 
 class PartPacking(Packing):
@@ -85,34 +80,20 @@ class PartPacking(Packing):
     ) -> None:
         super().__init__(dst, folders, plan, overwrite=overwrite, kind="part")
         self._part, self.record = part, f"{PARTS_NAME}/{part.name}"
-
-    def stored(self, shard: ShardInfo) -> ShardInfo:
-        """Return a shard under its name in the store."""
-        return self._part.stored(shard)
+        self._prefix = f"shard-{part.number:05d}" if part.of > 1 else "shard"
 
     @contextmanager
     def _working_place(self) -> Iterator[Path]:
         with ExitStack() as opened:
             if is_url(self.dst):
                 own = opened.enter_context(claimed_folder(f"{self.dst} {self._part.name}"))
-                opened.enter_context(on_the_way(own, self.dst))
             else:
                 own = self.dst / f"{self.record}.{_this_machine()}"
-            try:
-                yield own
-            except PackError:  # of two, the other may have been faster
-                self._overwrite = False
-                self.is_made()
-                raise
-            finally:
-                if self.is_published:
-                    shutil.rmtree(own, ignore_errors=True)
-                    with suppress(OSError):  # there are other parts, or none
-                        (self.dst / PARTS_NAME).rmdir()
-
-    def _begin(self, opened: ExitStack) -> None:
-        if not self.is_made():
-            super()._begin(opened)
+            yield own
+            if self.is_published:
+                shutil.rmtree(own, ignore_errors=True)
+                with suppress(OSError):  # there are other parts, or none
+                    (self.dst / PARTS_NAME).rmdir()
 
     def is_made(self) -> bool:
         """Tell whether the part is packed, or all of them are finished.
@@ -173,11 +154,12 @@ class PartPacking(Packing):
         """Return (item, error) of what was left out of the part so far."""
         return named(self.state.all_rejects)
 
-    def nothing_done(self, why: str) -> Summary:
+    def nothing_done(self) -> Summary:
         """Return the summary of a part that was packed before, with its rejects."""
         found = part_at(self._store, self._part.name)
         rejects = [] if found is None else found.all_rejects
-        return nothing_done(self.dst / self.record, f"part {self._part} {why}", named(rejects))
+        what = f"part {self._part} was packed earlier; nothing was read or written"
+        return nothing_done(self.dst / self.record, what, named(rejects))
 
 
 def _this_machine() -> str:

@@ -16,14 +16,12 @@ import numpy.typing as npt
 from loaders.errors import SchemaError
 from loaders.remote.url import is_url
 from loaders.rng import hash64, key64
-from packdata.packing.shards import stored_info
 from packdata.recipe import Recipe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from loaders.data.manifest import ShardInfo
     from packdata.recipe import Block, Records
 
 # What encodes: another version of one may make other bytes of the same picture.
@@ -79,12 +77,6 @@ class Part:
     def bounds(self, num_items: int) -> tuple[int, int]:
         """Return the number of its first item, and of the first behind it."""
         return self.number * num_items // self.of, (self.number + 1) * num_items // self.of
-
-    def stored(self, shard: ShardInfo) -> ShardInfo:
-        """Return one of its shards under its name in a store, of several parts with its number in front."""
-        named = stored_info(shard)
-        number = f"shard-{self.number:05d}-" if self.of > 1 else "shard-"
-        return named._replace(file=named.file.replace("shard-", number, 1))
 
     def cut(self, splits: Sequence[tuple[str, Recipe]]) -> list[tuple[str, Recipe]]:
         """Return what is this part's of the recipe of each split."""
