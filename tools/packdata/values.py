@@ -120,7 +120,7 @@ class Preparer:
             is_right = _holds(field, array)
         if not is_right or array.shape[1:] != codec.shape:
             raise CodecError(f"takes {_wanted(field)}")
-        flat = np.ascontiguousarray(cast_exactly(array, codec.dtype)).reshape(len(array), -1)
+        flat = np.array(cast_exactly(array, codec.dtype), order="C").reshape(len(array), -1)
         return flat.view(np.uint8)
 
     @contextmanager

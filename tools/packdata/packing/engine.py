@@ -382,7 +382,9 @@ class Line:
             if not was_rejected:
                 self._rejects += [Reject(number, name, str(why)) for name, why in rejects]
                 self._run.num_rejected += len(rejects)
-            self._counts_before, self._counts = self._counts, self._counts + Counter(counts)
+            self._counts_before = self._counts
+            if counts:
+                self._counts = self._counts + Counter(counts)
             targets = zip(self._fillings.values(), self._reached, records, strict=False)
             for filling, at, each in targets:
                 first, num = at.rows if number == at.items else 0, num_rows(each)

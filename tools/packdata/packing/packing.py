@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import shutil
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import cached_property, partial
+from threading import Semaphore
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -43,7 +44,6 @@ from packdata.packing.publish import (
     unnamed,
 )
 from packdata.packing.shards import (
-    SHARDS_AT_ONCE,
     Format,
     ShardBuilder,
     shard_format,
@@ -72,7 +72,8 @@ if TYPE_CHECKING:
     from packdata.recipe import Records
 
 MADE = "the same command made it earlier; nothing was written"
-_AT_ONCE = SHARDS_AT_ONCE + 4  # shards under way: two are written, the others put in their place
+_WRITTEN_AT_ONCE = 2  # as writing takes one core; bounds the memory of shards
+_AT_ONCE = _WRITTEN_AT_ONCE + 4  # shards under way: the others are put in their place
 
 
 class Made(NamedTuple):
@@ -128,9 +129,8 @@ class Packing:
         # The working folder may change before all is published.
         self._store = store_of(dst if is_url(dst) else dst.absolute(), link=link)
         self._journal: Journal | None = None
-        self._writers = ThreadPoolExecutor(SHARDS_AT_ONCE, "packdata-shard")
-        self._putters = ThreadPoolExecutor(_AT_ONCE, "packdata-put")
-        self._written: deque[Future[ShardInfo]] = deque()
+        self._pool = ThreadPoolExecutor(_AT_ONCE, "packdata-shard")
+        self._room = Semaphore(_WRITTEN_AT_ONCE)
         self._put: deque[Future[None]] = deque()
         self._numbers = dict[str, int]()  # of the shards to come
         self._prefix = "shard"  # of their names
@@ -171,8 +171,7 @@ class Packing:
             for folder in filter(None, self.folders):
                 opened.enter_context(locked(self._work.parent / folder))
         opened.callback(self._leave)
-        for pool in (self._putters, self._writers):
-            opened.callback(partial(pool.shutdown, cancel_futures=True))
+        opened.callback(partial(self._pool.shutdown, cancel_futures=True))
         self._journal = self._open_journal()
         if not self.is_made() and self.state.done is None:  # another may have been faster
             self._check_target()
@@ -271,16 +270,16 @@ class Packing:
     def write(
         self,
         folder: str,
-        columns: Mapping[str, Column],
+        columns: dict[str, Column],
         schema: Schema,
         format: Format,
         reached: Reached,
     ) -> None:
-        """Write the next shard of a target, and put it there, on threads: ``SHARDS_AT_ONCE``, which bounds memory.
+        """Write the next shard of a target, and put it there, on threads; waits while memory is full of shards.
 
         Args:
             folder: The target.
-            columns: Its rows.
+            columns: Its rows; emptied when they are written.
             schema: Their fields.
             format: Of the file.
             reached: How far the source has come with it.
@@ -288,29 +287,31 @@ class Packing:
         Raises:
             PackError: One before it could not be written.
         """
-        while len(self._written) >= SHARDS_AT_ONCE:
-            wait([self._written.popleft()])
+        self._room.acquire()
         self.wait(_AT_ONCE - 1)
         number = self._numbers.setdefault(folder, len(self.state.shards.get(folder, ())))
         self._numbers[folder] += 1
         path = self._work / STAGED_NAME / folder / shard_name(number, format, self._prefix)
-        written = self._writers.submit(write_staged, path, columns, schema)
-        about = folder, path, written, reached, self._put[-1] if self._put else None
-        self._written.append(written)
-        self._put.append(self._putters.submit(self._put_shard, *about))
+        about = folder, path, columns, schema, reached, self._put[-1] if self._put else None
+        self._put.append(self._pool.submit(self._write, *about))
 
-    def _put_shard(
+    def _write(
         self,
         folder: str,
         path: Path,
-        written: Future[ShardInfo],
+        columns: dict[str, Column],
+        schema: Schema,
         reached: Reached,
         before: Future[None] | None,
     ) -> None:
         """Runs on the threads."""
         shown = self._place / path.relative_to(self._work.parent)  # begins as it was given
         with self._explained("the shard cannot be written", shown):
-            info = stored_info(written.result())
+            try:
+                info = stored_info(write_staged(path, columns, schema))
+            finally:
+                columns.clear()  # no memory is taken while the file is put in its place
+                self._room.release()
             name = name_at(folder, info.file)
             self._store.put_shard(name, path, info.size_bytes, info.xxh3_128)
             path.unlink(missing_ok=True)
@@ -375,7 +376,7 @@ class Packing:
             name = name_at(folder, info.file)
             self._store.put_shard(name, shard.fetch(), info.size_bytes, info.xxh3_128)
 
-        for _ in self._putters.map(put, shards, infos):
+        for _ in self._pool.map(put, shards, infos):
             pass
         for shard in shards:
             shard.check_version()  # last: what replaces it from here on is not what was linked

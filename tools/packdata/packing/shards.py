@@ -10,7 +10,7 @@ import re
 import sys
 from array import array
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -32,8 +32,6 @@ FORMATS: tuple[Format, ...] = get_args(Format)
 DEFAULT_SHARD_BYTES = 64 << 20
 # Of rows of numbers, of which other tools take several times the bytes while they read a shard.
 TABLE_SHARD_BYTES = 32 << 20
-# Written side by side, as writing takes one core.
-SHARDS_AT_ONCE = 2
 # Parquet: other tools load a whole page, here a column of a shard, for one row.
 MAX_SHARD_BYTES: dict[Format, int] = {"lmdb": 64 << 30, "parquet": 256 << 20}
 # What a shard may exceed that by is its last sample. LMDB: sizes are int32. Parquet: 1 GiB per
@@ -41,10 +39,6 @@ MAX_SHARD_BYTES: dict[Format, int] = {"lmdb": 64 << 30, "parquet": 256 << 20}
 MAX_RECORD_BYTES: dict[Format, int] = {"lmdb": (2 << 30) - 1, "parquet": 512 << 20}
 MAX_FIXED_BYTES = (1 << 28) - 1  # Arrow opens no column of bytes with longer rows of one length
 _HASH = re.compile(r"-[0-9a-f]{32}$")
-_LARGE_BYTES = 4 << 20  # from here on numpy asks for huge pages
-_MOST_AT_ONCE = 256 << 20
-# numpy lets other threads run while it copies, which may take milliseconds where memory is fresh.
-_LONG_BYTES = 4 << 10
 # LMDB takes about 560 bytes of memory for each value while it writes a shard: 150 MB.
 _MAX_VALUES = 1 << 18
 _RECORD_BYTES = 8  # what counts for a record beside its bytes: its length, or its row
@@ -60,74 +54,36 @@ def check_shard_options(format: str, shard_bytes: int) -> None:
 
 
 class _FieldRecords:
-    """Records of one field, one after the other, in memory that a later shard uses again.
+    """Records of one field, one after the other, that are joined once the shard is full."""
 
-    Fresh memory costs more in page faults than the copy that fills it.
-    """
-
-    def __init__(self, nbytes: int | None, shard_bytes: int) -> None:
+    def __init__(self, nbytes: int | None) -> None:
         self._nbytes = nbytes  # of each record, if all are alike
-        self._whole = min(shard_bytes + _LARGE_BYTES, _MOST_AT_ONCE)
-        self._data = np.empty(0, np.uint8)
-        self._view = memoryview(self._data)  # type: ignore[arg-type]
-        self._lengths = array("q")
-        self._used = 0
-
-    def clear(self) -> None:
-        self._used = 0
+        self._pieces: list[Any] = []  # bytes, or arrays of them
         self._lengths = array("q")
 
     def append(self, record: bytes) -> None:
-        end = self._used + len(record)
-        if end > len(self._view):
-            self._grow(end)
-        if len(record) < _LONG_BYTES:
-            self._view[self._used : end] = record
-        else:
-            self._data[self._used : end] = np.frombuffer(record, np.uint8)
-        self._used = end
-        if self._nbytes is None:
-            self._lengths.append(len(record))
-
-    def _grow(self, nbytes: int) -> None:
-        """Get more memory; columns that are still in use keep the old.
-
-        A large column gets at once what a shard can take: pages are there only once they are
-        filled, and numpy asks for huge ones.
-        """
-        size = max(nbytes, 2 * len(self._data))
-        if size >= _LARGE_BYTES:
-            size = max(size, self._whole)
-        data = np.empty(size, np.uint8)
-        data[: self._used] = self._data[: self._used]
-        self._data, self._view = data, memoryview(data)  # type: ignore[arg-type]
+        self._pieces.append(record)
+        self._lengths.append(len(record))
 
     def extend(self, column: Column, first: int, last: int) -> None:
         """Append rows ``first`` to ``last`` of a column."""
         if isinstance(column, FixedColumn):
-            self._copy(column.data[first:last].reshape(-1))
-            lengths = np.full(last - first, column.data.shape[1], np.int64)
-        else:
-            starts, lengths = column.starts[first:last], column.lengths[first:last]
-            breaks = np.flatnonzero(starts[1:] != starts[:-1] + lengths[:-1]) + 1
-            for one, other in pairwise([0, *breaks.tolist(), last - first]):
-                end = starts[other - 1] + lengths[other - 1]
-                self._copy(column.buffer[starts[one] : end])
-        if self._nbytes is None:
-            self._lengths.frombytes(lengths.astype(np.int64, copy=False).tobytes())
+            self._pieces.append(np.ascontiguousarray(column.data[first:last]))
+            return
+        starts, lengths = column.starts[first:last], column.lengths[first:last]
+        breaks = np.flatnonzero(starts[1:] != starts[:-1] + lengths[:-1]) + 1
+        for one, other in pairwise([0, *breaks.tolist(), last - first]):
+            self._pieces.append(
+                column.buffer[starts[one] : starts[other - 1] + lengths[other - 1]]
+            )
+        self._lengths.frombytes(lengths.astype(np.int64, copy=False).tobytes())
 
-    def _copy(self, data: npt.NDArray[np.uint8]) -> None:
-        end = self._used + len(data)
-        if end > len(self._data):
-            self._grow(end)
-        self._data[self._used : end] = data
-        self._used = end
-
-    def column(self, num_samples: int) -> Column:
-        data = self._data[: self._used]
+    def take(self, num_samples: int) -> Column:
+        data = np.frombuffer(b"".join(self._pieces), np.uint8)
+        lengths = np.array(self._lengths, np.int64)
+        self._pieces, self._lengths = [], array("q")
         if self._nbytes is not None:
             return FixedColumn(data.reshape(num_samples, self._nbytes))
-        lengths = np.array(self._lengths, np.int64)
         return VarColumn(data, ends(lengths) - lengths, lengths)
 
 
@@ -143,13 +99,7 @@ class ShardBuilder:
 
     def __init__(self, schema: Schema, format: Format, shard_bytes: int) -> None:
         self.schema, self.format, self.shard_bytes = schema, format, shard_bytes
-        self._rows, *self._spare = (
-            {
-                n: _FieldRecords(field.record_nbytes, shard_bytes)
-                for n, field in schema.fields.items()
-            }
-            for _ in range(1 + SHARDS_AT_ONCE)
-        )
+        self._rows = {n: _FieldRecords(each.record_nbytes) for n, each in schema.fields.items()}
         self.num_samples = self.nbytes = 0
         num_varied = sum(field.record_nbytes is None for field in schema.fields.values())
         is_bounded = format == "lmdb" and num_varied > 0
@@ -193,16 +143,8 @@ class ShardBuilder:
         return last
 
     def take(self) -> dict[str, Column]:
-        """Return what was collected as columns, and begin the next shard.
-
-        The columns are views: they must be written before a sample is added when ``take`` was
-        called ``SHARDS_AT_ONCE`` times more, which fills the same memory again.
-        """
-        columns = {name: rows.column(self.num_samples) for name, rows in self._rows.items()}
-        self._spare.append(self._rows)
-        self._rows = self._spare.pop(0)
-        for rows in self._rows.values():
-            rows.clear()
+        """Return what was collected as columns, and begin the next shard."""
+        columns = {name: rows.take(self.num_samples) for name, rows in self._rows.items()}
         self.num_samples = self.nbytes = 0
         return columns
 
