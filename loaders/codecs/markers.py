@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 JPEG_START = b"\xff\xd8"
-JFIF, EXIF, ICC, ADOBE, COMMENT, SOS, EOI = 0xE0, 0xE1, 0xE2, 0xEE, 0xFE, 0xDA, 0xD9
+SOS, EOI = 0xDA, 0xD9
 _NO_LENGTH = frozenset({0x00, 0x01, *range(0xD0, 0xD9), 0xFF})  # what no segment follows
-_FRAMES = frozenset({*range(0xC0, 0xD0), 0xF7}) - {0xC4, 0xC8, 0xCC}  # 0xF7: of JPEG-LS
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _SEQUENTIAL, _PROGRESSIVE = (0xC0, 0xC1), 0xC2
 _NUM_COEFFICIENTS = 64
 
@@ -37,17 +37,6 @@ class Frame(NamedTuple):
             return 8, 8
         across, down = zip(*((both >> 4, both & 15) for both in self.sampling), strict=True)
         return 8 * max(down), 8 * max(across)
-
-    @property
-    def unusual(self) -> str:
-        """What it is called, if libjpeg does not read it; else ""."""
-        if self.mark == 0xF7:
-            return "JPEG-LS"
-        if self.mark in (0xC3, 0xC7, 0xCB, 0xCF):
-            return "a lossless JPEG"
-        if self.mark in (0xC5, 0xC6, 0xCD, 0xCE):
-            return "a hierarchical JPEG"
-        return "" if self.depth == 8 else f"a JPEG of {self.depth} bits a channel"
 
 
 def segments(data: bytes | memoryview) -> Iterator[tuple[int, int, int]]:

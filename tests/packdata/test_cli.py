@@ -499,10 +499,10 @@ def test_pictures_smaller_than_the_size_are_counted(
     assert run("images", photos, tmp_path / "a", "--size", "41", "--size", "43") == 0
 
     shown = capsys.readouterr().out
-    assert "1 picture is smaller than 41 and kept that size" in shown
-    assert "3 pictures are smaller than 43 and kept that size" in shown
+    assert "1 picture smaller than 41, kept that size" in shown
+    assert "3 pictures smaller than 43, kept that size" in shown
     assert run("images", photos, tmp_path / "b", "--size", "43", "--codec", "png") == 0
-    assert "3 pictures are smaller than 43" in capsys.readouterr().out
+    assert "3 pictures smaller than 43" in capsys.readouterr().out
     assert run("images", photos, tmp_path / "c", "--size", "43", "--fit", "cover") == 0
     assert "smaller than" not in capsys.readouterr().out
 

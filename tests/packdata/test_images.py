@@ -180,7 +180,7 @@ class TestVerbatim:
 
     def test_odd_jpegs_are_kept_without_what_is_odd(self, tmp_path: Path) -> None:
         data = save(tmp_path / "a.jpg", photo())
-        (tmp_path / "a.jpg").write_bytes(data[:-2] + bytes(range(1, 60)) + data[-2:])
+        (tmp_path / "a.jpg").write_bytes(data[:-2] + bytes(59) + data[-2:])
         (tmp_path / "b.jpg").write_bytes(data[:-2])
 
         recipe = plan(tmp_path)
@@ -255,14 +255,11 @@ class TestOptions:
         assert second["image"] == gray
         assert recipe.tally.take() == {"kept": 1, "re-encoded": 1}
 
-    @pytest.mark.parametrize("keep_depth", [False, True])
-    def test_a_transparent_gray_becomes_white(self, tmp_path: Path, keep_depth: bool) -> None:
+    def test_a_transparent_gray_of_few_bits_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "a.png").write_bytes(clear_png())
 
-        pixels = only(plan(tmp_path, keep_depth=keep_depth))["image"]
-
-        unit = 257 if keep_depth else 1
-        assert pixels[0, :, 0].tolist() == [0, 255 * unit, 170 * unit, 255 * unit]
+        with pytest.raises(SourceError, check=At("a.png")):
+            only(plan(tmp_path))
 
     @pytest.mark.parametrize("codec", [None, "png", "raw"])
     def test_depth_is_kept(self, tmp_path: Path, codec: str | None) -> None:
@@ -665,13 +662,9 @@ class TestMasks:
             encode(recipe)
         assert "keep_depth" in caught.value.hint
 
-    @pytest.mark.parametrize("suffix", ["tiff", "pgm"])
-    def test_the_depth_of_masks_that_are_no_png_is_found(
-        self, tmp_path: Path, suffix: str
-    ) -> None:
+    def test_the_depth_of_masks_that_are_no_png_is_found(self, tmp_path: Path) -> None:
         save(tmp_path / "images/a.jpg", photo(4, 4))
-        mask = PIL.Image.fromarray(np.full((4, 4), 300, np.uint16))
-        save(tmp_path / f"masks/a.{suffix}", mask, {"pgm": "PPM"}.get(suffix, "TIFF"))
+        save(tmp_path / "masks/a.tiff", PIL.Image.fromarray(np.full((4, 4), 300, np.uint16)))
 
         recipe = plan(tmp_path / "images", masks=tmp_path / "masks")
 
@@ -698,17 +691,9 @@ class TestMasks:
         [
             (photo(), "png", "the mask cannot be read: colors"),
             (photo(), "jpeg", "the mask cannot be read: jpeg is not exact"),
-            (
-                np.zeros((40, 60), np.float32),
-                "tiff",
-                "the mask cannot be read: 32-bit floats, not whole",
-            ),
-            (
-                np.full((40, 60), 70_000, np.int32),
-                "tiff",
-                "the mask cannot be read: values from 70000 to",
-            ),
-            (None, "png", "the mask cannot be read: the file is empty"),
+            (np.zeros((40, 60), np.float32), "tiff", "the mask cannot be read: a tiff of such"),
+            (np.full((40, 60), 7, np.int32), "tiff", "the mask cannot be read: a tiff of such"),
+            (None, "png", "the mask cannot be read: no picture that is read"),
         ],
     )
     def test_a_bad_mask_is_named_beside_its_picture(
@@ -773,21 +758,6 @@ class TestMasks:
 
         with pytest.raises(SourceError, check=At("masks")):
             plan_images(tmp_path / "images", masks=tmp_path / "masks")
-
-    @pytest.mark.parametrize(("fit", "is_said"), [("contain", True), ("cover", False)])
-    def test_that_masks_are_padded_with_a_class_is_said(
-        self, tmp_path: Path, fit: str, is_said: bool
-    ) -> None:
-        save(tmp_path / "images/a.png", photo())
-        save(tmp_path / "masks/a.png", np.ones((40, 60), np.uint8))
-
-        masked = plan_images(tmp_path / "images", masks=tmp_path / "masks", sizes=["32"], fit=fit)
-        bare = plan_images(tmp_path / "images", sizes=["32"], fit=fit)
-
-        assert (
-            "masks are 0 where pictures are padded, as where class 0 is" in masked.notes()
-        ) is is_said
-        assert not any(note.startswith("masks are 0") for note in bare.notes())
 
     def test_a_column_of_masks(self, tmp_path: Path) -> None:
         save(tmp_path / "a.png", photo(4, 4))
@@ -983,8 +953,8 @@ def test_splits_that_a_pattern_makes_one_dataset_are_told(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("codec", "limit"), [("webp", 16_383), ("jpeg", 65_500)])
-def test_a_picture_that_a_format_cannot_hold_is_refused_with_the_limit(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], codec: str, limit: int
+def test_a_picture_that_a_format_cannot_hold_is_refused(
+    tmp_path: Path, codec: str, limit: int
 ) -> None:
     save(tmp_path / "fits/a.png", np.zeros((limit, 2, 3), np.uint8))
     save(tmp_path / "high/a.png", np.zeros((limit + 1, 2, 3), np.uint8))
@@ -992,8 +962,6 @@ def test_a_picture_that_a_format_cannot_hold_is_refused_with_the_limit(
     assert len(encode(plan(tmp_path / "fits", codec=codec))) == 1
     with pytest.raises(SourceError, check=At("high/a.png")):
         encode(plan(tmp_path / "high", codec=codec))
-
-    assert capfd.readouterr().err == ""  # OpenCV would print its own
 
 
 @pytest.mark.parametrize("orientation", [2, 3, 6])

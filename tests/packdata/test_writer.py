@@ -21,7 +21,6 @@ from loaders.schema import Array, Boxes, Bytes, Image, Json, Label, Mask, MultiL
 from packdata import Writer, pack
 from packdata.packing.progress import Quiet
 from packdata.packing.target import PACKING_NAME
-from tests.packdata.pngs import clear_png
 from tests.packdata.reading import PackedReader
 from tests.packdata.recipes import contents
 from tests.refusals import At
@@ -129,13 +128,6 @@ def test_files_that_would_not_serve_right_are_encoded_anew(tmp_path: Path) -> No
     assert reader.sample(1)["image"].shape == (40, 30, 3)
     upright = np.rot90(PIXELS, -1).astype(int)
     assert np.abs(reader.sample(1)["image"].astype(int) - upright).mean() < 2
-
-
-def test_the_transparent_gray_of_a_file_becomes_white(tmp_path: Path) -> None:
-    with Writer(tmp_path, {"image": Image(codec="png", channels=1)}) as writer:
-        writer.add(image=clear_png())
-
-    assert PackedReader(tmp_path).sample(0)["image"].ravel().tolist() == [0, 255, 170, 255]
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG"])

@@ -15,7 +15,7 @@ from loaders.codecs.heads import jpeg_head
 from loaders.codecs.jpeg import num_segments
 from loaders.errors import SchemaError
 from packdata.cli import main
-from packdata.images.jpegtran import JPEGTRAN, divide_without_loss, jpegtran_version
+from packdata.images.jpegs import JPEGTRAN, divide_without_loss, jpegtran_version
 from packdata.images.plan import _change_notes, plan_images
 from packdata.images.recipe import ImageOptions
 from tests.packdata.images.test_alike import jpeg, opened, photo, record_of
@@ -73,7 +73,7 @@ def test_only_jpegs_worth_dividing_change(tmp_path: Path) -> None:
 
     assert records == [small, divide_without_loss(large), file.getvalue()]
     assert _change_notes(recipe.tally.take())[1:] == [
-        "1 JPEG divided into segments, with no pixel changed"
+        "1 picture divided into segments, with no pixel changed"
     ]
     assert recipe.options.to_json()["jpegtran"] == jpegtran_version()
 

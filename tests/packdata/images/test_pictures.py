@@ -155,20 +155,19 @@ class TestOrientation:
                 assert picture.changes == (() if orientation == 1 else ("rotated",))
 
     @pytest.mark.parametrize("order", ["<", ">"])
-    @pytest.mark.parametrize("channels", [1, 3])
-    def test_tiff_of_16_bits_is_turned_where_it_is_gray(self, channels: int, order: str) -> None:
-        """Colours are read by OpenCV, which turns them unasked, or does not, by its version."""
-        pixels = np.random.default_rng(0).integers(0, 65_536, (5, 8, channels), np.uint16)
+    def test_gray_tiff_of_16_bits_is_turned(self, order: str) -> None:
+        pixels = np.random.default_rng(0).integers(0, 65_536, (5, 8, 1), np.uint16)
         for orientation in range(1, 9):
             data = tiff(pixels, orientation, order=order)
-            if channels == 3 and orientation != 1:
-                with pytest.raises(CodecError):
-                    decode_picture(data, dtype="uint16")
-                continue
 
-            picture = decode_picture(data, channels=channels, dtype="uint16")
+            picture = decode_picture(data, channels=1, dtype="uint16")
 
             assert np.array_equal(picture.pixels, upright(pixels, orientation))
+
+    def test_colours_of_a_tiff_of_16_bits_are_refused(self) -> None:
+        """Pillow drops 8 of them."""
+        with pytest.raises(CodecError):
+            decode_picture(tiff(np.zeros((5, 8, 3), np.uint16), 1), dtype="uint16")
 
     @pytest.mark.parametrize("channels", [2, 4, 5])
     def test_bands_that_are_no_colours_are_refused(self, channels: int) -> None:
@@ -260,38 +259,26 @@ class TestColors:
 
     @pytest.mark.parametrize("dtype", ["uint8", "uint16"])
     @pytest.mark.parametrize("animated", [False, True])
-    @pytest.mark.parametrize("depth", [1, 2, 4, 8])
-    def test_each_transparent_gray_is_white_and_no_other(
-        self, depth: int, animated: bool, dtype: str
-    ) -> None:
-        values, top = np.arange(16) % 2**depth, 2**depth - 1
-        bits = values[:, None] >> np.arange(depth)[::-1] & 1
-        rows = np.packbits(bits.astype(np.uint8).reshape(2, -1), axis=1)
+    def test_a_transparent_gray_is_white_and_no_other(self, animated: bool, dtype: str) -> None:
+        rows = np.arange(16, dtype=np.uint8).reshape(2, 8)
         first = (b"fcTL", struct.pack(">5I2H2B", 0, 8, 2, 0, 0, 1, 1, 0, 0))
         white = np.iinfo(dtype).max
 
-        more = {2**depth + 1} if depth > 1 else set()  # of which PNG takes the lowest bits
-        for gone in sorted({0, 1, top // 2, top} | more):
+        for gone in (0, 1, 15):
             chunks = [(b"tRNS", struct.pack(">H", gone))]
             chunks += [(b"acTL", struct.pack(">II", 1, 0)), first] if animated else []
-            picture = decode_picture(png(rows, 8, depth, 0, *chunks), channels=1, dtype=dtype)
+            picture = decode_picture(png(rows, 8, 8, 0, *chunks), channels=1, dtype=dtype)
 
-            expected = np.where(values == gone & top, white, values * (white // top))
-            assert picture.pixels.ravel().tolist() == expected.tolist()
+            expected = np.where(rows == gone, white, rows.astype(int) * (white // 255))
+            assert picture.pixels[:, :, 0].tolist() == expected.tolist()
 
-    @pytest.mark.parametrize("dtype", ["uint8", "uint16"])
-    def test_a_transparent_gray_of_16_bits_is_white(self, dtype: str) -> None:
-        gray = np.array([[0, 1000, 65_535], [1000, 257, 514]], ">u2")
-        rows = gray.view(np.uint8).reshape(2, 6)
+    @pytest.mark.parametrize("depth", [1, 2, 4, 16])
+    def test_a_transparent_gray_of_other_bits_is_refused(self, depth: int) -> None:
+        """Pillow stretches the pixels, and not the value that is transparent."""
+        rows = np.zeros((2, depth), np.uint8)
 
-        clear = decode_picture(png(rows, 3, 16, 0, (b"tRNS", b"\3\xe8")), channels=1, dtype=dtype)
-        opaque = png(rows, 3, 16, 0, (b"tRNS", b"\0\7"))
-
-        white = 255 if dtype == "uint8" else 65_535
-        unit = 1 if dtype == "uint8" else 257
-        assert clear.pixels[:, :, 0].tolist() == [[0, white, white], [white, unit, 2 * unit]]
-        assert "alpha" in clear.changes
-        assert changes(opaque, channels=1, dtype="uint16") == ()
+        with pytest.raises(CodecError):
+            decode_picture(png(rows, 8, depth, 0, (b"tRNS", b"\0\1")))
 
     def test_an_opaque_alpha_channel_changes_nothing(self) -> None:
         image = PIL.Image.fromarray(photo()).convert("RGBA")
@@ -330,9 +317,7 @@ def sixteen(channels: int = 1) -> Array:
 
 
 class TestDepth:
-    @pytest.mark.parametrize(
-        ("suffix", "channels"), [("png", 1), ("png", 3), ("tiff", 1), ("tiff", 3), ("pgm", 1)]
-    )
+    @pytest.mark.parametrize(("suffix", "channels"), [("png", 1), ("png", 3), ("tiff", 1)])
     def test_16_bits_are_scaled_or_kept(self, suffix: str, channels: int) -> None:
         pixels = sixteen(channels)
         data = cv2.imencode(f".{suffix}", pixels[..., ::-1] if channels == 3 else pixels)[
@@ -364,20 +349,14 @@ class TestDepth:
         assert picture.changes == ("alpha",)
         assert np.abs(picture.pixels - (color * alpha + 65_535 * (1 - alpha))).max() <= 0.51
 
-    def test_floats_are_refused(self) -> None:
-        image = PIL.Image.fromarray(np.zeros((3, 3), np.float32))
+    @pytest.mark.parametrize("dtype", [np.float32, np.int32])
+    def test_32_bits_are_refused(self, dtype: type) -> None:
+        """Floats have no one right form of 8 bits."""
+        image = PIL.Image.fromarray(np.zeros((3, 3), dtype))
 
-        with pytest.raises(CodecError):
-            decode_picture(save(image, "TIFF"))
-
-    def test_large_numbers_are_refused(self) -> None:
-        image = PIL.Image.fromarray(np.array([[-1, 70_000]], np.int32))
-
-        with pytest.raises(CodecError) as caught:
-            decode_picture(save(image, "TIFF"))
-
-        assert "damaged" not in str(caught.value)
-        assert "convert it" in str(caught.value)
+        for decode in (decode_picture, decode_mask):
+            with pytest.raises(CodecError):
+                decode(save(image, "TIFF"))
 
 
 def jpeg(**options: Any) -> bytes:
@@ -391,18 +370,10 @@ def _outcome(data: bytes, needed: Any) -> Picture | None:
         return None
 
 
-def _with_oddity(data: bytes, oddity: str) -> bytes:
-    """Give a JPEG a header that libjpeg warns of, and then reads as if it were right."""
-    if oddity == "jfif":
-        at = data.index(b"JFIF") + 5
-        return data[:at] + b"\3" + data[at + 1 :]
-    if oddity == "scan":
-        at = data.index(b"\xff\xda") + 11
-        return data[:at] + b"\0\0\0" + data[at + 3 :]
-    profile = b"\xff\xe2\x00\x1aICC_PROFILE\0\x05\x02" + b"0" * 10
-    adobe = b"\xff\xee\x00\x0eAdobe\0\x64\0\0\0\0\x09"
-    at = data.index(b"\xff\xdb")  # behind JFIF's segment, beside which Adobe's has no say
-    return data[:2] + adobe + data[at:] if oddity == "adobe" else data[:at] + profile + data[at:]
+def _with_odd_scan(data: bytes) -> bytes:
+    """Give a JPEG the header of a scan that libjpeg warns of, and then reads as if it were right."""
+    at = data.index(b"\xff\xda") + 11
+    return data[:at] + b"\0\0\0" + data[at + 3 :]
 
 
 class TestDamage:
@@ -541,10 +512,9 @@ class TestDamage:
             assert np.array_equal(picture.pixels, plain.pixels)
             assert picture.changes == (("cmyk",) if mode == "CMYK" else ("odd jpeg",))
 
-    @pytest.mark.parametrize("oddity", ["jfif", "icc", "adobe", "scan"])
-    def test_damage_behind_a_harmless_oddity_is_refused(self, oddity: str) -> None:
+    def test_damage_behind_a_harmless_oddity_is_refused(self) -> None:
         """Libjpeg names its first warning only."""
-        data = _with_oddity(jpeg(), oddity)
+        data = _with_odd_scan(jpeg())
         half = len(data) // 2
 
         assert decode_picture(data).changes == ("odd jpeg",)
@@ -553,24 +523,21 @@ class TestDamage:
             decode_picture(data[:half] + b"\xff\xd9")
 
     def test_several_oddities_pass_together(self) -> None:
-        data = jpeg()
-        for oddity in ("jfif", "icc", "scan"):
-            data = _with_oddity(data, oddity)
+        data = _with_odd_scan(jpeg())
 
-        picture = decode_picture(data[:-2] + bytes(30) + data[-2:])
+        for end in (bytes(30), bytes(30) + data[-2:]):
+            picture = decode_picture(data[:-2] + end)
+            assert np.array_equal(picture.pixels, decode_picture(jpeg()).pixels)
 
-        assert np.array_equal(picture.pixels, decode_picture(jpeg()).pixels)
-
-    def test_bytes_around_the_end_pass(self) -> None:
+    def test_bytes_behind_the_end_pass_and_others_before_it_do_not(self) -> None:
         plain = jpeg()
-        several = {
-            plain[:-2] + bytes(range(1, 60)) + plain[-2:]: ("odd jpeg",),
-            plain + b"\0junk": (),
-        }
-        for data, changes in several.items():
-            picture = decode_picture(data)
-            assert np.array_equal(picture.pixels, decode_picture(plain).pixels)
-            assert picture.changes == changes
+
+        picture = decode_picture(plain + b"\0junk")
+
+        assert np.array_equal(picture.pixels, decode_picture(plain).pixels)
+        assert picture.changes == ()
+        with pytest.raises(CodecError):
+            decode_picture(plain[:-2] + bytes(range(1, 60)) + plain[-2:])
 
 
 def _bright_edged(shape: tuple[int, int]) -> Array:
@@ -846,33 +813,10 @@ class TestMasks:
         with pytest.raises(CodecError):
             decode_mask(save(photo(), "BMP"))
 
-    @pytest.mark.parametrize("mode", ["L", "RGB", "RGBA"])
-    @pytest.mark.parametrize("orientation", [1, 6])
-    def test_lossless_webp_is_exact(self, mode: str, orientation: int) -> None:
-        values = np.random.default_rng(0).integers(0, 256, (5, 7), dtype=np.uint8)
-        exif = PIL.Image.Exif()
-        exif[0x0112] = orientation
-        options = {"exif": exif} if orientation > 1 else {}  # which makes it an extended file
-        image = PIL.Image.fromarray(values).convert(mode)
-
-        mask = decode_mask(save(image, "WEBP", lossless=True, **options))
-
-        assert np.array_equal(mask, upright(values, orientation))
-
-    def test_other_webp_is_no_mask(self) -> None:
-        first, second = (PIL.Image.fromarray(photo(seed=seed)[:, :, 0]) for seed in (0, 1))
-        both = {"lossless": True, "save_all": True, "append_images": [second]}
-
-        for data in (save(first, "WEBP"), save(first, "WEBP", **both)):
-            with pytest.raises(CodecError):
-                decode_mask(data)
-        clear = PIL.Image.new("RGBA", (4, 4), (1, 1, 1, 0))
+    @pytest.mark.parametrize("format", ["WEBP", "AVIF", "JPEG2000"])
+    def test_formats_that_may_lose_pixels_are_no_masks(self, format: str) -> None:
         with pytest.raises(CodecError):
-            decode_mask(save(clear, "WEBP", lossless=True))
-        whole = save(first, "WEBP", lossless=True)
-        for size in (20, len(whole) // 2, len(whole) - 3):
-            with pytest.raises(CodecError):
-                decode_mask(whole[:size])
+            decode_mask(save(photo()[:, :, 0], format, lossless=True))
 
     def test_lossy_empty_and_damaged_masks_are_refused(self) -> None:
         data = save(photo()[:, :, 0], "PNG")

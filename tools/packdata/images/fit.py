@@ -50,23 +50,18 @@ class SizeOption:
             raise SchemaError(
                 f"sizes are 1 to {MAX_SIDE} pixels, got {self.height} x {self.width}"
             )
-        if self.fit == "shorter" and self.height != self.width:
-            raise _not_one_number(self.height, self.width)
 
     @classmethod
     def parse(cls, size: int | str | Size, fit: str) -> SizeOption:
         """Build it from ``256``, ``"256"``, ``"224x320"`` (height x width) or ``(224, 320)``."""
-        is_text = isinstance(size, int | str)
-        numbers = re.fullmatch(r"(\d+)(?:x(\d+))?", str(size).strip()) if is_text else None
-        if numbers is not None:
-            height, width = int(numbers[1]), int(numbers[2] or numbers[1])
-        elif isinstance(size, tuple) and len(size) == 2:
-            height, width = size
-        else:
-            raise SchemaError(f"a size is N or HEIGHTxWIDTH in pixels, got {size!r}")
-        if fit == "shorter" and (numbers is None or numbers[2]):  # 96x96 is not what it would make
-            raise _not_one_number(height, width)
-        return cls(height, width, fit)  # type: ignore[arg-type]
+        text = "x".join(map(str, size)) if isinstance(size, tuple) else str(size)
+        numbers = re.fullmatch(r"(\d+)(?:x(\d+))?", text.strip())
+        if numbers is None or (fit == "shorter" and numbers[2]):  # 96x96 is not what it would make
+            what = (
+                "a size is N, or HEIGHTxWIDTH with fit 'cover', 'contain' or 'stretch', in pixels"
+            )
+            raise SchemaError(f"{what}; got {size!r} with fit {fit!r}")
+        return cls(int(numbers[1]), int(numbers[2] or numbers[1]), fit)  # type: ignore[arg-type]
 
     @property
     def name(self) -> str:
@@ -104,15 +99,14 @@ class SizeOption:
     ) -> Array:
         """Return the picture in its new size."""
         size = size or (pixels.shape[0], pixels.shape[1])
+        if self.keeps(size):
+            return np.ascontiguousarray(pixels)
         top, left = self._margins(size)
-        if top or left:
-            pixels = pixels[top : size[0] - top, left : size[1] - left]
-            size = (pixels.shape[0], pixels.shape[1])
+        size = size[0] - 2 * top, size[1] - 2 * left
+        pixels = pixels[top : top + size[0], left : left + size[1]]
         to = self.scaled(size)
         pixels = _take_nearest(pixels, to) if nearest else _scale(pixels, size, to)
-        if self.fixed is None:
-            return np.ascontiguousarray(pixels)
-        return _place(pixels, self.fixed)
+        return _place(pixels, self.fixed or to)
 
     def window(self, size: Size) -> tuple[tuple[float, float, float, float], Size]:
         """Return where in a picture of a size its result lies (y, x, height, width), and the result's size."""
@@ -121,7 +115,8 @@ class SizeOption:
         to = self.scaled(size)
         result = self.fixed or to
         down, across = to[0] / size[0], to[1] / size[1]
-        y, x = (_before(whole, part) for whole, part in zip(to, result, strict=True))
+        # A middle part begins within; what is padded begins before the side: the odd pixel is behind.
+        y, x = (int((whole - part) / 2) for whole, part in zip(to, result, strict=True))
         return (top + y / down, left + x / across, result[0] / down, result[1] / across), result
 
     def _margins(self, size: Size) -> tuple[int, int]:
@@ -136,18 +131,6 @@ class SizeOption:
         top = max(0, height - 2 * math.ceil(self.height / scale)) // 2
         left = max(0, width - 2 * math.ceil(self.width / scale)) // 2
         return top, left
-
-
-def _before(whole: int, part: int) -> int:
-    """Return where the middle part of a side begins; where the part is longer, it does so before the side."""
-    return (whole - part) // 2 if whole >= part else -((part - whole) // 2)
-
-
-def _not_one_number(height: int, width: int) -> SchemaError:
-    return SchemaError(
-        f"fit 'shorter' takes one number, got {height}x{width}: "
-        "take 'cover', 'contain' or 'stretch' for height x width"
-    )
 
 
 def _scale(pixels: Array, full: Size, size: Size) -> Array:

@@ -1,28 +1,35 @@
-"""JPEG files to pixels, strictly: libjpeg fills what is missing with gray, and only warns.
+"""JPEG files: to pixels, strictly, and to files that are divided into segments.
 
-Some warnings are about oddities that cost no pixel, such as a missing end marker. These are mended in a
-copy of the file, and the copy has to decode without any: libjpeg names its first warning only, and another
-may be behind.
+libjpeg fills what is missing with gray, and only warns. Three oddities of many photos cost no pixel: padding before the
+end, no end marker, and the scan header of some phones. They are mended in a copy of the file, and the copy has to
+decode without a warning: libjpeg names its first only, and another may be behind.
+
+The program ``jpegtran`` divides files into segments that decode alone (``loaders.codecs.jpeg``): coefficients stay as
+they are. Its bytes depend on its version, so that is among the options of a packing.
 """
 
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
+from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import simplejpeg
 
-from loaders.codecs.markers import ADOBE, COMMENT, ICC, JFIF, SOS, frame_of, markers, with_end
-from loaders.errors import CodecError
+from loaders.codecs.heads import jpeg_head
+from loaders.codecs.jpeg import num_segments, restart_interval, with_index
+from loaders.codecs.markers import SOS, frame_of, markers, with_end
+from loaders.errors import CodecError, SchemaError
 
 UInt8Array = npt.NDArray[np.uint8]
 
-_EXTRA = re.compile(r"(\d+) extraneous bytes before marker 0x([0-9a-f]{2})")
-_ODD_HEADERS = ("unknown JFIF revision", "bad ICC marker", "Unknown Adobe", "Invalid SOS")
-_NO_END = "Premature end of JPEG file"
-_MIN_TEXT = 16  # bytes; of a scan's, half have their top bit set
+JPEGTRAN = "jpegtran"
+_TIMEOUT_S = 600
+_PADDING = re.compile(r"(\d+) extraneous bytes before marker 0x([0-9a-f]{2})")
 _MAX_ODDITIES = 8
 
 
@@ -43,61 +50,79 @@ def decode_strictly(data: bytes, **options: Any) -> tuple[UInt8Array, bytes | No
         if plain is None:
             break
         mended = plain
-    check_jpeg_kind(data)
-    if "subsampling" in reason and any(mark == SOS for _, mark in markers(bytes(data))):
-        raise CodecError(
-            "the JPEG has a sampling of its channels that is not read: save it with another"
-        )
-    raise CodecError(f"the JPEG is cut or damaged ({reason})")
-
-
-def check_jpeg_kind(data: bytes) -> None:
-    """Raise CodecError for a JPEG of a kind that no decoder here reads."""
-    frame = frame_of(data)
-    if frame is not None and frame.unusual:
-        raise CodecError(f"it is {frame.unusual}, which cannot be read: convert it to a PNG")
+    raise CodecError(f"the JPEG is cut, damaged or of a rare kind ({reason}): save it again")
 
 
 def _without_oddity(data: bytes, warning: str) -> bytes | None:
     """Return the file without what libjpeg warns of; None if that may have cost pixels."""
-    if extra := _EXTRA.search(warning):
-        return _without_padding(data, int(extra[1]), int(extra[2], 16))
-    if _NO_END in warning:
+    if padding := _PADDING.search(warning):
+        return _without_padding(data, int(padding[1]), int(padding[2], 16))
+    if "Premature end of JPEG file" in warning:
         return with_end(data)
-    if any(words in warning for words in _ODD_HEADERS):
-        return _with_plain_headers(data, mend_scans="Invalid SOS" in warning)
-    return None
+    return _with_plain_scan(data) if "Invalid SOS" in warning else None
 
 
-def _without_padding(data: bytes, num_extra: int, wanted: int) -> bytes | None:
-    """Cut out the bytes before a marker, if they are padding or text.
+def _without_padding(data: bytes, num: int, before: int) -> bytes | None:
+    """Cut out the bytes before a marker, if they are zeros or fill bytes.
 
     A scan with a flipped bit may give all of its blocks too early, and leaves bytes there too: these
     were pixels.
     """
     for at, mark in markers(data):
-        start = max(2, at - num_extra)
-        extra = data[start:at]
-        is_padding = not extra.strip(b"\0\xff")
-        is_text = len(extra) >= _MIN_TEXT and extra.isascii()
-        if mark == wanted and start < at and (is_padding or is_text):
+        start = max(2, at - num)
+        if mark == before and start < at and not data[start:at].strip(b"\0\xff"):
             return data[:start] + data[at:]
     return None
 
 
-def _with_plain_headers(data: bytes, *, mend_scans: bool) -> bytes | None:
-    """Give headers the values that libjpeg goes on with; color profiles become comments."""
+def _with_plain_scan(data: bytes) -> bytes | None:
+    """Give the scans of a sequential file the header that libjpeg goes on with."""
     plain = bytearray(data)
     for at, mark in markers(data):
-        body = at + 4
-        if mark == JFIF and data[body : body + 5] == b"JFIF\0":
-            plain[body + 5 : body + 6] = b"\1"
-        elif mark == ICC:
-            plain[at + 1] = COMMENT
-        elif mark == ADOBE and data[body : body + 5] == b"Adobe":
-            if data[body + 11 : body + 12] > b"\2":
-                plain[body + 11] = 1
-        elif mark == SOS and mend_scans:
-            behind = body + 1 + 2 * int.from_bytes(data[body : body + 1], "big")
+        if mark == SOS:
+            behind = at + 5 + 2 * data[at + 4]
             plain[behind : behind + 3] = b"\0\x3f\0"
     return None if plain == data else bytes(plain)
+
+
+def check_jpegtran() -> None:
+    """Raise SchemaError if there is no ``jpegtran``."""
+    if shutil.which(JPEGTRAN) is None:
+        raise SchemaError(
+            f"dividing JPEGs takes the program {JPEGTRAN!r}, which is not installed here: "
+            "it comes with libjpeg-turbo (Debian: libjpeg-turbo-progs)"
+        )
+
+
+@cache
+def jpegtran_version() -> str:
+    """Return what ``jpegtran`` says of itself."""
+    done = subprocess.run([JPEGTRAN, "-version"], capture_output=True, timeout=_TIMEOUT_S)
+    return (done.stdout + done.stderr).decode(errors="replace").strip()
+
+
+def divide_without_loss(data: bytes) -> bytes | None:
+    """Return a JPEG in segments, with an index of them: sequential, of the same pixels and metadata.
+
+    Huffman tables are made anew, which saves about what the markers cost. None for other files, where parts of the
+    picture are not worth making, and where ``jpegtran`` does not do it without loss.
+    """
+    frame = frame_of(data)
+    interval = frame and restart_interval(frame.height, frame.width, frame.unit[1])
+    if not interval:
+        return None
+    command = [JPEGTRAN, "-copy", "all", "-optimize", "-restart", f"{interval}B"]
+    divided = data
+    if not _is_divided(data):
+        done = subprocess.run(command, input=data, capture_output=True, timeout=_TIMEOUT_S)
+        divided = done.stdout
+    if not _is_divided(divided):
+        return None
+    record = with_index(np.frombuffer(divided, np.uint8)).tobytes()
+    (before, _), (after, _) = decode_strictly(data), decode_strictly(record)
+    return record if np.array_equal(before, after) else None
+
+
+def _is_divided(data: bytes) -> bool:
+    head = jpeg_head(memoryview(data))
+    return head is not None and num_segments(head) > 0

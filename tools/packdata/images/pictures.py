@@ -1,12 +1,13 @@
 """One picture: the bytes of a file to upright pixels, right where there is a right answer.
 
-Pillow reads the head, once. JPEG goes through libjpeg-turbo then, colours of PNG and WebP and those of 16 bits
+Pillow reads the head, once. JPEG goes through libjpeg-turbo then, colours of PNG and WebP
 through OpenCV, everything else through Pillow; the bytes decide, not the name. What is done to a picture, and
 noted in ``Picture.changes``:
 
 - Exif orientation is applied, so that stored pixels are upright.
 - CMYK and YCCK become RGB; palettes and 1-, 2- and 4-bit gray become 8-bit. Color profiles are
-  ignored, as in other loaders, unless conversion to sRGB is asked for (``packdata.images.profiles``).
+  ignored, as in other loaders, unless conversion to sRGB is asked for: nearly all pictures are of sRGB, but photos of
+  some cameras and phones are of wider spaces (Adobe RGB, Display P3), and paler if they are read as sRGB.
 - Transparent pixels are laid on white, the page that such pictures are drawn for. (Dropping alpha,
   as others do, shows whatever color hides below.)
 - 16 bits become 8 by value / 257, rounded, so that white stays white; with ``dtype="uint16"`` they
@@ -14,17 +15,15 @@ noted in ``Picture.changes``:
 - Of animated and multi-page files the first picture counts.
 
 Cut and damaged files are errors, also those that a viewer shows with a gray rest. JPEG oddities
-that lose no pixel pass.
+that lose no pixel pass. Pixels of which a decoder would drop a part are refused.
 """
 
 from __future__ import annotations
 
 import io
-import struct
-import threading
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import cv2
@@ -32,6 +31,7 @@ import numpy as np
 import numpy.typing as npt
 import PIL.ExifTags
 import PIL.Image
+from PIL import ImageCms
 from PIL.JpegImagePlugin import JpegImageFile
 
 from loaders.codecs.heads import MAX_PIXELS, check_pixels
@@ -39,29 +39,21 @@ from loaders.codecs.markers import JPEG_START
 from loaders.codecs.picture import decode_cv2
 from loaders.errors import CodecError
 from packdata.images.fit import MIN_REDUCED
-from packdata.images.jpegs import check_jpeg_kind, decode_strictly
-from packdata.images.profiles import converted
+from packdata.images.jpegs import decode_strictly
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from packdata.images.fit import Size
 
 Array = npt.NDArray[Any]
 
 KEPT = ("jpeg", "png", "webp")  # what every picture field serves, whichever it encodes to
-ODD_JPEG = "odd jpeg"
-_PIL_FORMATS = (
-    *("GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000", "PNG", "WEBP"),
-    *("HEIF", "JXL"),  # of plugins
-)
+ODD_JPEG, CONVERTED = "odd jpeg", "converted to sRGB"
+_EXACT = ("PNG", "GIF", "BMP", "TIFF", "PPM")
+_PIL_FORMATS = (*_EXACT, "WEBP", "AVIF", "JPEG2000", "HEIF", "JXL")  # the last two of plugins
 PIL.Image.init()  # imports its plugins: not on the thread that opens a picture first
-# Pillow's plugins raise anything on damage, and DecompressionBombError, which is an Exception and nothing else.
-_PIL_ERRORS = Exception
-_JXL_STARTS = (b"\xff\x0a", b"\0\0\0\x0cJXL \r\n\x87\n")
-_TIFF_COLORS = {0: 1, 1: 1, 2: 3, 3: 1, 5: 4, 6: 3, 8: 3}  # bands by photometric interpretation
 _PNG_DEPTH_AT, _PNG_END = 24, b"IEND\xaeB`\x82"
-_LIFTING = threading.Lock()  # one at a time, which saves memory, too
 _PREFIX_NBYTES = 16  # that Pillow tells formats by
 
 
@@ -96,7 +88,8 @@ def decode_picture(
     """Return the pixels of an encoded picture.
 
     Raises:
-        CodecError: The bytes are no picture, a damaged one, or one of too many pixels; or its profile is unreadable.
+        CodecError: The bytes are no picture, a damaged one, or one of too many pixels; its profile is unreadable; or
+            its pixels have no one form of 8 or 16 bits.
 
     Source:
         The factor of two is the ``reducing_gap=2.0`` of Pillow's ``Image.thumbnail``: beyond it
@@ -110,12 +103,11 @@ def decode_picture(
         changes += [ODD_JPEG] * (mended is not None and not changes)
     else:
         pixels = _pixels(head, data)
-    if orientation != 1:
-        pixels = turned(pixels, orientation)
-        changes.append("rotated")
+    pixels = turned(pixels, orientation)
+    changes += ["rotated"] * (orientation != 1)
     profile = head.info.get("icc_profile")
     if profile and to_srgb:
-        pixels = converted(pixels, profile, changes)
+        pixels = _converted(pixels, profile, changes)
     pixels = _to_dtype(_flat(pixels, changes), np.dtype(dtype), changes)
     return Picture(
         pixels=_to_channels(pixels, channels),
@@ -129,6 +121,67 @@ def decode_picture(
     )
 
 
+def open_picture(data: bytes, max_pixels: int = MAX_PIXELS) -> PIL.Image.Image:
+    """Read the head of a file of the formats that are pictures (not EPS, which would run a program).
+
+    Raises:
+        CodecError: The bytes are no picture, a damaged one, or one of too many pixels.
+    """
+    factory = _factory_of(data)
+    if factory is None:
+        _load_plugins()
+        factory = _factory_of(data)
+    if factory is None:
+        hint = "for HEIC, AVIF and JPEG XL 'pip install loaders[pictures]', or convert it"
+        raise CodecError(f"no picture that is read: it starts with {data[:12]!r}; {hint}")
+    with _damage_named("picture"):
+        # Not by Image.open, which has a limit of pixels of its own: one of the process.
+        head: PIL.Image.Image = factory(io.BytesIO(data), "")
+    check_pixels(head.height, head.width, max_pixels)
+    if head.format == "PNG":
+        if _PNG_END not in data:
+            raise CodecError("the png is cut: its last chunk is missing")
+        if b"eXIf" in data and "exif" not in head.info:  # behind the pixels
+            _load(head)
+    return head
+
+
+def _factory_of(data: bytes) -> Any:
+    """Return Pillow's class for a file, as its first bytes say; None if there is none."""
+    if data[:2] == JPEG_START:  # a file of several JPEGs is the first
+        return JpegImageFile
+    for name in filter(PIL.Image.OPEN.__contains__, _PIL_FORMATS):
+        factory, accepts = PIL.Image.OPEN[name]
+        if accepts is not None and accepts(data[:_PREFIX_NBYTES]) is True:
+            return factory
+    return None
+
+
+@cache
+def _load_plugins() -> None:
+    """Register the installed plugins for HEIC and JPEG XL with Pillow."""
+    with suppress(ImportError):
+        import pillow_heif
+
+        pillow_heif.register_heif_opener()
+    with suppress(ImportError):
+        import pillow_jxl  # noqa: F401 - registers on import
+
+
+@contextmanager
+def _damage_named(what: str) -> Iterator[None]:
+    """Raise CodecError for whatever Pillow's plugins raise on damage: it may be any exception."""
+    try:
+        yield
+    except Exception as error:
+        raise CodecError(f"the {what} is cut, damaged or not supported ({error})") from error
+
+
+def _load(head: PIL.Image.Image) -> None:
+    with _damage_named(format_of(head)):
+        head.load()
+
+
 def format_of(head: PIL.Image.Image) -> str:
     """Return what a file is: ``jpeg``, ``png``, ``webp``, ``tiff``, ..."""
     return str(head.format).lower()
@@ -136,29 +189,29 @@ def format_of(head: PIL.Image.Image) -> str:
 
 def orientation_of(head: PIL.Image.Image) -> int:
     """Return Exif's orientation, 1 to 8; 1 of a file that says none (or is turned by Pillow)."""
-    exif = PIL.Image.Exif()
-    try:
+    exif, value = PIL.Image.Exif(), None
+    with suppress(Exception):  # cut: viewers ignore such a block, too
         exif.load(head.info.get("exif", b""))
         value = exif.get(PIL.ExifTags.Base.Orientation)
-    except _PIL_ERRORS:  # cut: viewers ignore such a block, too
-        return 1
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
+
+
+def bits_of(head: PIL.Image.Image, data: bytes) -> int:
+    """Return the bits a channel of a PNG or TIFF; 8 of others."""
+    if head.format == "PNG":
+        return data[_PNG_DEPTH_AT]
+    return max(getattr(head, "tag_v2", {}).get(PIL.ExifTags.Base.BitsPerSample) or (8,))
 
 
 def _oddities(head: PIL.Image.Image, data: bytes) -> list[str]:
     """Return what keeps a file from being stored as it is, as far as its head says that."""
-    name = format_of(head)
-    odd = [] if name in KEPT else [name]
-    odd += ["cmyk"] * (head.mode == "CMYK")
-    try:
-        odd += ["animated"] * (int(getattr(head, "n_frames", 1)) > 1)
-    except _PIL_ERRORS:  # damage behind the first picture
-        odd.append("animated")
-    if name != "png" or odd:
-        return odd
-    if head.mode == "P":
-        return ["palette"]
-    return [f"{data[_PNG_DEPTH_AT]}-bit"] * (data[_PNG_DEPTH_AT] < 8)
+    name, bits = format_of(head), bits_of(head, data)
+    odd = [name] * (name not in KEPT) + ["cmyk"] * (head.mode == "CMYK")
+    with _damage_named(name):  # also behind the first picture
+        odd += ["animated"] * (getattr(head, "n_frames", 1) > 1)
+    if name == "png" and not odd:
+        odd += ["palette"] if head.mode == "P" else [f"{bits}-bit"] * (bits < 8)
+    return odd
 
 
 def _size(head: PIL.Image.Image, orientation: int) -> Size:
@@ -185,8 +238,8 @@ def _decode_jpeg(
 ) -> tuple[Array, bytes | None]:
     """Return the pixels of a JPEG, and what was mended of the file to get them."""
     if head.mode == "CMYK":  # Pillow, which makes colours of it, hears no warning
-        _, mended = decode_strictly(data, colorspace="CMYK")
-        return _pixels(head if mended is None else open_picture(mended), data), mended
+        decode_strictly(data, colorspace="CMYK")
+        return _pixels(head, data), None
     options: dict[str, Any] = {"colorspace": "GRAY" if channels == 1 else "RGB"}
     if factor > 1:
         options |= {"min_height": -(-head.height // factor), "min_width": -(-head.width // factor)}
@@ -195,166 +248,73 @@ def _decode_jpeg(
 
 def _pixels(head: PIL.Image.Image, data: bytes) -> Array:
     """Return the first picture of a file as gray, gray + alpha, RGB or RGBA of 8 or 16 bits, as it is stored."""
-    name, is_deep = format_of(head), bits_of(head, data) == 16
-    # OpenCV keeps 16 bits, of which Pillow drops 8 in colours; Pillow keeps the transparent gray of PNG.
-    is_colored = head.mode in ("RGB", "RGBA")
-    if name in KEPT and is_colored and not getattr(head, "is_animated", False):
-        return _decode_cv2(data, name)
-    tags = getattr(head, "tag_v2", {})
-    is_by_opencv = name == "tiff" and is_deep and is_colored
-    if (
-        is_by_opencv and tags.get(PIL.ExifTags.Base.Orientation, 1) != 1
-    ):  # some of its versions turn it
-        raise CodecError("a 16-bit tiff with an Exif orientation: save the file upright")
+    # OpenCV keeps 16 bits, of which Pillow drops 8 in colours.
+    is_one = not getattr(head, "is_animated", False)
+    if format_of(head) in KEPT and head.mode in ("RGB", "RGBA") and is_one:
+        return _decode_cv2(data, format_of(head))
+    _check_form(head, data)
     _load(head)
-    _check_bands(tags)
-    if is_by_opencv:  # which takes any fourth channel for alpha
-        return _decode_cv2(data, name)[:, :, : len(head.mode)]
-    if name == "png" and head.mode == "L" and "transparency" in head.info:
-        top = (
-            2 ** bits_of(head, data) - 1
-        )  # Pillow stretches the pixels to 8 bits, and not this one
-        head.info["transparency"] = (head.info["transparency"] & top) * (255 // top)
-    return _array_of(head)
-
-
-def bits_of(head: PIL.Image.Image, data: bytes) -> int:
-    """Return the bits a channel of a PNG or TIFF; 8 of others."""
-    if head.format == "PNG":
-        return data[_PNG_DEPTH_AT]
-    return max(getattr(head, "tag_v2", {}).get(PIL.ExifTags.Base.BitsPerSample) or (8,))
+    if head.mode.startswith("I;16"):
+        return np.asarray(head).astype(np.uint16)
+    if "transparency" in head.info or head.mode in ("PA", "RGBa"):
+        return np.asarray(head.convert("RGBA"))
+    plain = ("L", "LA", "RGB", "RGBA")
+    mode = head.mode if head.mode in plain else "L" if head.mode == "1" else "RGB"
+    with _damage_named(f"{format_of(head)} of mode {head.mode}"):
+        return np.asarray(head if mode == head.mode else head.convert(mode))
 
 
 def _decode_cv2(data: bytes, name: str) -> Array:
-    """Decode to gray, RGB or RGBA of 8 or 16 bits."""
+    """Decode colours to RGB or RGBA of 8 or 16 bits."""
     flags = cv2.IMREAD_UNCHANGED | cv2.IMREAD_IGNORE_ORIENTATION
     pixels = decode_cv2(np.frombuffer(data, np.uint8), flags)
     if pixels is None:
         raise CodecError(f"the {name} is cut or damaged")
-    if pixels.ndim == 2:
-        return pixels
     code = cv2.COLOR_BGRA2RGBA if pixels.shape[2] == 4 else cv2.COLOR_BGR2RGB
     return cv2.cvtColor(pixels, code)
 
 
-def _check_bands(tags: Mapping[int, Any]) -> None:
-    """Raise CodecError for a TIFF with bands beside its colours that are no alpha: they would be dropped or blended."""
-    num, colors = tags.get(277, 1), _TIFF_COLORS.get(tags.get(262, 1))
-    extra = tags.get(338) or ()
-    is_alpha = num - (colors or num) == 1 and tuple(extra) in ((1,), (2,))
-    if colors is not None and num > colors and not is_alpha:
-        hint = "save the bands with numpy.save, and pack them with 'packdata arrays'"
-        raise CodecError(f"a tiff with {num} bands, of which {num - colors} are no colour: {hint}")
+def _check_form(head: PIL.Image.Image, data: bytes) -> None:
+    """Raise CodecError for pixels of which Pillow would drop a part: bands, bits, or a gray that stands for clear."""
+    bits, tags = bits_of(head, data), getattr(head, "tag_v2", {})
+    num_bands = tags.get(PIL.ExifTags.Base.SamplesPerPixel, 1)
+    extra = tags.get(PIL.ExifTags.Base.ExtraSamples)
+    if (
+        head.mode in ("I", "F")
+        or (bits == 16 and not head.mode.startswith("I;16"))
+        or (bits != 8 and head.mode != "P" and "transparency" in head.info)
+        or (num_bands not in (1, 3) and extra not in ((1,), (2,)))
+    ):
+        clear = head.info.get("transparency")
+        what = f"mode {head.mode}, {bits} bits, {num_bands} bands, transparent value {clear}"
+        hint = "save it as gray or RGB of 8 or 16 bits, or its numbers for 'packdata arrays'"
+        raise CodecError(f"a {format_of(head)} of such pixels is not read ({what}): {hint}")
 
 
-def open_picture(data: bytes, max_pixels: int = MAX_PIXELS) -> PIL.Image.Image:
-    """Read the head of a file of the formats that are pictures (not EPS, which would run a program).
-
-    Pillow's own limit of pixels, which is one of the process, does not count.
-
-    Raises:
-        CodecError: The bytes are no picture, a damaged one, or one of too many pixels.
-    """
-    if not len(data):
-        raise CodecError("the file is empty")
+def _converted(pixels: Array, profile: bytes, changes: list[str]) -> Array:
+    """Return pixels as sRGB, which ``changes`` gets; as they were, if they are of sRGB or no 8-bit RGB."""
+    if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] < 3 or "cmyk" in changes:
+        return pixels
     try:
-        head = _opened(data)
-    except _PIL_ERRORS as error:
-        check_jpeg_kind(data)
-        raise CodecError(f"the picture cannot be opened: cut or damaged ({error})") from error
-    if head is None and _takes_a_plugin(data):
-        what = "no installed decoder reads this HEIC, AVIF or JPEG XL"
-        raise CodecError(f"{what}: 'pip install loaders[pictures]', or convert it")
-    if head is None:
-        what = f"not a picture, or cut or damaged in its head: the file starts with {data[:12]!r}"
-        raise CodecError(what)
-    check_pixels(head.height, head.width, max_pixels)
-    if head.format == "PNG" and _PNG_END not in data:
-        raise CodecError("the png is cut: its last chunk is missing")
-    if head.format == "PNG" and b"eXIf" in data and "exif" not in head.info:  # behind the pixels
-        _load(head)
-    return head
+        transform = _transform(profile)
+        if transform is None:
+            return pixels
+        colours = PIL.Image.fromarray(np.ascontiguousarray(pixels[:, :, :3]))
+        done = np.asarray(ImageCms.applyTransform(colours, transform))
+    except (ImageCms.PyCMSError, OSError) as error:
+        raise CodecError(f"its colour profile cannot be read ({error})") from error
+    changes.append(CONVERTED)
+    return np.concatenate([done, pixels[:, :, 3:]], axis=2)
 
 
-def _opened(data: bytes) -> PIL.Image.Image | None:
-    """Return what the first reader of Pillow's makes of a file that takes it; None if none does."""
-    if data[:2] == JPEG_START:  # a file of several JPEGs is the first
-        return JpegImageFile(io.BytesIO(data))
-    if _takes_a_plugin(data):
-        _load_plugins()
-    for name in filter(PIL.Image.OPEN.__contains__, _PIL_FORMATS):
-        factory, accepts = PIL.Image.OPEN[name]
-        accepted = accepts is None or accepts(data[:_PREFIX_NBYTES])
-        if accepted and not isinstance(accepted, str):  # else it says what it needs
-            with suppress(SyntaxError, IndexError, TypeError, struct.error):  # as Image.open does
-                return factory(io.BytesIO(data), "")
-    return None
-
-
-def _takes_a_plugin(data: bytes) -> bool:
-    return data.startswith(_JXL_STARTS) or data[4:8] == b"ftyp"
-
-
-@cache
-def _load_plugins() -> None:
-    """Register the installed plugins for HEIC and JPEG XL with Pillow."""
-    with suppress(ImportError):
-        import pillow_heif
-
-        pillow_heif.register_heif_opener()
-    with suppress(ImportError):
-        import pillow_jxl  # noqa: F401 - registers on import
-
-
-def _load(head: PIL.Image.Image) -> None:
-    """Let Pillow decode a picture, also one within our limit and not within Pillow's, which is the process's."""
-    limit = PIL.Image.MAX_IMAGE_PIXELS
-    is_large = limit is not None and head.width * head.height > limit
-    try:
-        with _without_limit() if is_large else nullcontext():
-            head.load()
-    except _PIL_ERRORS as error:
-        raise CodecError(f"the {format_of(head)} is cut or damaged ({error})") from error
-
-
-@contextmanager
-def _without_limit() -> Iterator[None]:
-    with _LIFTING:
-        limit, PIL.Image.MAX_IMAGE_PIXELS = PIL.Image.MAX_IMAGE_PIXELS, None
-        try:
-            yield
-        finally:
-            PIL.Image.MAX_IMAGE_PIXELS = limit
-
-
-def _array_of(image: PIL.Image.Image) -> Array:
-    mode = image.mode
-    if mode.startswith("I;16"):
-        return _without_clear(np.asarray(image).astype(np.uint16), image.info.get("transparency"))
-    if mode == "I":
-        return _narrow(np.asarray(image))
-    if mode == "F":
-        what = "32-bit floats, which have no one right 8-bit form"
-        raise CodecError(f"{what}: convert it to 8 or 16 bits first")
-    if "transparency" in image.info or mode in ("PA", "RGBa"):
-        return np.asarray(image.convert("RGBA"))
-    plain = {"1": "L", "La": "LA"}.get(mode, mode if mode in ("L", "LA", "RGB", "RGBA") else "RGB")
-    return np.asarray(image if plain == mode else image.convert(plain))
-
-
-def _without_clear(gray: Array, clear: int | None) -> Array:
-    """Return gray with a channel of alpha, if a value in it stands for what is not there."""
-    if clear is None or not (gray == clear).any():
-        return gray
-    alpha = np.where(gray == clear, 0, np.iinfo(gray.dtype).max)
-    return np.dstack([gray, alpha.astype(gray.dtype)])
-
-
-def _narrow(values: Array) -> npt.NDArray[np.uint16]:
-    if values.min() < 0 or values.max() > 65_535:
-        what = f"values from {values.min()} to {values.max()}, which do not fit 16 bits"
-        raise CodecError(f"{what}: convert it to 8 or 16 bits first")
-    return values.astype(np.uint16)
+@lru_cache(maxsize=16)  # a camera has one
+def _transform(profile: bytes) -> Any:
+    """Return what converts from a profile to sRGB; None if that is nothing, or not from RGB."""
+    source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+    is_rgb = source.profile.xcolor_space.strip() == "RGB"
+    if not is_rgb or "sRGB" in ImageCms.getProfileDescription(source):
+        return None
+    return ImageCms.buildTransform(source, ImageCms.createProfile("sRGB"), "RGB", "RGB")
 
 
 def turned(pixels: Array, orientation: int) -> Array:
@@ -415,37 +375,23 @@ def decode_mask(data: bytes, max_pixels: int = MAX_PIXELS) -> Array:
             colors.
     """
     head = open_picture(data, max_pixels)
-    check_exact(head, data)
-    values = turned(_mask_values(head, data), orientation_of(head))
+    check_exact(head)
+    _check_form(head, data)
+    _load(head)
+    values, bits = np.asarray(head), bits_of(head, data)
+    if head.mode == "L" and bits in (2, 4):
+        values = values // (255 // (2**bits - 1))  # Pillow stretches them to 8 bits
+    values = values.astype(np.uint16 if values.dtype.itemsize == 2 else np.uint8)
+    values, changes = turned(values, orientation_of(head)), list[str]()
     if values.ndim == 2:
         return values
-    opaque = values.shape[2] in (1, 3) or (values[:, :, -1] == np.iinfo(values.dtype).max).all()
-    colors = values[:, :, : 3 if values.shape[2] > 2 else 1]
-    if not opaque or (colors != colors[:, :, :1]).any():
-        raise CodecError("colors, not one whole number per pixel (gray or palette)")
+    colors = _flat(values, changes)
+    if changes or (colors != colors[:, :, :1]).any():
+        raise CodecError("colors or transparency, not one number per pixel (gray or palette)")
     return np.ascontiguousarray(colors[:, :, 0])
 
 
-def check_exact(head: PIL.Image.Image, data: bytes) -> None:
-    """Raise CodecError for a file of lossy pixels."""
-    name, at = format_of(head), 12
-    while name == "webp" and data[at : at + 4] in (b"VP8X", b"ICCP"):  # before the pixels
-        at += 8 + int.from_bytes(data[at + 4 : at + 8], "little") + 1 & ~1
-    if name == "jpeg" or (name == "webp" and data[at : at + 4] != b"VP8L"):
-        what = "lossy or animated webp" if name == "webp" else name
-        raise CodecError(f"{what} is not exact: save masks as PNG")
-
-
-def _mask_values(head: PIL.Image.Image, data: bytes) -> Array:
-    bits = bits_of(head, data)
-    if bits == 16 and head.mode in ("RGB", "RGBA"):
-        return _pixels(head, data)
-    _load(head)
-    values = np.asarray(head)
-    if head.mode == "F":
-        raise CodecError("32-bit floats, not whole numbers: save masks as integers")
-    if head.mode == "I":
-        return _narrow(values)
-    if head.mode == "L" and bits in (2, 4):
-        values = values // (255 // (2**bits - 1))  # Pillow stretches them to 8 bits
-    return values.astype(np.uint16 if values.dtype.itemsize == 2 else np.uint8)
+def check_exact(head: PIL.Image.Image) -> None:
+    """Raise CodecError for a format that may lose pixels."""
+    if head.format not in _EXACT:
+        raise CodecError(f"{format_of(head)} is not exact: save masks as PNG")

@@ -12,12 +12,12 @@ from packdata.files.labels import read_classes
 from packdata.files.recipe import FilesPlan
 from packdata.files.splits import SourceOptions, open_splits
 from packdata.images.recipe import (
-    ANIMATED,
     DIVIDED,
+    ENCODED,
     HAS_PROFILE,
+    KEPT_FILES,
     MENDED,
     SMALLER,
-    TURNED_BELOW,
     UNLABELLED,
     ImageOptions,
     ImagesRecipe,
@@ -48,10 +48,6 @@ class ImagesPlan(FilesPlan[ImagesRecipe]):
         """Say how many files were kept or changed, that 0 may be a class, and that samples lack labels, too."""
         found = _change_notes({} if packed is None else packed.counts)
         schemas = [target.schema for recipe in self.recipes for target in recipe.targets]
-        resizes = [resize for recipe in self.recipes for resize in recipe.options.resizes]
-        has_masks = any("mask" in schema.fields for schema in schemas)
-        if has_masks and any(resize.fit == "contain" for resize in resizes):
-            found.append("masks are 0 where pictures are padded, as where class 0 is")
         is_folder = self.recipes[0].source.kind == "folder"
         if is_folder and all(len(schema.defaults) == 1 for schema in schemas):
             labels = "labels come from a folder for each class, or a list with a column of them"
@@ -81,7 +77,7 @@ def plan_images(
         shapes = replace(shapes, box_classes=read_classes(source.classes, BOX_LABELS))
         source = replace(source, classes=None)
     opened = open_splits(src, source, extend=shapes.extend, has_annotations=has_annotations)
-    check_same_classes({split.name: split.source for split in opened})
+    check_same_classes(split.source for split in opened)
     splits = [(split.name, ImagesRecipe(split, image_options)) for split in opened]
     list_again = partial(
         open_splits,
@@ -93,39 +89,31 @@ def plan_images(
 
 
 _NOTES = {
-    TURNED_BELOW: "picture rotated as Exif says: masks, boxes and keypoints are read as of the upright picture",
-    UNLABELLED: "picture with label -1, which is no class",
-    ANIMATED: "picture of several frames or pages: only the first is packed",
-    "16-bit": "picture of 16 bits stored as 8: 12 bits in 16 keep 17 levels; keep_depth=True stores 16",
-    HAS_PROFILE: "picture with a colour profile: pixel values are kept as they are; icc='srgb' converts those that are "
-    "not sRGB",
-    DIVIDED: "JPEG divided into segments, with no pixel changed",
-    MENDED: "JPEG mended, with no pixel changed (no end marker, padding)",
+    "rotated": "rotated as Exif says: masks, boxes and keypoints are read as of the upright picture",
+    "16-bit": "of 16 bits stored as 8: 12 bits in 16 keep 17 levels; keep_depth=True stores 16",
+    "animated": "of several frames or pages: only the first is packed",
+    UNLABELLED: "with label -1, which is no class",
+    HAS_PROFILE: "with a colour profile: pixel values are kept; icc='srgb' converts those that are not sRGB",
+    DIVIDED: "divided into segments, with no pixel changed",
+    MENDED: "mended, with no pixel changed (no end marker, padding)",
 }
+_NO_CHANGES = (KEPT_FILES, ENCODED, MENDED, DIVIDED, HAS_PROFILE, UNLABELLED)
 
 
 def _change_notes(packed: Mapping[str, int]) -> list[str]:
     """Say how many files were kept, changed or smaller than asked for."""
-    notes = [
-        f"{counted(n, 'picture')} {'is' if n == 1 else 'are'} {what} and kept that size"
-        for what, n in packed.items()
-        if what.startswith(SMALLER)
-    ]
-    for what, note in _NOTES.items():
-        if num := packed.get(what, 0):
-            noun, rest = note.split(" ", 1)
-            notes.append(f"{counted(num, noun)} {rest}")
-    told = {*_NOTES, "kept", "re-encoded"} - {"16-bit"}
-    causes = [
-        f"{num:,} {what}"
-        for what, num in packed.items()
-        if what not in told and not what.startswith(SMALLER)
-    ]
-    num_kept, num_encoded = packed.get("kept", 0), packed.get("re-encoded", 0)
-    found = [f"{counted(num_kept, 'file')} kept verbatim"] if num_kept else []
-    if num_encoded and (num_kept or causes):
-        found.append(f"{num_encoded:,} encoded anew" + f" ({', '.join(causes)})" * bool(causes))
-    return [", ".join(found), *notes] if found else notes
+    notes, causes = [], []
+    for what, num in packed.items():
+        if what.startswith(SMALLER):
+            notes.append(f"{counted(num, 'picture')} {what}, kept that size")
+        elif what in _NOTES:
+            notes.append(f"{counted(num, 'picture')} {_NOTES[what]}")
+        if what not in _NO_CHANGES and not what.startswith(SMALLER):
+            causes.append(f"{num:,} {what}")
+    if not packed.get(KEPT_FILES) and not causes:
+        return notes
+    encoded = f"{packed.get(ENCODED, 0):,} encoded anew" + f" ({', '.join(causes)})" * bool(causes)
+    return [f"{counted(packed.get(KEPT_FILES, 0), 'file')} kept verbatim, {encoded}", *notes]
 
 
 def _usual_format(splits: Sequence[tuple[str, ImagesRecipe]]) -> Format:

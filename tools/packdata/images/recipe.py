@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -29,15 +29,12 @@ from loaders.system.opencv import use_no_ipp
 from packdata.describe import numbered
 from packdata.files.labels import LABEL
 from packdata.files.recipe import FilesRecipe
-from packdata.images.alike import encode_alike, encode_jpeg_planes
-from packdata.images.fit import Fit, SizeOption
-from packdata.images.jpegtran import (
-    check_jpegtran,
-    divide_without_loss,
-    jpegtran_version,
-)
+from packdata.images.alike import encode_alike
+from packdata.images.fit import MAX_SIDE, Fit, SizeOption
+from packdata.images.jpegs import check_jpegtran, divide_without_loss, jpegtran_version
 from packdata.images.marks import Marks
 from packdata.images.pictures import (
+    CONVERTED,
     KEPT,
     Picture,
     decode_mask,
@@ -45,7 +42,6 @@ from packdata.images.pictures import (
     format_of,
     open_picture,
 )
-from packdata.images.profiles import CONVERTED
 from packdata.images.shapes import encode_shape
 from packdata.options import changed, check_options, opt, parse_target
 from packdata.reading import fetched_ahead
@@ -59,12 +55,11 @@ if TYPE_CHECKING:
     from packdata.images.fit import Size
     from packdata.sources.base import Item, Pixels
 
-_MAX_SIDES = {"webp": 16_383, "jpeg": 65_500}  # of RFC 9649 (VP8's 14 bits), and of libjpeg
 _ONE_SIZE = ("raw", "yuv420", "dct")
-MENDED, DIVIDED = "mended", "divided"
+_AS_IT_IS = SizeOption(MAX_SIDE, MAX_SIDE)  # which nothing is larger than
+# What is counted beside the changes of pictures.
+KEPT_FILES, ENCODED, MENDED, DIVIDED = "kept", "re-encoded", "mended", "divided"
 HAS_PROFILE = "colour profiles"
-ANIMATED = "animated"
-TURNED_BELOW = "turned below a mask, boxes or keypoints"
 SMALLER = "smaller than "
 UNLABELLED = "without a label"  # -1 in Hugging Face's columns
 _NUM_PEEKED = 16
@@ -153,11 +148,10 @@ class ImageOptions:
         has_quality = self.sizes if self.codec is None else self.codec in ("jpeg", "webp", "dct")
         if self.quality != DEFAULT_QUALITY and not has_quality:
             raise SchemaError(f"quality {self.quality} is for codec='jpeg', 'webp' or 'dct'")
-        if self.keep_depth and self.codec in ("jpeg", "webp", "yuv420", "dct"):
-            raise SchemaError(f"codec {self.codec!r} holds 8 bits: to keep 16 take 'png' or 'raw'")
-        if self.gray and self.codec == "yuv420":
-            raise SchemaError("codec 'yuv420' stores color: of gray pictures take 'raw' or 'dct'")
-        self.image(self.channels, None, self.codec or "jpeg")  # says what does not go together
+        try:  # what does not go together, the codec says
+            codec_for(self.image(self.channels, (16, 16), self.codec or "png"))
+        except CodecError as error:
+            raise SchemaError(str(error)) from error
         names = [resize.name for resize in self.resizes]
         if len(set(names)) < len(names):
             raise SchemaError(f"each size can be asked for once, got {', '.join(names)}")
@@ -201,32 +195,15 @@ class ImageOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Output:
-    """One target: a size, and how pictures and masks become it."""
+    """One target: a size, and how pictures become it."""
 
-    resize: SizeOption | None
+    resize: SizeOption
     fields: dict[str, Field]  # what a sample has of pictures
     codec: Codec  # of pictures that are encoded anew
 
-    def scaled(self, size: Size) -> Size:
-        return size if self.resize is None else self.resize.scaled(size)
 
-    def keeps(self, size: Size) -> bool:
-        return self.resize is None or self.resize.keeps(size)
-
-    def mask_record(self, mask: npt.NDArray[Any] | None) -> dict[str, bytes]:
-        if mask is None:
-            return {}
-        fitted = mask if self.resize is None else self.resize.apply(mask, nearest=True)
-        return {"mask": codec_for(self.fields["mask"]).encode(fitted)}
-
-
-_KEY, _SIZE = codec_for(Text()), Array(dtype="int32", dims=(2,))
-_SIZES = Array(dtype="int32", dims=(None, 2))
-
-
-@lru_cache(256)
-def _size_record(size: Size) -> bytes:
-    return codec_for(_SIZE).encode(np.array(size, np.int32))
+_KEY = codec_for(Text())
+_SIZE, _SIZES = Array(dtype="int32", dims=(2,)), Array(dtype="int32", dims=(None, 2))
 
 
 class ImagesRecipe(FilesRecipe[ImageOptions]):
@@ -247,10 +224,10 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
             raise SchemaError(f"{names} is for masks, and there are none: pass masks=")
         self._shapes = [label for label in self.labels if label.column.form]
         self._is_several = split.source.has_several
-        alone = {"masks": has_masks, "boxes and keypoints": bool(self._shapes)}
-        for what in [what for what, is_there in alone.items() if is_there and self._is_several]:
+        if self._is_several and (has_masks or self._shapes):
+            what = "masks, boxes and keypoints belong to one picture, and samples have several"
             hint = "pack them from Python, with packdata.Writer and fields of your own"
-            raise SchemaError(f"{what} belong to one picture, and samples have several: {hint}")
+            raise SchemaError(f"{what}: {hint}")
         self._mask_dtype = self._find_mask_dtype() if has_masks else None
         self._outputs = [self._output(resize) for resize in options.resizes or (None,)]
         # Pictures "kept" or "re-encoded", and why the latter; those "smaller than" a size.
@@ -258,16 +235,14 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         sizes: dict[str, Field]
         sizes = {"original_sizes": _SIZES} if self._is_several else {"original_size": _SIZE}
         several = len(self._outputs) > 1
-        self._set_targets(
-            [
-                Target(
-                    output.resize.name if output.resize and several else "",
-                    self._schema(output.fields, {"key": Text(), **sizes}),
-                )
-                for output in self._outputs
-            ],
-            options.to_json(),
-        )
+        targets = [
+            Target(
+                output.resize.name if several else "",
+                self._schema(output.fields, {"key": Text(), **sizes}),
+            )
+            for output in self._outputs
+        ]
+        self._set_targets(targets, options.to_json())
 
     def encode(self, item: Item) -> list[dict[str, bytes]]:
         """Return the records of an item for each target.
@@ -279,30 +254,35 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         use_no_ipp()
         try:
             data = item.read()
-            return (
-                self._encode_several(item, data) if self._is_several else self._encode(item, data)
-            )
+            records = {
+                each.name: each.encode(item) for each in self.labels if not each.column.form
+            }
+            records["key"] = _KEY.encode(item.key)
+            encode = self._encode_several if self._is_several else self._encode
+            return [images | records for images in encode(item, data)]
         except CodecError as error:
             raise SourceError(str(error), item.where) from error
 
     def _encode(self, item: Item, data: bytes | Pixels) -> list[dict[str, bytes]]:
+        """Return what a sample has of its picture, for each target."""
         picture = self._decode(data)
-        shared = self._shared_records(item) | {"original_size": _size_record(picture.size)}
         mask = self._checked_mask(item, picture)
-        images = [self._stored(output, picture) for output in self._outputs]
-        samples = [
-            {"image": image}
-            | output.mask_record(mask)
-            | {s.name: encode_shape(s, item, picture.size, output.resize) for s in self._shapes}
-            | shared
-            for output, image in zip(self._outputs, images, strict=True)
-        ]
-        self._count(picture, is_drawn_on=mask is not None or bool(self._shapes))
-        label = item.labels.get(LABEL)
-        self.tally.add(UNLABELLED, int(isinstance(label, int) and label == -1))
+        samples = []
+        for output in self._outputs:
+            sample = {"image": self._stored(output, picture)}
+            if mask is not None:
+                fitted = output.resize.apply(mask, nearest=True)
+                sample["mask"] = codec_for(output.fields["mask"]).encode(fitted)
+            for shape in self._shapes:
+                sample[shape.name] = encode_shape(shape, item, picture.size, output.resize)
+            sample["original_size"] = codec_for(_SIZE).encode(np.array(picture.size, np.int32))
+            samples.append(sample)
+        self._count(picture)
+        self.tally.add(UNLABELLED, int(item.labels.get(LABEL) in (-1,)))
         return samples
 
     def _encode_several(self, item: Item, files: list[bytes]) -> list[dict[str, bytes]]:
+        """Return what a sample has of its pictures, for each target."""
         sizes: list[Size] = []
         made: list[list[bytes]] = [[] for _ in self._outputs]
         for number, data in enumerate(files):
@@ -312,15 +292,8 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
                     records.append(self._stored(output, picture))
             sizes.append(picture.size)
             self._count(picture)
-        shared = self._shared_records(item)
-        shared["original_sizes"] = codec_for(_SIZES).encode(
-            np.array(sizes, np.int32).reshape(-1, 2)
-        )
-        return [{"images": join_files(records)} | shared for records in made]
-
-    def _shared_records(self, item: Item) -> dict[str, bytes]:
-        records = {each.name: each.encode(item) for each in self.labels if not each.column.form}
-        return records | {"key": _KEY.encode(item.key)}
+        record = codec_for(_SIZES).encode(np.array(sizes, np.int32).reshape(-1, 2))
+        return [{"images": join_files(records), "original_sizes": record} for records in made]
 
     def _decode(self, data: bytes | Pixels) -> Picture:
         options = self.options
@@ -337,54 +310,42 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         )
 
     def _needed(self, size: Size) -> Size:
-        heights, widths = zip(*(output.scaled(size) for output in self._outputs), strict=True)
+        sizes = (output.resize.scaled(size) for output in self._outputs)
+        heights, widths = zip(*sizes, strict=True)
         return max(heights), max(widths)
 
     def _stored(self, output: _Output, picture: Picture) -> bytes:
-        """Return the record of a picture for a target: the file itself, or a JPEG's own planes, where that can be."""
-        options, pixels = self.options, picture.pixels
+        """Return the record of a picture for a target: the file itself where that can be."""
+        options = self.options
         if picture.kept is not None and self._is_kept(output, picture):
-            return self._divided(picture.kept) if picture.format == "jpeg" else picture.kept
-        if output.keeps(picture.size):
-            if (record := encode_jpeg_planes(output.codec, picture)) is not None:
-                return record
-            if options.codec is None and picture.format == "jpeg" and not options.keep_depth:
-                _check_sides("jpeg", pixels)
-                return encode_alike(picture)
-        if output.resize is not None:
-            pixels = output.resize.apply(pixels, picture.size)
-        if not isinstance(output.codec, PictureCodec):
-            return output.codec.encode(pixels)
-        _check_sides(output.codec.field.codec, pixels)
-        return output.codec.encode(pixels, options.quality)
+            divided = divide_without_loss(picture.kept) if options.segments else None
+            self.tally.add(DIVIDED, int(divided is not None))
+            return divided or picture.kept
+        is_jpeg = picture.format == "jpeg" and options.codec is None and not options.keep_depth
+        if is_jpeg and output.resize.keeps(picture.size):
+            return encode_alike(picture)
+        pixels = output.resize.apply(picture.pixels, picture.size)
+        if isinstance(output.codec, PictureCodec):
+            return output.codec.encode(pixels, options.quality)
+        return output.codec.encode(pixels)
 
     def _is_kept(self, output: _Output, picture: Picture) -> bool:
         options = self.options
         is_as_wanted = options.codec is None and (picture.gray or not options.gray)
-        return picture.kept is not None and is_as_wanted and output.keeps(picture.size)
-
-    def _divided(self, file: bytes) -> bytes:
-        """Return a JPEG in segments where that is asked for, and can be."""
-        divided = divide_without_loss(file) if self.options.segments else None
-        self.tally.add(DIVIDED, int(divided is not None))
-        return divided or file
+        return picture.kept is not None and is_as_wanted and output.resize.keeps(picture.size)
 
     def _checked_mask(self, item: Item, picture: Picture) -> npt.NDArray[Any] | None:
         if self._mask_dtype is None:
             return None
         name = item.mask_name if self.masks is None else self.masks.name(item.key)
-        where = item.place_of_mask(name)
-        data = self._mask_bytes(item)
+        where, data = item.place_of_mask(name), self._mask_bytes(item)
         try:
             mask = self._read_mask(data)
         except CodecError as error:
             raise SourceError(f"the mask cannot be read: {error}", where) from error
         if mask.shape != picture.size:
-            height, width = picture.size
-            what = f"its mask is {mask.shape[0]} x {mask.shape[1]}, the picture {height} x {width}"
-            turned = "rotated" in picture.changes and mask.shape == picture.size[::-1]
-            hint = "Turn the mask as Exif turns the picture" if turned else ""
-            raise SourceError(f"{what} pixels (height x width)", where, hint)
+            what = f"its mask is of {mask.shape}, the picture of {picture.size} pixels"
+            raise SourceError(f"{what} (height, width), both turned upright", where)
         if mask.max() > np.iinfo(self._mask_dtype).max:
             what = f"the mask holds {mask.max()}, and the first {_NUM_PEEKED} masks have 8 bits"
             raise SourceError(what, where, "Pass keep_depth=True")
@@ -401,14 +362,13 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         marks, max_pixels = self.options.marks, self.options.max_pixels
         return decode_mask(data, max_pixels) if marks is None else marks.read(data, max_pixels)
 
-    def _count(self, picture: Picture, *, is_drawn_on: bool = False) -> None:
+    def _count(self, picture: Picture) -> None:
         """Count what became of a picture in the first target."""
         kept = self._is_kept(self._outputs[0], picture)
-        self.tally.add("kept" if kept else "re-encoded")
+        self.tally.add(KEPT_FILES if kept else ENCODED)
         for change in picture.changes:
             self.tally.add(MENDED if kept else change)
         self.tally.add(HAS_PROFILE, picture.has_profile and CONVERTED not in picture.changes)
-        self.tally.add(TURNED_BELOW, is_drawn_on and "rotated" in picture.changes)
         for resize in self.options.resizes:
             is_small = resize.fixed is None and min(picture.size) < resize.height
             self.tally.add(f"{SMALLER}{resize.name}", is_small)
@@ -432,9 +392,8 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
             fields["mask"] = Mask(size=size, dtype=self._mask_dtype)
         # Files are kept, or else stored without loss.
         is_lossless = options.codec is None and resize is None and codec in KEPT
-        return _Output(
-            resize, fields, codec_for(replace(image, codec="png") if is_lossless else image)
-        )
+        encoder = codec_for(replace(image, codec="png") if is_lossless else image)
+        return _Output(resize or _AS_IT_IS, fields, encoder)
 
     @cached_property
     def _default_codec(self) -> str:
@@ -463,13 +422,3 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
                 if decode_mask(self._mask_bytes(item), self.options.max_pixels).dtype == np.uint16:
                     return "uint16"
         return "uint8"
-
-
-def _check_sides(name: str, pixels: npt.NDArray[Any]) -> None:
-    """Raise CodecError for pixels that a format cannot hold, before OpenCV prints that."""
-    limit, (height, width) = _MAX_SIDES.get(name), pixels.shape[:2]
-    if limit is not None and max(height, width) > limit:
-        what = (
-            f"{name} holds up to {limit} pixels in height and width, and it has {height} x {width}"
-        )
-        raise CodecError(f"{what}: pass sizes= to make it smaller, or codec='png'")

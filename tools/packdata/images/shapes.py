@@ -18,10 +18,9 @@ from packdata.sources.base import BOX_LABELS, Column, Item, Source, identifier_o
 from packdata.sources.composed import ExtendedSource
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
-    from loaders.schema import Field
     from packdata.files.labels import LabelField
     from packdata.images.fit import Size, SizeOption
 
@@ -64,13 +63,10 @@ class ShapeOptions:
     def __post_init__(self) -> None:
         check_options(self)
         object.__setattr__(self, "flip_pairs", _pairs(self.flip_pairs or ()))
-        if self.box_labels is not None and not self.boxes:
-            raise SchemaError("box_labels are of boxes in a column: give boxes, too")
-        if self.flip_pairs and not self.keypoints:
-            raise SchemaError("flip_pairs are of keypoints in a column: give keypoints, too")
+        if (self.box_labels and not self.boxes) or (self.flip_pairs and not self.keypoints):
+            raise SchemaError("box_labels go with boxes=, flip_pairs with keypoints=: pass both")
         for text in self.boxes:
-            _, _, form = text.rpartition(":")
-            if ":" in text and form not in BOX_FORMATS:
+            if _split_format(text)[1] not in BOX_FORMATS:
                 raise SchemaError(f"boxes {text!r}: the format is one of {', '.join(BOX_FORMATS)}")
 
     def absolute(self) -> ShapeOptions:
@@ -87,14 +83,16 @@ class ShapeOptions:
         if self.annotations is not None:
             source = annotated(source, self.annotations, split, self.box_classes or ())
         points = Keypoints(flip_pairs=self.flip_pairs)  # type: ignore[arg-type]
-        declared: list[tuple[str, str, Field]]
-        declared = [(*_split_format(text), Boxes()) for text in self.boxes]
-        declared += [(text, _KEYPOINTS, points) for text in self.keypoints]
-        if not declared:
+        columns: dict[str, Column] = {}
+        members: dict[str, list[str]] = {}
+        for text in (*self.boxes, *self.keypoints):
+            column, form = (text, _KEYPOINTS) if text in self.keypoints else _split_format(text)
+            name, path = _find(column, source)
+            field = points if form == _KEYPOINTS else Boxes()
+            columns[name] = Column("json", form=form, field=field)
+            members |= {name: path} if len(path) > 1 else {}
+        if not columns:
             return source
-        found = [(*_find(text, source), form, field) for text, form, field in declared]
-        labels = {name: Column("json", form=form, field=field) for name, _, form, field in found}
-        members = {name: path for name, path, *_ in found if len(path) > 1}
         identity = {
             "boxes": list(self.boxes),
             _KEYPOINTS: list(self.keypoints),
@@ -110,7 +108,7 @@ class ShapeOptions:
             values = {name: _value(item, path) for name, path in members.items()}
             return replace(item, labels={**item.labels, **values})
 
-        extended = ExtendedSource(source, {**source.labels, **labels}, identity, extend, notes)
+        extended = ExtendedSource(source, {**source.labels, **columns}, identity, extend, notes)
         return extended if self.box_labels is None else self._with_box_labels(extended)
 
     def _with_box_labels(self, source: Source) -> Source:
@@ -124,13 +122,12 @@ class ShapeOptions:
         numbers = {word: number for number, word in enumerate(classes or ())}
 
         def extend(item: Item) -> Item:
-            given = [*(_value(item, path) or ())]
+            given, rows = _value(item, path) or [], _value(item, [boxes]) or []
             found = [numbers.get(each) if isinstance(each, str) else each for each in given]
-            if any(not isinstance(each, int) for each in found):
-                raise SourceError(f"box_labels are {given[:3]}, not classes", item.where)
-            num = len(_rows_of(item.labels.get(boxes)))
-            if len(found) != num:
-                raise SourceError(f"{len(found)} box_labels for {num} boxes", item.where)
+            num = len(rows) if not rows or isinstance(rows[0], list | tuple) else 1
+            if len(found) != num or any(not isinstance(each, int) for each in found):
+                what = f"box_labels {given[:3]} of {len(found)} boxes are not a class for each of {num}"
+                raise SourceError(what, item.where)
             return replace(item, labels={**item.labels, BOX_LABELS: found})
 
         field = Array(dtype="int64", dims=(None,), classes=classes)
@@ -140,20 +137,13 @@ class ShapeOptions:
         return ExtendedSource(source, labels, identity, extend, source.notes)
 
 
-def _rows_of(value: Any) -> Any:
-    """Return the boxes of a cell: four numbers alone are one."""
-    value = parse_json(value) if isinstance(value, str) and value.strip() else value or ()
-    return [value] if len(value) == 4 and not isinstance(value[0], list | tuple) else value
-
-
 def _pairs(given: Sequence[tuple[int, int]] | str) -> tuple[tuple[int, int], ...]:
     """Return pairs of points; of a text such as ``1-2,3-4`` those in it."""
-    if not isinstance(given, str):
-        return tuple((int(one), int(other)) for one, other in given)
-    if not re.fullmatch(r"\d+-\d+(,\d+-\d+)*", given):
-        raise SchemaError(f"flip_pairs are pairs of points such as 1-2,3-4, got {given!r}")
-    pairs = (pair.split("-") for pair in given.split(","))
-    return tuple((int(one), int(other)) for one, other in pairs)
+    if isinstance(given, str):
+        if not re.fullmatch(r"\d+-\d+(,\d+-\d+)*", given):
+            raise SchemaError(f"flip_pairs are pairs of points such as 1-2,3-4, got {given!r}")
+        return _pairs([pair.split("-") for pair in given.split(",")])  # type: ignore[misc]
+    return tuple((int(one), int(other)) for one, other in given)
 
 
 def _split_format(text: str) -> tuple[str, str]:
@@ -176,65 +166,43 @@ def _find(text: str, source: Source) -> tuple[str, list[str]]:
 
 def _value(item: Item, path: Sequence[str]) -> Any:
     """Return the value of a column, or of a member of a struct in it; of a list of structs, that of each."""
-    return _member(item.labels.get(path[0]), path[1:], item)
-
-
-def _member(value: Any, path: Sequence[str], item: Item) -> Any:
-    if isinstance(value, str) and value.strip():
-        try:
+    value: Any = item.labels.get(path[0])
+    try:
+        if isinstance(value, str) and value.strip():
             value = parse_json(value)
-        except (ValueError, RecursionError) as error:
-            what = f"no JSON in which {'.'.join(path) or 'a list'} could be ({error})"
-            raise SourceError(what, item.where) from error
-    if not path or not value:
-        return value or None
-    if isinstance(value, list):
-        return [_member(each, path, item) for each in value]
-    if not isinstance(value, dict) or path[0] not in value:
-        raise SourceError(f"no member {path[0]!r}", item.where)
-    return _member(value[path[0]], path[1:], item)
+        for name in path[1:]:
+            is_list = isinstance(value, list)
+            value = [each[name] for each in value] if is_list else value and value[name]
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        raise SourceError(f"no {'.'.join(path)} in its JSON ({error!r})", item.where) from error
+    return value or None
 
 
-def check_same_classes(sources: Mapping[str, Source]) -> None:
+def check_same_classes(sources: Iterable[Source]) -> None:
     """Raise SourceError if the numbers of the classes of boxes differ between splits."""
-    fields = {
-        name: source.labels[BOX_LABELS].field
-        for name, source in sources.items()
-        if BOX_LABELS in source.labels
-    }
-    if len({str(field and field.to_json()) for field in fields.values()}) > 1:
-        what = f"the classes of boxes are not the same in {', '.join(fields)}"
-        raise SourceError(
-            what, next(iter(sources.values())).name, "Give the same list to all, by classes="
-        )
+    having = [source for source in sources if BOX_LABELS in source.labels]
+    if len({str(source.labels[BOX_LABELS].field) for source in having}) > 1:
+        hint = "Give the same list to all, by classes="
+        raise SourceError("the classes of boxes differ between splits", having[0].name, hint)
 
 
-def _check_drawn_on(item: Item, size: Size) -> None:
-    """Raise CodecError for annotations of a picture of another size."""
-    if item.drawn_on in (None, size):
-        return
-    (height, width), (own_height, own_width) = item.drawn_on or size, size
-    what = f"its annotations are of a picture of {width} x {height}, it has {own_width} x {own_height} (width x height)"
-    is_turned = (width, height) == size
-    how = "they were made before it was turned upright, as its Exif data say"
-    raise CodecError(f"{what}: {how if is_turned else 'was one of them resized?'}")
-
-
-def encode_shape(label: LabelField, item: Item, size: Size, resize: SizeOption | None) -> bytes:
+def encode_shape(label: LabelField, item: Item, size: Size, resize: SizeOption) -> bytes:
     """Return the record of an item's boxes or keypoints in a picture of a size, once it is resized.
 
     Raises:
         CodecError: They are none, or lie beyond the picture.
     """
+    if item.drawn_on not in (None, size):
+        what = f"its annotations are of a picture of {item.drawn_on}, and it has {size} (height, width)"
+        raise CodecError(f"{what}, once turned upright as its Exif data say")
     value, field = item.labels.get(label.name), label.field
-    _check_drawn_on(item, size)
     try:
         move: Callable[..., Any]
         if isinstance(field, Keypoints):
             shapes, move = to_keypoints(value, field.num, size), move_keypoints
         else:
             shapes, move = to_boxes(value, label.column.form, size), move_boxes
-        if resize is not None:
+        if not resize.keeps(size):
             shapes = move(shapes, *resize.window(size), (False, False))
         return label.codec.encode(shapes)
     except CodecError as error:

@@ -39,15 +39,14 @@ def stored_picture(
     Raises:
         CodecError: The file is damaged, or is not a picture that the field can hold.
     """
+    channels = field.channels if isinstance(field, Image) else 1
+    max_pixels = pixels_within(max_picture_mb, channels * np.dtype(field.dtype).itemsize)
     if isinstance(field, Mask):
-        array, kept = _mask(data, field, max_picture_mb)
-    elif field.channels == 4:
+        array, kept = _mask(data, field, max_pixels)
+    elif channels == 4:
         array, kept = _with_alpha(data, field, max_picture_mb)
     else:
-        max_pixels = pixels_within(max_picture_mb, field.channels * np.dtype(field.dtype).itemsize)
-        picture = decode_picture(
-            data, channels=field.channels, dtype=field.dtype, max_pixels=max_pixels
-        )
+        picture = decode_picture(data, channels=channels, dtype=field.dtype, max_pixels=max_pixels)
         array, kept = picture.pixels, picture.kept
         if kept is None and field.codec == "jpeg" and picture.format == "jpeg":
             return encode_alike(picture), picture.size
@@ -62,9 +61,9 @@ def stored_picture(
 
 def check_takes_files(field: Image | Mask) -> None:
     """Raise CodecError if files have no pixels such as the field's: they hold 8 or 16 bits."""
-    if isinstance(field, Mask):
-        return
-    if field.dtype not in ("uint8", "uint16") or field.channels not in (1, 3, 4):
+    if isinstance(field, Image) and (
+        field.dtype not in ("uint8", "uint16") or field.channels not in (1, 3, 4)
+    ):
         what = f"{field.dtype} of H x W x {field.channels}"
         raise CodecError(
             f"takes arrays ({what}), not files: those hold uint8 or uint16 of 1, 3 or 4 channels; "
@@ -76,17 +75,16 @@ def _with_alpha(data: bytes, field: Image, max_picture_mb: int) -> tuple[Array, 
     """Return RGBA as the file has it, upright, and the file if readers would see that in it."""
     codec = PictureCodec(replace(field, codec="png"), max_picture_mb)
     orientation = orientation_of(open_picture(data, codec.max_pixels))
-    pixels = codec.decode(np.frombuffer(data, np.uint8))
-    return (pixels, data) if orientation == 1 else (turned(pixels, orientation), None)
+    pixels = turned(codec.decode(np.frombuffer(data, np.uint8)), orientation)
+    return pixels, data if orientation == 1 else None
 
 
-def _mask(data: bytes, field: Mask, max_picture_mb: int) -> tuple[Array, bytes | None]:
+def _mask(data: bytes, field: Mask, max_pixels: int) -> tuple[Array, bytes | None]:
     """Return the values of a mask, and the file if readers would see them in it: no palette, no few bits."""
-    mask = decode_mask(data, pixels_within(max_picture_mb, np.dtype(field.dtype).itemsize))
+    mask, head = decode_mask(data, max_pixels), open_picture(data)
     cast = mask.astype(field.dtype)
     if not np.array_equal(cast, mask):
         raise CodecError(f"the mask has values up to {mask.max()}, the field holds {field.dtype}")
-    head = open_picture(data)
-    depth = {"uint8": ("L", 8), "uint16": ("I;16", 16)}.get(field.dtype)
-    is_plain = head.format == "PNG" and (head.mode, bits_of(head, data)) == depth
-    return cast, data if is_plain and orientation_of(head) == 1 else None
+    form = (head.format, head.mode, bits_of(head, data), field.dtype, orientation_of(head))
+    is_plain = form in (("PNG", "L", 8, "uint8", 1), ("PNG", "I;16", 16, "uint16", 1))
+    return cast, data if is_plain else None
