@@ -10,7 +10,7 @@ from loaders.errors import SchemaError
 from loaders.schema import Array, Field, Image, Label, Schema
 from packdata.inspect.compare import diff, schema_differences
 from packdata.packed.combine import extend, merge
-from packdata.packed.edit import CopyOptions, copy_dataset
+from packdata.packed.views import CopyOptions, copy_dataset
 from tests.packdata.packing import FIELDS, pack, sample
 from tests.packdata.reading import PackedReader
 

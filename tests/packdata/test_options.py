@@ -30,8 +30,8 @@ from packdata.images.plan import pack_images
 from packdata.images.recipe import ImageOptions
 from packdata.images.shapes import ShapeOptions
 from packdata.options import add_options, check_options, opt
-from packdata.packed.edit import CopyOptions, copy_dataset
 from packdata.packed.partition import split
+from packdata.packed.views import CopyOptions, copy_dataset
 from packdata.packing.settings import take
 from packdata.tables import pack_tables
 from packdata.tables.options import TableOptions

@@ -24,7 +24,7 @@ from loaders.schema import Array
 from packdata import Writer
 from packdata.formats import read_back
 from packdata.packed import combine
-from packdata.packed.edit import copy_dataset
+from packdata.packed.views import copy_dataset
 from packdata.packing import packing
 from packdata.packing.disk import write_staged
 from packdata.packing.engine import pack_recipe, pack_recipes

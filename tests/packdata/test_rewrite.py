@@ -17,8 +17,8 @@ from loaders.errors import PackError, SchemaError
 from loaders.schema import Boxes, Bytes, Image
 from packdata.inspect.verify import verify
 from packdata.packed.combine import extend, merge
-from packdata.packed.edit import CopyOptions, copy_dataset
 from packdata.packed.partition import split
+from packdata.packed.views import CopyOptions, copy_dataset
 from packdata.packing import lock, packing, publish
 from packdata.packing.packing import Packing
 from packdata.packing.store import FolderStore

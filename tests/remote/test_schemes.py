@@ -21,7 +21,7 @@ from loaders.remote.stores import open_objects
 from loaders.remote.url import URL
 from loaders.schema import Array
 from packdata.cli import main
-from packdata.packed.edit import copy_dataset as upload
+from packdata.packed.views import copy_dataset as upload
 from tests.remote import servers
 from tests.remote.conftest import SETTINGS
 from tests.remote.test_remote import assert_same, batches

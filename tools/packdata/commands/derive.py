@@ -42,7 +42,7 @@ _WRITING = (
 
 
 def _copy(args: argparse.Namespace) -> int:
-    from packdata.packed.edit import CopyOptions, copy_dataset
+    from packdata.packed.views import CopyOptions, copy_dataset
 
     with usage_errors(args, schema=True):
         options = CopyOptions(**given(args, (each.name for each in fields(CopyOptions))))
@@ -56,7 +56,7 @@ def _copy(args: argparse.Namespace) -> int:
 
 
 def _copy_options(parser: Any) -> None:
-    from packdata.packed.edit import CopyOptions
+    from packdata.packed.views import CopyOptions
 
     add_options(parser, CopyOptions)
 

@@ -56,8 +56,6 @@ def _cache(args: argparse.Namespace) -> int:
     for each in report["datasets"]:
         part = f"{each['num_shards']} of {each['of_shards']} shards"
         lines.append(f"  {each['url']}  {part}, {describe_size(each['size_bytes'])}")
-    if report["num_unknown"]:
-        lines.append(f"  {counted(report['num_unknown'], 'shard')} of other datasets")
     show_result(args, report, lines)
     return 0
 

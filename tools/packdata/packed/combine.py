@@ -10,7 +10,7 @@ from loaders.errors import PackError, SchemaError
 from packdata.bucket import target_at
 from packdata.inspect.compare import schema_differences
 from packdata.packed.content import ViewContent, check_keys
-from packdata.packed.rewrite import Written, format_of, plan_of, write_datasets
+from packdata.packed.rewrite import Written, plan_of, write_datasets
 from packdata.packing.outside import check_outside
 from packdata.packing.packing import MADE, Made, Packing
 from packdata.packing.provenance import extended, origin_of
@@ -50,7 +50,7 @@ def merge(
         PackError: No source; a target that is taken or cannot be written, is a source, lies inside one or holds one.
     """
     if not sources:
-        raise PackError("it would be made of no dataset", dst, "Name at least one source")
+        raise PackError("there is no source to merge", dst, "Name at least one")
     check_outside(dst, sources)
     dst = target_at(dst)
     views = [open_view(path, "never") for path in sources]
@@ -59,15 +59,14 @@ def merge(
         what = "a packed dataset is there, which 'packdata merge' did not make"  # one more source?
         raise PackError(what, dst, "The target comes last: choose a folder that is new or empty")
     joined = _joined(views)
-    how: Any = {} if shard_bytes is None else {"shard_bytes": shard_bytes}
-    provenance = {"command": "merge", "sources": list(map(origin_of, views))}
-    content, whole = (
+    written = Written(
         ViewContent(joined.verified(), joined.schema),
-        None if how else joined.whole_shards,
+        {"command": "merge", "sources": [origin_of(view) for view in views]},
+        joined.whole_shards if shard_bytes is None else None,
     )
-    plan, how = plan_of("merge", views, **how), how | {"format": format_of(joined), "note": note}
-    written = {"": Written(content, provenance, whole)}
-    return write_datasets(dst, plan, written, **how, overwrite=overwrite, link=link)[""]
+    asked = {"whole": shard_bytes is None}
+    how: Any = {"shard_bytes": shard_bytes, "overwrite": overwrite, "link": link, "note": note}
+    return write_datasets(dst, "merge", views, {"": written}, asked, **how)[""]
 
 
 def extend(
@@ -92,18 +91,15 @@ def extend(
     with Packing(dst, [""], plan, kind="command", grows=True, link=link) as packing:
         data, seen = store_of(dst).read(MANIFEST_NAME)
         before = parse_manifest(data or b"", dst / MANIFEST_NAME)
-        grown = open_view(dst, "never")
-        if before.fingerprint != grown.fingerprint:
-            raise PackError("the dataset was replaced meanwhile", dst, "Run the command again")
         origins = [origin_of(view) for view in added]
         last = [*before.provenance.get("appended", ())][-len(origins) :]
         if packing.is_continued and last == origins:  # it was killed behind that
             note(f"{dst}: {MADE}")
             return before
-        _joined([grown, *added])
+        joined = _joined([open_view(dst, "never"), *added])
         provenance = extended(before.provenance, origins)
         shards = [shard for view in added for shard in view.whole_shards or ()]
-        made = Made(grown.schema, provenance, whole=shards)
+        made = Made(joined.schema, provenance, whole=shards)
         packing.publish({"": made}, grown=(before, seen))
         return packing.manifests()[""]
 
@@ -113,10 +109,8 @@ def _joined(views: Sequence[View]) -> View:
     first = views[0]
     for view in views[1:]:
         if different := schema_differences(first.schema, view.schema, defaults=False):
-            what = "; ".join(different[:5])
-            raise SchemaError(
-                f"{view.path} (B) does not match {first.path} (A): {what}. {_REMEDY}"
-            )
+            what = f"{view.path} (B) does not match {first.path} (A): {'; '.join(different[:5])}"
+            raise SchemaError(f"{what}. {_REMEDY}")
     joined = join_views(views)
     if joined.has_keys:
         check_keys(joined)

@@ -108,37 +108,36 @@ class ViewContent:
 
 
 def written_fields(
-    view: View,
-    names: Sequence[str],  # of its fields, those that are written
-    added: Mapping[str, Field],  # some in place of those; what is new is served by default
-    known: Mapping[str, Field],  # all that are stored: boxes are in pixels of the first image
-    recoding: Recoding,
+    view: View, added: Mapping[str, Field], known: Schema, recoding: Recoding
 ) -> tuple[Schema, dict[str, Recode]]:
-    """Return the fields that are written of a view, and what stores pictures anew; SchemaError if they do not fit."""
-    view.check_fields(names)
-    lost = {TOKENS, NUM_TOKENS, DOCUMENT_ENDS} - {*names}
-    if has_tokens(view.schema) and lost:
+    """Return the fields that are written of a view, and what stores pictures anew.
+
+    Args:
+        view: Its fields are written.
+        added: Fields beside those or in their place; new ones are served by default.
+        known: All that is stored: boxes are in pixels of its first image.
+        recoding: How pictures are to be stored.
+
+    Raises:
+        SchemaError: The fields do not fit together.
+    """
+    lost = {TOKENS, NUM_TOKENS, DOCUMENT_ENDS} - {*view.schema.fields}
+    if has_tokens(known) and lost:
         what = f"{view.path} is a stream of tokens, which is not read without its fields"
         raise SchemaError(f"{what} {', '.join(sorted(lost))}: keep them, too")
     old = view.schema.fields
-    kept = {name: old[name] for name in names if name not in added}
-    recoders = recoders_of(kept, recoding)
-    if recoding.codec is not None and not recoders:
-        what = f"no field that is kept has pictures for codec {recoding.codec!r}"
-        raise SchemaError(f"{view.path}: {what}")
-    fields = {name: old[name] for name in names} | {**added}
-    fields |= {name: each.field for name, each in recoders.items()}
+    recoders = recoders_of({n: f for n, f in old.items() if n not in added}, recoding)
+    fields = {**old, **added, **{name: each.field for name, each in recoders.items()}}
     before, after = (
-        [n for n, f in each.items() if isinstance(f, Image)] for each in (known, fields)
+        next((name for name, field in each.items() if isinstance(field, Image)), None)
+        for each in (known.fields, fields)
     )
     boxes = [name for name, field in fields.items() if isinstance(field, Boxes | Keypoints)]
-    if boxes and after and after[0] != before[0]:
-        what = f"boxes {boxes[0]!r} are in pixels of {before[0]!r}, the first image"
-        raise SchemaError(f"{what}: keep it, before {after[0]!r}, or leave out the boxes")
-    served = [name for name in view.schema.defaults if name in fields]
-    # A field that is added may have the name of one that is left out.
-    served += [name for name in added if name not in names]
-    return Schema(fields, tuple(dict.fromkeys(served))), recoders
+    if boxes and after not in (None, before):
+        what = f"boxes {boxes[0]!r} are in pixels of {before!r}, the first image"
+        raise SchemaError(f"{what}: keep it, before {after!r}, or leave out the boxes")
+    new = [name for name in added if name not in old]
+    return Schema(fields, (*view.schema.defaults, *new)), recoders
 
 
 def check_keys(view: View, keys: Column | None = None) -> None:

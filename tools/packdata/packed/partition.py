@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from loaders.data.manifest import MANIFEST_NAME
 from loaders.data.view import open_view
 from loaders.division import divide
-from loaders.errors import PackError
 from packdata.packed.content import DocumentContent, ViewContent
-from packdata.packed.rewrite import Written, format_of, plan_of, write_datasets
+from packdata.packed.rewrite import Written, write_datasets
 from packdata.packing.outside import check_outside
 from packdata.packing.provenance import origin_of
 from packdata.packing.shards import DEFAULT_SHARD_BYTES
-from packdata.packing.target import REJECTED_NAME
 from packdata.tokens.rows import document_hashes, has_tokens
 
 if TYPE_CHECKING:
@@ -36,18 +32,12 @@ _PART_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 def split(
     src: Path | str,
-    dst: Path | str,  # folder of the parts' folders
-    # Fraction of the samples by name of the part; together at most 1, the rest is left out.
+    dst: Path | str,
     parts: Mapping[str, float],
     *,
-    # ``shuffle`` meets the fractions exactly; ``key-hash`` only nearly, but a key stays in its part when samples are
-    # added or removed.
     by: By = "shuffle",
-    # A label field, other whole number, or column of a packed table, of which each part gets its share of every
-    # value.
     stratify: str | None = None,
-    seed: int = 0,  # another seed, another division
-    # By default that of the original; this and the rest are as in ``write_datasets``.
+    seed: int = 0,
     format: Format | None = None,
     shard_bytes: int = DEFAULT_SHARD_BYTES,
     overwrite: bool = False,
@@ -59,45 +49,52 @@ def split(
     If it is killed while it publishes, some parts may be there; run again, it publishes the others.
     Of tokens documents are divided, equal ones to one part, and laid into rows anew.
 
+    Args:
+        src: The dataset's folder or URL.
+        dst: Folder of the parts' folders.
+        parts: Fraction of the samples by name of the part; together at most 1, the rest is left out.
+        by: ``shuffle`` meets the fractions exactly; ``key-hash`` only nearly, but a key stays in its part when samples
+            are added or removed.
+        stratify: A label field, other whole number, or column of a packed table, of which each part gets its share of
+            every value.
+        seed: Another seed gives another division.
+        format: By default that of the original; this and the rest are as in ``write_datasets``.
+        shard_bytes: Size of a shard.
+        overwrite: Replace the datasets that are there.
+        tick: Called with the number of samples written since the last call.
+        note: Called with what deserves a look.
+
     Raises:
         ValueError: The fractions are not fractions, or the options contradict each other.
         SchemaError: The dataset lacks what the division goes by.
         PackError: A part would be empty, its folder is taken, or is the source itself or inside
             it.
     """
-    view = open_view(src)
-    fractions = list(parts.values())
+    view, fractions = open_view(src), list(parts.values())
     if not fractions or min(fractions) <= 0 or sum(fractions) > 1 + 1e-9:
         raise ValueError(f"fractions must be above 0 and together at most 1, got {fractions}")
+    for name in parts:
+        if not _PART_NAME.fullmatch(name):
+            raise ValueError(f"a part is named by a plain folder name, got {name!r}")
+        check_outside(Path(dst) / name, [view.path])
+    is_text, by_key = has_tokens(view.schema), by == "key-hash"
+    if is_text + by_key + (stratify is not None) > 1:
+        raise ValueError("choose one of by='key-hash' and stratify=, and neither for text")
     contents: Iterable[Content]
-    if has_tokens(view.schema):
-        if by != "shuffle" or stratify is not None:
-            raise ValueError("documents have neither keys nor labels: divide them by shuffle")
+    if is_text:
         contents = _documents(view, fractions, seed)
     else:
-        if by == "key-hash" and stratify is not None:
-            raise ValueError("key-hash looks at one key at a time: it cannot stratify")
-        divided = view.divide(fractions, by_key=by == "key-hash", stratify=stratify, seed=seed)
+        divided = view.divide(fractions, by_key=by_key, stratify=stratify, seed=seed)
         contents = (ViewContent(view.select(positions), view.schema) for positions in divided)
-    chosen = dict(zip(parts, contents, strict=True))
-    for name, content in chosen.items():
-        if not _PART_NAME.fullmatch(name) or name in (MANIFEST_NAME, REJECTED_NAME):
-            raise ValueError(f"a part is named by a plain folder name, got {name!r}")
-        if not len(content):
-            hint = "Give it a larger share"
-            if isinstance(content, DocumentContent):
-                hint += ": parts get whole documents. TokenWindows.split divides within them"
-            raise PackError(f"part {name!r} would be empty", view.path, hint)
-        check_outside(Path(dst) / name, [view.path])
     options: dict[str, Any] = {"by": by, "stratify": stratify, "seed": seed, "parts": dict(parts)}
-    how: Any = {"format": format or format_of(view), "shard_bytes": shard_bytes}
     made_from = {"command": "split", "source": origin_of(view)}
     datasets = {
         name: Written(content, made_from | {"options": options | {"part": name}})
-        for name, content in chosen.items()
+        for name, content in zip(parts, contents, strict=True)
     }
-    plan, how = plan_of("split", [view], **options, **how), how | {"tick": tick, "note": note}
-    return write_datasets(dst, plan, datasets, **how, overwrite=overwrite)
+    how: Any = {"format": format, "shard_bytes": shard_bytes, "overwrite": overwrite}
+    how |= {"tick": tick, "note": note}
+    return write_datasets(dst, "split", [view], datasets, options, **how)
 
 
 def _documents(view: View, fractions: Sequence[float], seed: int) -> Iterator[DocumentContent]:
@@ -110,21 +107,15 @@ def _documents(view: View, fractions: Sequence[float], seed: int) -> Iterator[Do
 
 
 def parse_parts(texts: Sequence[str]) -> dict[str, float]:
-    """Read ``["train=0.9", "val=0.1"]``.
-
-    Raises:
-        ValueError: It is not of this form, or names a part twice.
-    """
-    parts: dict[str, float] = {}
+    """Read ``["train=0.9", "val=0.1"]``; ValueError if one is not of this form, or names a part twice."""
+    parts = dict[str, float]()
     for text in texts:
-        name, equals, number = text.partition("=")
+        name, _, number = text.partition("=")
         try:
             fraction = float(number)
         except ValueError:
-            fraction = math.nan
-        if not equals or not 0 < fraction <= 1 or name in parts:
-            raise ValueError(
-                f"a part is NAME=FRACTION, above 0 and at most 1, each name once, got {text!r}"
-            )
+            fraction = 0
+        if not fraction > 0 or name in parts:
+            raise ValueError(f"a part is NAME=FRACTION, above 0, each name once, got {text!r}")
         parts[name] = fraction
     return parts

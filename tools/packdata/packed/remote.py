@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from loaders.data.manifest import MANIFEST_NAME, read_manifest
+from loaders.data.manifest import read_manifest
 from loaders.data.shards import open_manifest
 from loaders.errors import CacheError, ManifestError
 from loaders.remote.folder import VERSION, Cache, default_folder, shard_path
@@ -54,34 +55,21 @@ def cache_report(folder: Path) -> dict[str, Any]:
     """Return what lies in a cache, as JSON types.
 
     Its folder and the bytes of all shards; of each dataset its URL, and how many of its shards and bytes are here, of
-    how many; ``num_unknown``: shards of no dataset whose manifest is here.
+    how many.
     """
     inside = folder / VERSION
     files = {path.name: path for path in (inside / "shards").glob("??/*")}
-    unknown, datasets = set(files), []
-    for about in sorted((inside / "manifests").glob(f"*/{MANIFEST_NAME}")):
-        try:
-            manifest = read_manifest(about.parent)
-            url = json.loads((about.parent / "about.json").read_text())["url"]
-        except (ManifestError, OSError, ValueError, KeyError):
-            continue
-        shards = [
-            (shard_path(inside, s.file, s.xxh3_128).name, s.size_bytes) for s in manifest.shards
-        ]
-        here = [(name, size) for name, size in shards if name in files]
-        unknown -= {name for name, _ in here}
-        datasets.append(
-            {
-                "url": url,
-                "num_shards": len(here),
-                "of_shards": len(shards),
-                "size_bytes": sum(size for _, size in here),
-                "of_bytes": manifest.size_bytes,
-            }
-        )
+    datasets = []
+    for about in sorted((inside / "manifests").glob("*/about.json")):
+        with suppress(ManifestError, OSError, ValueError, KeyError):  # a fetcher may be writing it
+            manifest, url = read_manifest(about.parent), json.loads(about.read_text())["url"]
+            shards = {shard_path(inside, s.file, s.xxh3_128).name: s for s in manifest.shards}
+            here = [shard.size_bytes for name, shard in shards.items() if name in files]
+            described = {"url": url, "num_shards": len(here), "of_shards": len(manifest.shards)}
+            described |= {"size_bytes": sum(here), "of_bytes": manifest.size_bytes}
+            datasets.append(described)
     size = sum(size_of(path) or 0 for path in files.values())  # a fetcher may evict some meanwhile
-    found = {"folder": str(folder), "size_bytes": size}
-    return found | {"datasets": datasets, "num_unknown": len(unknown)}
+    return {"folder": str(folder), "size_bytes": size, "datasets": datasets}
 
 
 def clear_cache(folder: Path) -> int:

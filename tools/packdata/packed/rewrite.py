@@ -1,4 +1,4 @@
-"""Writing samples of packed datasets as a new one: what ``copy``, ``merge``, ``split`` and ``write`` do."""
+"""Writing samples of packed datasets as new ones: what ``copy``, ``merge``, ``split`` and ``write`` do."""
 
 from __future__ import annotations
 
@@ -62,11 +62,13 @@ def format_of(view: View) -> Format:
 
 def write_datasets(
     dst: Path | str,
-    plan: Mapping[str, str],
+    command: str,
+    sources: Sequence[View],
     datasets: Mapping[str, Written],
+    options: Mapping[str, Any],
     *,
-    format: Format,
-    shard_bytes: int = DEFAULT_SHARD_BYTES,
+    format: Format | None = None,
+    shard_bytes: int | None = None,
     overwrite: bool = False,
     link: bool = True,
     tick: Callable[[int], object] = int,
@@ -74,14 +76,16 @@ def write_datasets(
 ) -> dict[str, Manifest]:
     """Write samples as packed datasets, by their folder below ``dst``; all of them appear, or none.
 
-    Killed, the same command continues: ``plan`` (``plan_of``) tells it from others.
+    Killed, the same command continues: command, sources, options, format and size of shards tell it from others.
 
     Args:
         dst: A folder, or a URL.
-        plan: All that decides what is written.
+        command: Its name.
+        sources: What the samples come from.
         datasets: By folder below ``dst``.
-        format: Of the shards.
-        shard_bytes: A shard ends with the sample that reaches this size.
+        options: What else decides what is written, as JSON.
+        format: Of the shards; by default that of the first source.
+        shard_bytes: A shard ends with the sample that reaches this size; 64 MiB by default.
         overwrite: Replace datasets that are there.
         link: Link whole shards, where the file system has links.
         tick: Called with the number of samples written since the last call.
@@ -91,9 +95,19 @@ def write_datasets(
         PackError: A target is taken or cannot be written, or there are no samples.
         RemoteError: The store does not answer, or refuses.
     """
+    place, format = target_at(dst), format or format_of(sources[0])
+    shard_bytes = DEFAULT_SHARD_BYTES if shard_bytes is None else shard_bytes
     check_shard_options(format, shard_bytes)
-    place, folders = target_at(dst), [*datasets]
-    with Packing(place, folders, plan, kind="command", overwrite=overwrite, link=link) as packing:
+    for folder, each in datasets.items():
+        if not len(each.content):
+            hint = (
+                "Choose more; of text, parts get whole documents: TokenWindows.split divides these"
+            )
+            raise PackError("there is no sample to write", place / folder, hint)
+    plan = plan_of(command, sources, **options, format=format, shard_bytes=shard_bytes)
+    with Packing(
+        place, [*datasets], plan, kind="command", overwrite=overwrite, link=link
+    ) as packing:
         if packing.is_published:
             note(f"{place}: {MADE}")
             return packing.manifests()
@@ -114,14 +128,12 @@ def write_datasets(
                 tick(len(block))
             filling.end(Reached)
             packing.wait()
-            if not packing.state.shards.get(folder):
-                raise PackError("there is no sample to write", packing.dst)
         packing.publish(made)
         return packing.manifests()
 
 
 def files_beside(schema: Schema, folders: Sequence[Path]) -> dict[str, bytes]:
-    """Return the files that a schema names, from the first folder of those that have them.
+    """Return the files that a schema names, from the first of some folders.
 
     Raises:
         PackError: One is missing or damaged.

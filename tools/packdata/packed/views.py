@@ -1,9 +1,10 @@
-"""``packdata.write``: any view of packed samples as a dataset of its own."""
+"""Views of packed samples as datasets of their own: ``packdata.write``, and ``packdata copy`` of one dataset."""
 
 from __future__ import annotations
 
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,16 +18,18 @@ from loaders.data.columns import Column, column_of
 from loaders.data.manifest import read_manifest
 from loaders.data.view import KEY_FIELD, View, open_view
 from loaders.errors import CodecError, SchemaError
-from loaders.schema import Array, Bytes, Field, Json, Text
+from loaders.remote.url import is_url
+from loaders.schema import PICTURE_CODECS, Array, Bytes, Field, Json, Schema, Text
 from packdata.bucket import target_at
-from packdata.describe import counted
 from packdata.images.fit import SizeOption
+from packdata.options import changed, check_options, opt, parse_names
 from packdata.packed.content import ViewContent, check_keys, check_no_stream, written_fields
 from packdata.packed.recode import Recoding
-from packdata.packed.rewrite import Written, format_of, plan_of, write_datasets
+from packdata.packed.rewrite import Written, format_of, write_datasets
+from packdata.packed.where import matching
 from packdata.packing.outside import check_outside
 from packdata.packing.progress import Progress, Quiet
-from packdata.packing.provenance import origin
+from packdata.packing.provenance import origin, origin_of
 from packdata.packing.settings import check_workers
 from packdata.packing.shards import DEFAULT_SHARD_BYTES
 from packdata.packing.summary import summary_of
@@ -34,8 +37,9 @@ from packdata.sources.names import row_hashes
 from packdata.values import Encoded, Preparer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
+    from loaders.data.manifest import Manifest
     from packdata.images.fit import Size
     from packdata.packing.shards import Format
     from packdata.packing.summary import Summary
@@ -94,51 +98,50 @@ def write(
     began, dst = time.monotonic(), target_at(dst)
     source, known = _as_view(view)
     check_outside(dst, source.folders)
-    resize = None if size is None else SizeOption.parse(size, fit)
-    recoding = Recoding(codec, quality, resize=resize)
-    add, workers = add or {}, check_workers(workers)
+    recoding = Recoding(
+        codec, quality, resize=None if size is None else SizeOption.parse(size, fit)
+    )
+    added = {
+        name: _column(name, values, known.fields.get(name), source)
+        for name, values in (add or {}).items()
+    }
+    values = {name: column for name, (_, column) in added.items()}
+    fields = {name: field for name, (field, _) in added.items()}
+    schema, recoders = written_fields(source, fields, known, recoding)
     if source.numbers is not None:
         check_no_stream(source)
-    added = {name: _column(name, values, known.get(name), source) for name, values in add.items()}
-    fields = {name: field for name, (field, _) in added.items()}
-    schema, recoders = written_fields(source, [*source.schema.fields], fields, known, recoding)
-    values = {name: column for name, (_, column) in added.items()}
     if isinstance(schema.fields.get(KEY_FIELD), Text) and not _is_one(source, values):
         check_keys(source, values.get(KEY_FIELD))
-    whole = (
-        None if shard_bytes is not None or recoders or values or not link else source.whole_shards
-    )
-    if not whole or (format and {shard.path.suffix for shard in whole} != {f".{format}"}):
+    whole = source.whole_shards if link and not (shard_bytes or recoders or values) else None
+    if format and {shard.path.suffix for shard in whole or ()} != {f".{format}"}:
         whole = None
-    how: Any = {
-        "format": format or format_of(source),
-        "shard_bytes": shard_bytes or DEFAULT_SHARD_BYTES,
-    }
     given = {"codec": codec, "size": size, "fit": size and fit, "quality": quality}
     options: dict[str, Any] = {n: value for n, value in given.items() if value is not None}
-    options |= {"add": sorted(add)} if add else {}
+    options |= {"add": sorted(values)} if values else {}
     which = None if source.numbers is None else xxh3_128_hexdigest(source.numbers.tobytes())
     digests = {n: xxh3_128_hexdigest(row_hashes(c).tobytes()) for n, c in values.items()}
-    identity = {"samples": which, "schema": schema.to_json(), "values": digests}
-    plan = plan_of("write", [source], **options, **how, link=whole is not None, **identity)
+    identity: dict[str, Any] = {"samples": which, "schema": schema.to_json(), "values": digests}
+    identity["link"] = whole is not None
     origins = [origin(folder, read_manifest(folder)) for folder in source.folders]
     origins = origins or [{"name": source.path.name, "fingerprint": source.fingerprint}]
     made_of = {"source": origins[0]} if len(origins) == 1 else {"sources": origins}
-    content = ViewContent(source, schema, recoders, values, workers)
+    content = ViewContent(source, schema, recoders, values, check_workers(workers))
     written = Written(content, {"command": "write", **made_of, "options": options}, whole)
     progress = Quiet() if progress is None else progress
     progress.start(len(source), 0)
     try:
-        how |= {"overwrite": overwrite, "tick": partial(progress.advance, 0)}
-        manifest = write_datasets(dst, plan, {"": written}, **how)[""]
+        how: Any = {"format": format, "shard_bytes": shard_bytes, "overwrite": overwrite}
+        how["tick"] = partial(progress.advance, 0)
+        asked = options | identity
+        manifest = write_datasets(dst, "write", [source], {"": written}, asked, **how)[""]
     finally:
         progress.close()
     seconds = time.monotonic() - began
     return summary_of(dst, {"": manifest}, (), [""], seconds, manifest.num_samples)
 
 
-def _as_view(data: Any) -> tuple[View, Mapping[str, Field]]:
-    """Return the samples and fields that are to be written, to be verified, and all fields that are stored."""
+def _as_view(data: Any) -> tuple[View, Schema]:
+    """Return the samples that are to be written, to be verified, with their fields; and all fields that are stored."""
     data = open_view(data) if isinstance(data, str | Path) else data
     view = data if isinstance(data, View) else getattr(data, "view", None)
     if not isinstance(view, View) or getattr(data, "has_own_samples", False):
@@ -152,7 +155,7 @@ def _as_view(data: Any) -> tuple[View, Mapping[str, Field]]:
         if chosen != view.schema.defaults:
             view = view.with_fields(chosen, chosen)
     view.check_version()  # also of shards that are open: their origin is read again
-    return view.verified(), data.schema.fields
+    return view.verified(), data.schema
 
 
 def _is_one(view: View, values: Mapping[str, Column]) -> bool:
@@ -164,11 +167,10 @@ def _is_one(view: View, values: Mapping[str, Column]) -> bool:
 
 def _column(name: str, values: Any, field: Field | None, view: View) -> tuple[Field, Column]:
     """Return the field of values that are added, and their records."""
-    if isinstance(values, str | bytes) or not hasattr(values, "__len__"):
-        raise TypeError(f"add takes one value for each sample, {name!r} is {shown(values)}")
-    if len(values) != len(view):
-        what = f"{name!r} has {len(values)} values for {counted(len(view), 'sample')}"
-        raise SchemaError(f"add takes one value for each sample: {what}")
+    is_one = isinstance(values, str | bytes) or not hasattr(values, "__len__")
+    if is_one or len(values) != len(view):
+        what = f"add takes a value for each of {len(view)} samples"
+        raise SchemaError(f"{what}, {name!r} is {shown(values)}")
     field = field or _field_of(values)
     prepare = Preparer(field, DEFAULT_QUALITY)
     with suppress(CodecError):
@@ -190,7 +192,88 @@ def _field_of(values: Any) -> Field:
         array = np.asarray(values)
         if array.dtype.kind in "biuf" and array.dtype.itemsize <= 8:
             return Array(dtype=array.dtype.name, dims=array.shape[1:])
-    kinds = {type(value) for value in values}
-    if kinds and all(issubclass(kind, str) for kind in kinds):
-        return Text()
-    return Bytes() if kinds == {bytes} else Json()
+    for kind, field in ((str, Text()), (bytes, Bytes())):
+        if all(isinstance(value, kind) for value in values):
+            return field
+    return Json()
+
+
+# -- copies of one dataset -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CopyOptions:
+    """What ``copy_dataset`` changes."""
+
+    where: str | None = opt(None, "keep the samples that meet a condition (default: all)", "EXPR")
+    fields: Sequence[str] | None = opt(
+        None, "fields to keep, in this order (default: all)", "A,B", type=parse_names
+    )
+    codec: str | None = opt(
+        None,
+        "encode pictures with this codec (default: leave them as they are)",
+        choices=PICTURE_CODECS,
+    )
+    quality: int | None = opt(
+        None,
+        "with --codec jpeg, webp or dct: 1 to 100, also of files that have this codec (default: these stay as they "
+        "are, others get 90)",
+        "Q",
+        within=(1, 100),
+    )
+    subsampling: str | None = opt(
+        None, "with --codec dct: of the chroma (default: 420)", choices=("420", "444")
+    )
+    compression: str | None = opt(
+        None, "with --codec dct: fast or small (default: lz4)", choices=("lz4", "zstd")
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        self.recoding()  # checks what it is made of
+        kept = self.fields
+        if kept is not None and not 0 < len(set(kept)) == len(kept):
+            raise SchemaError(f"fields must be different names, at least one, got {list(kept)}")
+
+    def recoding(self) -> Recoding:
+        """Return how pictures are to be stored."""
+        return Recoding(self.codec, self.quality, self.subsampling, self.compression)
+
+
+def copy_dataset(
+    src: Path | str,
+    dst: Path | str,
+    options: CopyOptions | None = None,
+    *,
+    format: Format | None = None,
+    shard_bytes: int = DEFAULT_SHARD_BYTES,
+    overwrite: bool = False,
+    workers: int | None = None,
+    tick: Callable[[int], object] = int,
+    note: Callable[[str], object] = str,
+) -> Manifest:
+    """Write a changed copy of a packed dataset; what is not to be changed is copied byte for byte.
+
+    ``format`` is by default that of the original. What else is given is as in ``write_datasets``.
+
+    Raises:
+        SchemaError: The condition or a field's name does not fit the dataset.
+        ShardError: A record to be copied is damaged.
+        PackError: The target is taken, lies inside the source or cannot be written; or no sample meets the condition.
+    """
+    options = options or CopyOptions()
+    check_outside(dst, [src])
+    view, asked = open_view(src), changed(options)
+    chosen = view.with_fields(options.fields or [*view.schema.fields])
+    schema, recoders = written_fields(chosen, {}, view.schema, options.recoding())
+    if options.where is not None:
+        check_no_stream(view)
+        chosen = chosen.select(np.flatnonzero(matching(view, options.where)))
+    content = ViewContent(chosen, schema, recoders, workers=workers)
+    written = Written(content, {"command": "copy", "source": origin_of(view), "options": asked})
+    is_usual = format in (None, format_of(view)) and shard_bytes == DEFAULT_SHARD_BYTES
+    if is_url(dst) and is_usual and not asked:
+        written = Written(content, read_manifest(src).provenance, view.whole_shards)  # as it is
+    how: Any = {"format": format, "shard_bytes": shard_bytes, "overwrite": overwrite}
+    how |= {"tick": tick, "note": note}
+    return write_datasets(dst, "copy", [view], {"": written}, asked, **how)[""]

@@ -21,6 +21,7 @@ from loaders.errors import SchemaError
 from loaders.schema import Array, Categories, Features, Label, MultiLabel, Text
 from loaders.schema.tables import column_names, find_column
 from packdata.moments import standardized
+from packdata.wording import few
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,8 +59,7 @@ def matching(view: View, condition: str) -> npt.NDArray[np.bool_]:
     except SchemaError as error:
         raise SchemaError(f"the condition {condition!r} does not fit: {error}") from error
     except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError) as error:
-        why = error.msg if isinstance(error, SyntaxError) else error
-        raise SchemaError(f"the condition {condition!r} cannot be read: {why}") from error
+        raise SchemaError(f"the condition {condition!r} cannot be read: {error}") from error
     return np.array(np.broadcast_to(found, len(view)), bool)
 
 
@@ -69,8 +69,13 @@ class _Operand(NamedTuple):
     name: str  # as the condition has it
     kind: Literal["number", "text", "multi-label"]
     values: Any
-    words: tuple[str, ...] | None = None  # the classes or categories of a column
+    words: tuple[str, ...] = ()  # the classes or categories of a column
     scale: tuple[float, float, str] | None = None  # mean, deviation, dtype: standardized
+
+    @property
+    def is_class(self) -> bool:
+        """True for a label that has names of classes."""
+        return self.kind == "number" and bool(self.words)
 
 
 def _mask(view: View, node: ast.expr) -> Any:
@@ -83,13 +88,11 @@ def _mask(view: View, node: ast.expr) -> Any:
             return np.logical_not(_mask(view, test))
         case ast.Compare(left=left, ops=ops, comparators=others):
             pairs = zip(itertools.pairwise([left, *others]), ops, strict=True)
-            return functools.reduce(
-                np.logical_and, [_compare(view, one, op, other) for (one, other), op in pairs]
-            )
+            found = [_compare(view, one, op, other) for (one, other), op in pairs]
+            return functools.reduce(np.logical_and, found)
     value = _operand(view, node)
-    return _related(
-        value, ast.NotEq(), _Operand("", value.kind, "" if value.kind == "text" else 0)
-    )
+    nothing = _Operand("nothing", value.kind, "" if value.kind == "text" else 0)
+    return _related(value, ast.NotEq(), nothing)
 
 
 def _compare(view: View, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Any:
@@ -147,13 +150,14 @@ def _column(view: View, name: str) -> _Operand:
         return _Operand(name, "multi-label", values, field.classes)
     values = values.reshape(-1)
     if isinstance(field, Categories):
-        words = field.vocabularies[at]
-        numbers = np.where(values <= len(words), values, 0)
-        return _Operand(name, "text", np.array(["", *words], object)[numbers], words)
+        words = ("", *field.vocabularies[at])  # what is missing or unknown comes first
+        numbers = np.where(values < len(words), values, 0)
+        return _Operand(name, "text", np.array(words, object)[numbers], words)
     if isinstance(field, Features) and field.standardized:
         scale = field.mean[at], field.std[at], field.dtype
         return _Operand(name, "number", values, scale=scale)
-    return _Operand(name, "number", values, field.classes if isinstance(field, Label) else None)
+    classes = field.classes if isinstance(field, Label) else None
+    return _Operand(name, "number", values, classes or ())
 
 
 def _has_one_value(field: Field) -> bool:
@@ -165,32 +169,23 @@ def _has_one_value(field: Field) -> bool:
 
 def _related(one: _Operand, op: ast.cmpop, other: _Operand) -> Any:
     """Compare two operands, each as the other is stored."""
-    for each in (one, other):
-        if each.kind == "multi-label":
-            example = (each.words or ("",))[0]
-            raise SchemaError(f"{each.name} is a multi-label: use {example!r} in {each.name}")
-    if type(op) not in _COMPARE:
-        raise SchemaError("unexpected 'is': use '=='")
-    left, right = _stored(one, op, other), _stored(other, op, one)
+    pairs, kinds = ((one, other), (other, one)), {one.kind, other.kind}
+    is_named = any(isinstance(a.values, str) and b.is_class for a, b in pairs)
+    is_right = isinstance(op, ast.Eq | ast.NotEq) if is_named else len(kinds) == 1
+    if not is_right or "multi-label" in kinds or type(op) not in _COMPARE:
+        what = f"{one.name} is a {one.kind}, {other.name} is a {other.kind}, and do not compare so"
+        hint = "quote texts; names of classes take == and !=, multi-labels 'name' in tags"
+        raise SchemaError(f"{what}: {hint}")
+    left, right = (_stored(a, b) for a, b in pairs)
     with np.errstate(invalid="ignore", over="ignore"):
         return np.asarray(_COMPARE[type(op)](left, right), bool)
 
 
-def _stored(one: _Operand, op: ast.cmpop, other: _Operand) -> Any:
+def _stored(one: _Operand, other: _Operand) -> Any:
     """Return the values of an operand as they are stored in the column that they are compared with."""
-    if isinstance(one.values, str) and other.words is not None:
-        if other.kind == "text":
-            if one.values:  # "" is what is missing
-                _number_of(one.values, other)
-            return one.values
-        if not isinstance(op, ast.Eq | ast.NotEq):
-            raise SchemaError(f"classes, such as {one.name}, have no order: use numbers")
-        return _number_of(one.values, other)
-    is_class = isinstance(other.values, str) and one.words is not None
-    if one.kind != other.kind and not is_class:
-        numbers = [each for each in (one.values, other.values) if isinstance(each, int | float)]
-        hint = f": use {str(numbers[0])!r}" if numbers else ""
-        raise SchemaError(f"{one.name} is a {one.kind}, {other.name} is a {other.kind}{hint}")
+    if isinstance(one.values, str) and other.words:
+        number = _number_of(one.values, other)
+        return number if other.is_class else one.values
     if other.scale is None or one.scale == other.scale:
         return one.values
     if one.scale is not None:
@@ -202,8 +197,7 @@ def _stored(one: _Operand, op: ast.cmpop, other: _Operand) -> Any:
 
 def _number_of(word: str, column: _Operand) -> int:
     """Return the number of a class or category; SchemaError if it is none: a typing error would select nothing."""
-    words = column.words or ()
-    if word in words:
-        return words.index(word)
-    near = did_you_mean(word, words) or f"; there is {', '.join(map(repr, words[:5]))}"
-    raise SchemaError(f"{column.name!r} has no class {word!r}{near}")
+    if word not in column.words:
+        near = did_you_mean(word, column.words) or f"; there is {few(map(repr, column.words))}"
+        raise SchemaError(f"{column.name!r} has no class {word!r}{near}")
+    return column.words.index(word)
