@@ -283,7 +283,7 @@ def test_a_listed_file_that_is_missing_is_named_with_its_line(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda path: path.mkdir(), "no arrays. Check the path"),
+        (lambda path: path.mkdir(), "but no files"),
         (lambda path: (path / "a").mkdir(parents=True), "no arrays"),
         (lambda path: save(path, {"a": [1.0], "b/c": [1.0]}), "beside folders of arrays"),
         (lambda path: path.write_bytes(b""), "this kind of source is not known"),
@@ -327,7 +327,7 @@ def test_arrays_of_an_npz_are_read(tmp_path: Path, write: Any) -> None:
     message = assert_refused(tmp_path / "src", tmp_path / "dst")
     pack_arrays(tmp_path / "src", tmp_path / "dst", array="image", mask_array="seg")
 
-    assert "several arrays (image, seg)" in message
+    assert "holds image, seg" in message
     assert "array=NAME" in message
     assert np.array_equal(stored(tmp_path / "dst")["a"][0], array)
     assert np.array_equal(stored(tmp_path / "dst", "mask")["a"], mask)
@@ -471,7 +471,7 @@ BAD = {
     "code": (header_bytes("__import__('os').abort()\n"), "not a .npy file"),
     "negative": (
         header_bytes("{'descr': '<f4', 'fortran_order': False, 'shape': (-1,)}\n"),
-        "the header says shape (-1,)",
+        "the header says -4",
     ),
     "huge": (
         header_bytes("{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999,)}\n"),

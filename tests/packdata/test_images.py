@@ -457,7 +457,7 @@ class TestLabels:
         command = ["images", str(tmp_path / "a.parquet"), str(tmp_path / "p")]
 
         assert main(command) == 1
-        assert "For a mask pass mask_column='annotation'" in capsys.readouterr().err
+        assert "mask_column= is for masks" in capsys.readouterr().err
         assert main([*command, "--mask-column", "annotation"]) == 0
 
     def test_a_label_that_is_nan_in_parquet_is_missing(self, tmp_path: Path) -> None:

@@ -268,8 +268,8 @@ def test_of_a_large_parquet_what_is_read_is_fetched_in_ranges(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(row_kinds, "_WHOLE_BYTES", 0)
-    monkeypatch.setattr(reading, "_FIRST_BYTES", 200)
-    monkeypatch.setattr(reading, "_MOST_BYTES", 300)
+    monkeypatch.setattr(reading, "_BUFFER_BYTES", 200)
+    monkeypatch.setattr(reading, "_RANGE_BYTES", 300)
     store.proxy.set()
 
     pack(case, RAW, tmp_path / "there")

@@ -300,19 +300,6 @@ def test_what_holds_nothing_is_refused(store: Store) -> None:
             look_at(place)
 
 
-def test_an_object_that_stands_for_a_folder_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As some tools make; one with content is a file, whatever lies in a folder of its name."""
-    entries = [
-        Entry("a", 0, 1),
-        Entry("a/b.png", 9, 1),
-        Entry("c.png", 9, 1),
-        Entry("c.png/d", 0, 1),
-    ]
-    monkeypatch.setattr(Bucket, "below", lambda _: iter([entries]))
-
-    assert [*Listing(url_of("s3://raw"))] == ["c.png", "a/b.png", "c.png/d"]
-
-
 def test_a_name_with_a_line_break_is_refused_at_once(store: Store) -> None:
     (store.root / "raw").mkdir()
     (store.root / "raw" / "a\nb.png").write_bytes(b"")

@@ -28,8 +28,8 @@ T = TypeVar("T")
 _ASKS, _ASK_ITEMS, _ASK_BYTES = 8, 32, 4 << 20  # questions on their way, and how much each is for
 # Of the first question, twice as many of the next: who waits for it can soon begin.
 _FIRST_ITEMS = 4
-_FIRST_BYTES, _MOST_BYTES = 256 << 10, 8 << 20  # of a file that is read in its order
-_WANTED_BYTES = 64 << 20  # at once, of what is read at once
+_BUFFER_BYTES, _RANGE_BYTES = 2 << 20, 8 << 20  # of an object that is read as a file; of one range
+_WANTED_BYTES = 64 << 20  # in ranges at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +115,7 @@ class RemoteFile:
         """Open it: what was fetched ahead, or else the object, to be read by ranges."""
         if self._some is not None:
             return io.BytesIO(self())
-        reading: Any = _OpenObject(self.origin, self.entry, self.where)
-        return reading  # type: ignore[no-any-return]
+        return io.BufferedReader(_Ranges(self), _BUFFER_BYTES)
 
     def local(self) -> Path:
         """Return the object as a file of this machine, as which it is fetched now, unless it was."""
@@ -188,13 +187,11 @@ def _checked(got: bytes | str, where: str) -> bytes:
     return got
 
 
-class _OpenObject(io.RawIOBase):
-    """An object as a file: what is read in its order comes in larger and larger ranges, a large one in several."""
+class _Ranges(io.RawIOBase):
+    """An object as a file: much at once comes in several ranges."""
 
-    def __init__(self, origin: Bucket, entry: Entry, where: str) -> None:
-        self._origin, self._entry, self._where = origin, entry, where
-        self._at, self._next, self._size = 0, 0, _FIRST_BYTES
-        self._first, self._data = 0, b""
+    def __init__(self, file: RemoteFile) -> None:
+        self._file, self._at = file, 0
 
     def readable(self) -> bool:
         return True
@@ -206,36 +203,26 @@ class _OpenObject(io.RawIOBase):
         return self._at
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        bases = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._entry.size}
+        bases = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._file.size}
         self._at = max(0, bases[whence] + offset)
         return self._at
 
-    def read(self, size: int = -1) -> bytes:
-        left = self._entry.size - self._at
-        wanted = left if size < 0 else min(size, left)
-        pieces = []
-        while wanted > 0:
-            if not self._first <= self._at < self._first + len(self._data):
-                self._fetch(wanted)
-            start = self._at - self._first
-            pieces.append(self._data[start : start + wanted])
-            self._at += len(pieces[-1])
-            wanted -= len(pieces[-1])
-        return b"".join(pieces)
-
     def readinto(self, buffer: Any) -> int:
-        data = self.read(len(buffer))
+        data = self._read(min(len(buffer), _WANTED_BYTES))
         buffer[: len(data)] = data
         return len(data)
 
-    def _fetch(self, wanted: int) -> None:
-        is_next = self._at == self._next
-        self._size = min(2 * self._size, _MOST_BYTES) if is_next else _FIRST_BYTES
-        end = min(self._at + min(max(wanted, self._size), _WANTED_BYTES), self._entry.size)
-        starts = range(self._at, end, _MOST_BYTES)  # at once
-        ranges = [(self._entry, start, min(start + _MOST_BYTES, end)) for start in starts]
-        self._data = b"".join(_checked(got, self._where) for got in self._origin.objects(ranges))
-        self._first, self._next = self._at, self._at + len(self._data)
+    def readall(self) -> bytes:
+        return self._read(self._file.size)
+
+    def _read(self, size: int) -> bytes:
+        file, end = self._file, min(self._at + size, self._file.size)
+        starts = range(self._at, end, _RANGE_BYTES)
+        ranges = [(file.entry, start, min(start + _RANGE_BYTES, end)) for start in starts]
+        got = file.origin.objects(ranges) if ranges else ()
+        data = b"".join(_checked(each, file.where) for each in got)
+        self._at += len(data)
+        return data
 
 
 def fetched_ahead(items: Iterator[T]) -> Generator[T]:

@@ -6,7 +6,6 @@ import dataclasses
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,9 +23,10 @@ from packdata.bucket import bucket_at
 from packdata.reading import read_file
 from packdata.sources.base import Column, Item, Source, is_missing
 from packdata.sources.listed import is_folder
+from packdata.wording import few
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence, Sized
 
 LABEL = "label"
 _WHOLE = re.compile(r"[+-]?[0-9]+")
@@ -69,21 +69,18 @@ class LabelField:
             return self.codec.encode(value)
         except CodecError as error:
             what = f"its {self.name} is {shown(value)}: {error}"
-            hint = "Change the column, or leave it out of the source"
-            if isinstance(value, Mapping) and isinstance(value.get("bytes"), bytes):
-                hint = f"For a mask pass mask_column={self.name!r}; or leave the column out of the source"
+            hint = "Change the column, or leave it out of the source; mask_column= is for masks"
             raise SourceError(what, item.where, hint) from error
 
     def _stand_in(self, where: str) -> float:
         """Return NaN, where that can stand for what is missing."""
         if self.name != LABEL and self.field.dtype in ("float32", "float64"):
             return math.nan
-        hint = "Fill it in, or leave the column out of the source"
-        if self.name == LABEL:
-            hint = "Fill it in, or leave the sample out of the source"
-        elif self.column.kind == "int":
-            hint = f"NaN cannot stand for it: float64 may round others of the column. {hint}"
-        raise SourceError(f"the {self.name} is missing", where, hint)
+        what = f"the {self.name} is missing"
+        if self.column.kind == "int" and self.name != LABEL:
+            what += ", for which no NaN can stand: float64 may round others of the column"
+        hint = "Fill it in, or leave the sample or column out of the source"
+        raise SourceError(what, where, hint)
 
     def _flags(self, value: Any, where: str) -> npt.NDArray[np.uint8]:
         """Return a 1 for each class that a cell names."""
@@ -93,24 +90,24 @@ class LabelField:
         return flags
 
     def _number(self, value: Any, where: str) -> int:
+        """Return the number of a class: of its name, or of the number that the source gives it."""
         if isinstance(value, int) and self.column.kind == "class":
             if value == -1:  # Hugging Face's mark for "not labelled", in test splits
                 return -1
-            value = _name_of(self.column, value, where)
+            _check_number(value, self.column.classes, where)
+            value = self.column.classes[value]
         if isinstance(value, int) and not self.has_digits:
-            if self.numbers and not 0 <= value < len(self.numbers):
-                raise SourceError(f"class {value} is not in [0, {len(self.numbers)})", where)
+            if self.numbers:
+                _check_number(value, self.numbers, where)
             return value
-        number = self.numbers.get(str(value))
-        if number is None:
+        if (number := self.numbers.get(str(value))) is None:
             raise SourceError(f"class {value!r} is not known", where)
         return number
 
 
-def _name_of(column: Column, number: int, where: str) -> str:
-    if not 0 <= number < len(column.classes):
-        raise SourceError(f"class {number} is not in [0, {len(column.classes)})", where)
-    return column.classes[number]
+def _check_number(number: int, classes: Sized, where: str) -> None:
+    if not 0 <= number < len(classes):
+        raise SourceError(f"class {number} is not in [0, {len(classes)})", where)
 
 
 def label_fields(
@@ -195,18 +192,17 @@ def _check_fixed(
     labels = {sources[n].name: each[LABEL] for n, each in columns.items() if LABEL in each}
     if not labels:
         what = "classes are given, and there are no labels"
-        names = ", ".join(source.name for source in sources.values())
-        raise SourceError(what, names, "Leave classes= out")
+        raise SourceError(
+            what, ", ".join(each.name for each in sources.values()), "Leave classes= out"
+        )
     known = set(fixed)
     for name, column in labels.items():
-        unknown = [each for each in column.classes if each not in known]
-        if unknown:
-            what = f"class {unknown[0]!r} is not among the {len(fixed)} classes given"
-            what += f" (nor are {len(unknown) - 1} more)" if len(unknown) > 1 else ""
+        if column.kind in ("float", "text", "json"):
+            raise SourceError("labels are not classes", name)
+        if unknown := [each for each in column.classes if each not in known]:
+            what = f"classes that are not given: {few(unknown)}"
             place = place_of(given) if isinstance(given, str | Path) else "the classes"
-            raise SourceError(what, name, f"Add it to {place}, or remove its pictures")
-    if any(column.kind in ("float", "text", "json") for column in labels.values()):
-        raise SourceError("labels are not classes", next(iter(sources.values())).name)
+            raise SourceError(what, name, f"Add them to {place}, or remove their pictures")
 
 
 def read_classes(classes: Sequence[str] | Path | str, field: str = LABEL) -> tuple[str, ...]:
@@ -215,15 +211,16 @@ def read_classes(classes: Sequence[str] | Path | str, field: str = LABEL) -> tup
     Raises:
         SourceError: They cannot be read, or one stands there twice.
     """
-    if not isinstance(classes, str | Path):
-        names, place = tuple(classes), "classes"
-    elif _is_dataset(path := place_of(classes)):
-        return _classes_of_dataset(path, field)
-    else:
+    if isinstance(classes, str | Path):
+        path = place_of(classes)
+        if _is_dataset(path):
+            return _classes_of_dataset(path, field)
         names, place = tuple(_lines(path)), str(path)
-    duplicates = sorted(name for name, count in Counter(names).items() if count > 1)
+    else:
+        names, place = tuple(classes), "classes"
+    duplicates = [name for name, count in Counter(names).items() if count > 1]
     if duplicates or not names:
-        what = f"duplicate classes {duplicates[:3]}" if duplicates else "no class names"
+        what = f"duplicate classes {few(duplicates)}" if duplicates else "no class names"
         raise SourceError(what, place, "Give one class name a line")
     return names
 

@@ -44,9 +44,9 @@ _STILL = "crops and flips do not change: {} of boxes"
 _NUMBERS = Array(dtype="int64", dims=(None,))
 # Of a picture, by field; ``size`` is the (height, width) of the picture that was annotated, if that is said.
 Values = dict[str, Any]
-# By a picture's path, as far as the annotations have it: with suffix in COCO's, else without. An error is raised for
-# the picture.
-Pictures = dict[str, Values | SourceError]
+Pictures = dict[
+    str, Values
+]  # by path, as far as the annotations have it: with suffix in COCO's, else without
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class Annotations:
         if missing := [name for name in self.classes if name not in new]:
             raise SourceError(f"classes of boxes that are not given: {few(missing)}", path)
         old = self.classes or [*new]  # whose numbers YOLO's labels are; without any they stay
-        for values in _good(self.pictures):
+        for values in self.pictures.values():
             numbers = [n for n in values[BOX_LABELS] if isinstance(n, int)]
             if old and max(numbers, default=0) >= len(old):
                 what = f"class {max(numbers)} of a box, with {len(old)} classes"
@@ -83,10 +83,6 @@ class Annotations:
             named = (old[n] if old and isinstance(n, int) else n for n in values[BOX_LABELS])
             values[BOX_LABELS] = [new.get(name, name) for name in named]
         self.classes = [*new]
-
-
-def _good(pictures: Pictures) -> list[Values]:
-    return [values for values in pictures.values() if isinstance(values, dict)]
 
 
 def annotated(
@@ -122,8 +118,6 @@ def annotated(
 
     def extend(item: Item) -> Item:
         values = found.pictures.get(found.name_of(item) or "", {})
-        if isinstance(values, SourceError):
-            raise values
         own = {name: values.get(name, []) for name in columns}
         return replace(item, labels={**item.labels, **own}, drawn_on=values.get(_SIZE))
 
@@ -176,8 +170,8 @@ def _parsed(files: Mapping[File, str], parse: Callable[[bytes], Values]) -> Pict
             try:
                 pictures[name] = parse(read())
             except (ElementTree.ParseError, ValueError, AttributeError, TypeError) as error:
-                what = f"annotation {file.path} cannot be read ({error})"
-                pictures[name] = SourceError(what, file.path)
+                hint = "Mend or remove the file"
+                raise SourceError(f"cannot be read ({error})", file.path, hint) from error
     return pictures
 
 
@@ -193,12 +187,10 @@ _COCO: dict[str, tuple[Any, Column]] = {  # what a box without it gets, and how 
 
 def _coco_file(root: Path, files: Sequence[File], split: str) -> File:
     """Return the file that is of a split by its name or folder: of several, that of ``instances``."""
-    words = re.findall("[a-z]+", split.lower())
-    for kind in [word[:3] for word in words if word in SPLIT_NAMES][:1]:
-        names = "|".join(name for name in SPLIT_NAMES if name.startswith(kind))
-        named = re.compile(rf"(?<![a-z])({names})(?![a-z])")
+    for word in [each for each in re.findall("[a-z]+", split.lower()) if each in SPLIT_NAMES][:1]:
+        begins = re.compile(rf"(?<![a-z]){word[:3]}")  # train of training, too
         of = {f: f"{f.path.parent.name} {f.path.stem}".lower() for f in files}
-        files = [file for file in files if named.search(of[file])] or files
+        files = [file for file in files if begins.search(of[file])] or files
     files = [file for file in files if file.path.name.startswith("instances")] or files
     if len(files) > 1:
         what = f"several COCO files ({few([file.path.name for file in files])})"
@@ -207,44 +199,44 @@ def _coco_file(root: Path, files: Sequence[File], split: str) -> File:
 
 
 def _read_coco(root: Path, files: Mapping[File, str]) -> Annotations:
-    (given,) = files
-    file = given.path
+    (file,) = files
+    path = file.path
     try:
-        data = parse_json(given())
-    except (ValueError, RecursionError) as error:
-        raise SourceError(f"not JSON ({error})", file) from error
-    if not isinstance(data, dict) or not {"images", "annotations"} <= data.keys():
-        raise SourceError("not a COCO file: no 'images' or 'annotations'", file)
-    boxes = [each for each in data["annotations"] if each.get("bbox")]
+        data = parse_json(file())
+        images_of, annotations = data["images"], data["annotations"]
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
+        what = f"not a COCO file of 'images' and 'annotations' ({error})"
+        raise SourceError(what, path) from error
+    boxes = [each for each in annotations if each.get("bbox")]
     if not boxes:
-        raise SourceError("no boxes (bbox) in the annotations", file)
+        raise SourceError("no boxes (bbox) in the annotations", path)
     categories = {each["id"]: each for each in data.get("categories", ())}
     names = {id: str(categories[id].get("name", id)) for id in sorted(categories)}
     columns = {n: c for n, (_, c) in _COCO.items() if any(n in each for each in boxes)}
     images: dict[Any, Values] = {}
     pictures: Pictures = {}
-    for image in data["images"]:
+    for image in images_of:
         # LVIS has the address in the place of the name.
         name = str(image.get("file_name") or PurePath(str(image["coco_url"])).name)
         if name in pictures or image["id"] in images:
-            raise SourceError(f"duplicate image {name} or id {image['id']}", file)
+            raise SourceError(f"duplicate image {name} or id {image['id']}", path)
         images[image["id"]] = pictures[name] = {n: [] for n in (BOXES, BOX_LABELS, *columns)}
         if image.get("height") and image.get("width"):
             images[image["id"]][_SIZE] = int(image["height"]), int(image["width"])
     for each in boxes:
         if each.get("image_id") not in images or each.get("category_id") not in names:
             what = f"annotation {each.get('id')} is of an image or a category that is not listed"
-            raise SourceError(what, file)
+            raise SourceError(what, path)
         values = images[each["image_id"]]
         values[BOXES].append(each["bbox"])
         values[BOX_LABELS].append(names[each["category_id"]])
         for name in columns:
             values[name].append(each.get(name, _COCO[name][0]))
     if "keypoints" in columns:
-        field = _keypoints(images.values(), categories.values(), file)
+        field = _keypoints(images.values(), categories.values(), path)
         columns["keypoints"] = replace(columns["keypoints"], field=field)
     still = [name for name in ("segmentation", "area") if name in columns]
-    without = len(data["annotations"]) - len(boxes)
+    without = len(annotations) - len(boxes)
     notes = [_STILL.format(" and ".join(still))] * bool(still)
     notes += [f"annotations without a box, skipped: {without:,}"] * bool(without)
     return Annotations("COCO", "xywh", [*names.values()], columns, pictures, tuple(notes))
@@ -254,9 +246,8 @@ def _keypoints(
     images: Iterable[Values], categories: Iterable[Mapping[str, Any]], file: Path
 ) -> Keypoints:
     """Return the field of keypoints; objects without any get the same number of unlabelled ones."""
-    given = [points for values in images for points in values["keypoints"] if points is not None]
-    most = Counter(map(len, given)).most_common(1)
-    nothing = [0] * (most[0][0] if most else 3)
+    given = (points for values in images for points in values["keypoints"] if points is not None)
+    nothing = [0] * len(next(given, [0] * 3))
     for values in images:
         values["keypoints"] = [nothing if each is None else each for each in values["keypoints"]]
     points = [[*map(str, each["keypoints"])] for each in categories if each.get("keypoints")]
@@ -289,7 +280,7 @@ def _mirrored(names: Sequence[str]) -> tuple[tuple[int, int], ...]:
 
 def _read_voc(root: Path, files: Mapping[File, str]) -> Annotations:
     pictures = _parsed(files, _voc_values)
-    classes = sorted({name for values in _good(pictures) for name in values[BOX_LABELS]})
+    classes = sorted({name for values in pictures.values() for name in values[BOX_LABELS]})
     more = {"difficult": Column("json", field=_NUMBERS)}
     return Annotations("VOC", "xyxy", classes, more, pictures)
 
@@ -315,11 +306,11 @@ def _voc_values(data: bytes) -> Values:
 
 
 def _read_yolo(root: Path, files: Mapping[File, str]) -> Annotations:
-    pictures = _parsed(files, _yolo_values)
-    has_polygons = any(any(values["segmentation"]) for values in _good(pictures))
+    classes, pictures = _yolo_names(root), _parsed(files, _yolo_values)
+    has_polygons = any(any(values["segmentation"]) for values in pictures.values())
     more = {"segmentation": Column("json", field=Json())} if has_polygons else {}
     notes = (_STILL.format("segmentation"),) * has_polygons
-    return Annotations("YOLO", "yolo", _yolo_names(root), more, pictures, notes)
+    return Annotations("YOLO", "yolo", classes, more, pictures, notes)
 
 
 def _yolo_values(data: bytes) -> Values:

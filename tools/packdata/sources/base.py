@@ -9,7 +9,6 @@ import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -40,7 +39,6 @@ LABEL_NAMES = ("label", "class", "target")  # the first that a list has becomes 
 _RESERVED = frozenset(
     {"image", "array", "mask", "key", "original_size", "sample_id", "count", "index", "label"}
 )
-_PLAIN_PATH = re.compile(r"/?[^/.][^/]*(/[^/.][^/]*)*", re.DOTALL)
 _SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini", "__macosx"})
 
 _OWN_LIBRARY = "Its own library reads it, and packdata.pack takes the samples: examples/from_{}.py"
@@ -162,15 +160,6 @@ class Source(ABC):
         """Yield the key of each item, without a look at pictures."""
 
 
-def broken_item(key: str, what: str, where: str, hint: str = "") -> Item:
-    """Return an item whose reading fails: it is rejected in its turn, and the listing goes on."""
-
-    def read() -> bytes:
-        raise SourceError(what, where, hint)
-
-    return Item(key, where, read)
-
-
 def is_hidden(name: str) -> bool:
     """Tell whether a file or folder is the system's own: dot files, Thumbs.db and the like."""
     if name == ".hoodie":  # says that the files beside it are those of a table
@@ -191,21 +180,15 @@ def foreign_hint(name: str) -> str:
 def key_of(relative: str, shared: Container[str] = ()) -> str:
     """Return a relative path with forward slashes, without its suffix where that is not ``shared``."""
     stem = os.path.splitext(relative)[0]
-    if not _PLAIN_PATH.fullmatch(stem):  # most are, and there may be millions
-        path = PurePosixPath(relative)
-        stem, relative = str(path.with_name(os.path.splitext(path.name)[0])), str(path)
     return relative if stem in shared else stem
 
 
 def shared_keys(files: Callable[[], Iterable[str]]) -> frozenset[str]:
     """Return what several files would have as key, such as ``a`` of ``a.jpg`` and ``a.png``.
 
-    ``files`` gives their names, each time the same; one may stand more than once.
+    ``files`` gives their names, each time the same.
     """
-    if not (found := twice(lambda: map(key_of, files()))):
-        return frozenset()
-    keys = map(key_of, {file for file in files() if key_of(file) in found})
-    return frozenset(key for key, count in Counter(keys).items() if count > 1)
+    return frozenset(twice(lambda: map(key_of, files())))
 
 
 class FileHash:
@@ -273,7 +256,8 @@ def field_names(
     if label is None:
         label = first_named(columns, LABEL_NAMES)
     elif label not in columns:
-        raise _no_label(label, columns if known is None else known, path)
+        what = f"no column {label!r} for labels, which is no path or key, among {list(known or columns)}"
+        raise SourceError(what, path)
     fields: dict[str, str] = {}
     for column in columns:
         name = "label" if column == label else identifier_of(column)
@@ -283,12 +267,6 @@ def field_names(
             raise SourceError(what, path, "Rename one of them")
         fields[column] = name
     return fields
-
-
-def _no_label(label: str, known: Sequence[str], path: Path | str) -> SourceError:
-    if label in known:
-        return SourceError(f"column {label!r} holds paths or keys: it cannot be the label", path)
-    return SourceError(f"no column {label!r} for labels, but {list(known)}", path)
 
 
 def identifier_of(column: str) -> str:

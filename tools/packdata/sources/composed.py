@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from loaders.errors import SourceError
-from packdata.sources.base import Item, Source, broken_item
+from packdata.sources.base import Item, Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,7 +41,14 @@ class ExtendedSource(Source):
             try:
                 yield self._extend(item)
             except SourceError as error:
-                yield broken_item(item.key, error.what, item.where, error.hint)
+                yield Item(
+                    item.key, item.where, partial(_fail, error.what, item.where, error.hint)
+                )
 
     def keys(self) -> Iterator[str]:
         return self.source.keys()
+
+
+def _fail(what: str, where: str, hint: str) -> None:
+    """Reject an item in its turn: the listing goes on."""
+    raise SourceError(what, where, hint)

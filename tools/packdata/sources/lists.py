@@ -15,6 +15,7 @@ from array import array
 from collections import Counter
 from functools import partial
 from itertools import repeat
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -178,7 +179,9 @@ class ListSource(Source):
     def _inside(self, cell: str) -> str:
         """Return a path or URL, from the list's folder on."""
         name = cell.removeprefix(f"{self._folder}/")
-        return os.path.relpath(name, self._folder) if os.path.isabs(name) else name
+        if os.path.isabs(name):
+            return os.path.relpath(name, self._folder)
+        return str(PurePosixPath(name)) if "./" in name or "//" in name else name
 
     def _mask_of(self, values: Mapping[str, Any], where: str) -> dict[str, Any]:
         """Return what an item says of its mask; ``where`` is the place of its picture."""

@@ -6,10 +6,8 @@ they are refused.
 
 from __future__ import annotations
 
-import io
 import math
 import threading
-import warnings
 import zipfile
 import zlib
 from contextlib import contextmanager
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
 
 _ZIP_MAGIC = b"PK"
 # NumPy parses a header with ``ast``, which in Python 3.11 fails at random where two threads do so
-# at once (CPython issue 106905); and what warnings are shown is the process's, not the thread's.
+# at once (CPython issue 106905).
 _PARSING = threading.Lock()
 _BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, NotImplementedError, KeyError)
 
@@ -75,12 +73,8 @@ def read_array(
         header = _read_header(opened, size, file.where)
         if check is not None:
             check(header)
-        count = math.prod(header.shape)
-        if isinstance(opened, io.BufferedReader):
-            flat: npt.NDArray[Any] = np.fromfile(opened, header.dtype, count)
-        else:
-            flat = np.frombuffer(opened.read(), header.dtype)
-        if len(flat) != count:
+        flat = np.frombuffer(opened.read(header.nbytes), header.dtype)
+        if len(flat) != math.prod(header.shape):
             raise SourceError("the file changed while it was read", file.where)
         if not header.is_fortran:
             return flat.reshape(header.shape)
@@ -112,14 +106,11 @@ def _opened(file: File, name: str | None) -> Iterator[tuple[IO[bytes], int]]:
 
 def _member(archive: zipfile.ZipFile, where: str, name: str | None) -> zipfile.ZipInfo:
     names = [each.removesuffix(".npy") for each in archive.namelist() if each.endswith(".npy")]
-    listed = few(names, 8)
-    if not names:
-        raise SourceError("the .npz holds no array", where)
-    if name is None and len(names) > 1:
-        raise SourceError(f"several arrays ({listed})", where, "Choose one: array=NAME")
-    if name is not None and name not in names:
-        raise SourceError(f"no array {name!r}, but {listed}", where)
-    return archive.getinfo(f"{names[0] if name is None else name}.npy")
+    chosen = names[0] if name is None and len(names) == 1 else name
+    if chosen not in names:
+        held = few(names, 8) or "no array"
+        raise SourceError(f"the .npz holds {held}", where, "Choose an array: array=NAME")
+    return archive.getinfo(f"{chosen}.npy")
 
 
 def _read_header(file: IO[bytes], size: int, where: str) -> ArrayHeader:
@@ -139,8 +130,7 @@ def _read_header(file: IO[bytes], size: int, where: str) -> ArrayHeader:
 def _parse(file: IO[bytes], where: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     npy = np.lib.format
     try:
-        with _PARSING, warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # a header that Python 2 wrote
+        with _PARSING:
             version = npy.read_magic(file)
             # Version 3 is version 2 in UTF-8, which only names of structured types need.
             read = npy.read_array_header_1_0 if version[0] == 1 else npy.read_array_header_2_0
@@ -149,6 +139,4 @@ def _parse(file: IO[bytes], where: str) -> tuple[tuple[int, ...], bool, np.dtype
             shape, is_fortran, dtype = read(file)
     except (ValueError, TypeError, SyntaxError, RecursionError) as error:
         raise SourceError(f"not a .npy file ({error})", where) from error
-    if any(length < 0 for length in shape):
-        raise SourceError(f"the header says shape {shape}", where)
     return tuple(shape), bool(is_fortran), dtype

@@ -24,7 +24,6 @@ from packdata.sources.base import (
     Column,
     Item,
     Source,
-    broken_item,
     check_unique,
     column_of,
     field_names,
@@ -99,7 +98,7 @@ class RowsSource(Source):
         for file in self._files:
             keys = _read_column(file, "key").to_pylist() if self._has_keys else repeat(None)
             for row, key in zip(range(file.num_rows), keys, strict=False):
-                yield self._row_key(file.path, row) if key is None else str(key)
+                yield str(key) if self._has_keys else self._row_key(file.path, row)
 
     def _row_key(self, path: Path, row: int) -> str:
         return f"{self._stems[path]}/{row:08d}"
@@ -114,8 +113,6 @@ class RowsSource(Source):
     def _item(self, batch: pa.RecordBatch, i: int, path: Path, row: int) -> Item:
         where = f"{path}, row {row}"
         key = batch.column("key")[i].as_py() if self._has_keys else self._row_key(path, row)
-        if key is None:
-            return broken_item(self._row_key(path, row), "the key is missing", where)
         labels = {
             field: self._value(field, batch.column(name)[i].as_py())
             for name, field in self._fields.items()
@@ -165,8 +162,9 @@ class RowsSource(Source):
     def _read_keys(self) -> Iterator[tuple[str, str]]:
         for file, name in zip(self._files, relative_names(self.paths), strict=True):
             for row, key in enumerate(_read_column(file, "key").to_pylist()):
-                if key is not None:
-                    yield str(key), f"{name}, row {row}"
+                if key is None:
+                    raise SourceError("no value in column 'key'", f"{file.path}, row {row}")
+                yield str(key), f"{name}, row {row}"
 
 
 def _read_column(file: TypedRows, name: str) -> pa.ChunkedArray:
@@ -214,8 +212,13 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 def _is_binary(kind: pa.DataType) -> bool:
     types = pa.types
-    tests = (types.is_binary, types.is_large_binary, types.is_binary_view)
-    return any(test(kind) for test in (*tests, types.is_fixed_size_binary))
+    tests = (
+        types.is_binary,
+        types.is_large_binary,
+        types.is_binary_view,
+        types.is_fixed_size_binary,
+    )
+    return any(test(kind) for test in tests)
 
 
 def _is_picture(kind: pa.DataType) -> bool:
@@ -249,25 +252,17 @@ def _column(kind: pa.DataType) -> Column:
 
 
 def _find_image(schema: pa.Schema, wanted: str | None, path: Path, *, several: bool = True) -> str:
-    if wanted is not None:
-        if wanted not in schema.names:
-            raise SourceError(f"no column {wanted!r} among {schema.names}", path)
-        kind = schema.field(wanted).type
-        if not _is_picture(kind) and not (several and _are_pictures(kind)):
-            what = f"column {wanted!r} holds {kind}"
-            hint = "Pictures are binary, or a struct of bytes and path"
-            raise SourceError(what, path, hint + (", or lists of either" if several else ""))
-        return wanted
+    """Return the column of pictures: the one that is wanted, or looks like it; SourceError if there is none."""
     pictures: list[str] = [name for name in schema.names if _is_picture(schema.field(name).type)]
-    lists: list[str] = [name for name in schema.names if _are_pictures(schema.field(name).type)]
+    lists = [n for n in schema.names if several and _are_pictures(schema.field(n).type)]
     found = first_named(pictures, _IMAGE_NAMES) or first_named(lists, _IMAGES_NAMES)
     for names in (pictures, lists):
         found = found or (names[0] if len(names) == 1 else None)
-    if found is None:
-        pictures += lists
-        hint = "Choose one: image_column=" if pictures else "Is it a table? See 'packdata tables'"
-        what = f"no column is known to hold pictures; binary: {pictures}, all: {schema.names}"
-        raise SourceError(what, path, hint)
+    found = wanted or found
+    if found is None or found not in (*pictures, *lists):
+        what = f"no column {wanted or 'of pictures'}; of pictures: {pictures + lists}, all: {schema.names}"
+        hint = "Pictures are binary, or a struct of bytes and path; image_column= chooses one. Is it a table? See "
+        raise SourceError(what, path, f"{hint}'packdata tables'")
     return found
 
 

@@ -10,14 +10,12 @@ from __future__ import annotations
 import os
 import tarfile
 from collections import Counter
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
 from typing import IO, TYPE_CHECKING, Any
 
-from loaders.checks import shown
 from loaders.errors import SourceError
 from packdata.readers import parse_json
 from packdata.reading import open_file
@@ -27,7 +25,6 @@ from packdata.sources.base import (
     Column,
     Item,
     Source,
-    broken_item,
     check_unique,
     column_of,
     files_identity,
@@ -65,11 +62,8 @@ class _Sample:
     def read(self, file: IO[bytes], role: str) -> bytes:
         """Return a member, from the opened tar; SourceError if it is not whole."""
         _, offset, size = self.members[role]
-        try:
-            file.seek(offset)
-            data = file.read(size)
-        except OSError as error:
-            raise SourceError(f"cannot be read ({error.strerror})", self.place(role)) from error
+        file.seek(offset)
+        data = file.read(size)
         if len(data) < size:
             what = f"{len(data)} of {size} bytes are there"
             raise SourceError(what, self.place(role), "Was the file changed?")
@@ -106,10 +100,12 @@ class TarSource(Source):
         keys = lambda: ((sample.key, str(sample.tar.path)) for sample in self._samples)  # noqa: E731
         check_unique(keys, self.paths[0], _NEIGHBOURS)
         roles = {role for sample in self._samples for role in sample.members}
-        if _IMAGE not in roles:
-            what = f"no member is called KEY.jpg, or by another picture's suffix: {few(ignored)}"
+        without = next((each for each in self._samples if _IMAGE not in each.members), None)
+        if without or not self._samples:
+            key = without.key if without else "KEY"
+            what = f"no member {key}.jpg, or by another picture's suffix ({few(ignored)})"
             hint = "packdata.pack takes samples of several pictures, and pictures called otherwise"
-            raise SourceError(what, self.paths[0], hint)
+            raise SourceError(what, without.tar.path if without else self.paths[0], hint)
         self.ignored = dict(ignored)
         self.has_masks = _MASK in roles
         self._roles = [role for role in _FIELDS if role in roles]
@@ -126,10 +122,12 @@ class TarSource(Source):
     def _column(self, role: str) -> Column:
         if role != "cls":
             return Column("json" if role == "json" else "text")
-        names = {text for text in self._values("cls") if text}
-        if not names or any(map(_is_whole, names)):
-            return Column("int")
-        return Column("class", tuple(sorted(names)))
+        names = {*self._values("cls")}
+        are_whole = {*map(_is_whole, names)}
+        if len(are_whole) > 1 or "" in names:
+            what = f"class numbers beside names in .cls, or nothing ({few(sorted(names))})"
+            raise SourceError(what, self.paths[0], "Give all samples numbers, or names")
+        return Column("int") if True in are_whole else Column("class", tuple(sorted(names)))
 
     def _find_label_key(self, wanted: str | None) -> str | None:
         """Return the key of the label in ``.json``: the given one, or a usual one of the first sample."""
@@ -146,11 +144,8 @@ class TarSource(Source):
         return value.get(self._label_key) if isinstance(value, dict) else None
 
     def _values(self, role: str) -> Iterator[Any]:
-        """Yield what all samples have of a role; what cannot be read is left to its own item."""
-        for sample, file in self._opened():
-            if role in sample.members:
-                with suppress(SourceError):
-                    yield sample.value(file, role)
+        """Yield what all samples have of a role."""
+        return (each.value(file, role) for each, file in self._opened() if role in each.members)
 
     def _opened(self, start: int = 0) -> Iterator[tuple[_Sample, IO[bytes]]]:
         """Yield samples with their tar, opened once."""
@@ -170,30 +165,20 @@ class TarSource(Source):
         return (sample.key for sample in self._samples)
 
     def _item(self, sample: _Sample, file: IO[bytes]) -> Item:
-        members = sample.members
-        if _IMAGE not in members:
-            names = ", ".join(name for name, _, _ in members.values())
-            return broken_item(
-                sample.key, "the sample has no picture", f"{sample.tar.path}: {names}"
-            )
-        try:
-            labels = self._labels(file, sample)
-        except SourceError as error:
-            return broken_item(sample.key, error.what, str(error.path), error.hint)
         read, where = partial(sample.read_anew, _IMAGE), sample.place(_IMAGE)
-        if _MASK not in members:
+        labels = self._labels(file, sample)
+        if _MASK not in sample.members:
             return Item(sample.key, where, read, labels)
-        mask = partial(sample.read_anew, _MASK)
-        return Item(sample.key, where, read, labels, mask, mask_name=members[_MASK][0])
+        mask, name = partial(sample.read_anew, _MASK), sample.members[_MASK][0]
+        return Item(sample.key, where, read, labels, mask, mask_name=name)
 
     def _labels(self, file: IO[bytes], sample: _Sample) -> dict[str, Any]:
         labels = dict.fromkeys(self.labels)
         for role in self._roles:
             if role in sample.members:
                 value = sample.value(file, role)
-                if role == "cls" and self.labels[_LABEL].kind == "int":
-                    value = _whole(value, sample.place(role))
-                labels[_FIELDS[role]] = value
+                is_number = role == "cls" and self.labels[_LABEL].kind == "int"
+                labels[_FIELDS[role]] = int(value) if is_number else value
                 if role == "json" and self._label_key is not None:
                     labels[_LABEL] = self._label_of(value)
         return labels
@@ -251,20 +236,10 @@ def _check_end(file: IO[bytes], offset: int, path: Path) -> None:
     """
     file.seek(offset)
     rest = file.read(32 * _BLOCK)
-    if len(rest) < _BLOCK:
-        what = "the blocks of zeros that end a tar file are missing: it was probably cut"
+    if len(rest) < _BLOCK or any(rest):
+        what = f"no blocks of zeros end the archive (byte {offset}): it was cut, or joined with another"
         raise SourceError(what, path, "Copy or make it again")
-    if any(rest):
-        what = f"trailing data after the end of the archive (byte {offset})"
-        raise SourceError(what, path, "Tar files that were joined must be unpacked and made anew")
 
 
 def _is_whole(text: str) -> bool:
     return text.removeprefix("-").isdecimal()
-
-
-def _whole(text: str, where: str) -> int:
-    if not _is_whole(text):
-        hint = "Give a class number, or in all samples the name of a class"
-        raise SourceError(f"not a whole number: {shown(text)}", where, hint)
-    return int(text)
