@@ -331,7 +331,7 @@ def test_arrays_of_an_npz_are_read(tmp_path: Path, write: Any) -> None:
     assert "array=NAME" in message
     assert np.array_equal(stored(tmp_path / "dst")["a"][0], array)
     assert np.array_equal(stored(tmp_path / "dst", "mask")["a"], mask)
-    assert "no array 'ct', but image, seg" in assert_refused(
+    assert "'ct', the .npz holds image, seg" in assert_refused(
         tmp_path / "src", tmp_path / "no", array="ct"
     )
 

@@ -109,7 +109,8 @@ def _member(archive: zipfile.ZipFile, where: str, name: str | None) -> zipfile.Z
     chosen = names[0] if name is None and len(names) == 1 else name
     if chosen not in names:
         held = few(names, 8) or "no array"
-        raise SourceError(f"the .npz holds {held}", where, "Choose an array: array=NAME")
+        what = f"expected {'one array' if name is None else repr(name)}, the .npz holds {held}"
+        raise SourceError(what, where, "Choose an array: array=NAME")
     return archive.getinfo(f"{chosen}.npy")
 
 
