@@ -215,7 +215,7 @@ def test_a_list_without_a_label_says_so_and_label_column_names_one(
     source = photos / f"list.{suffix}"
 
     assert run("images", source, tmp_path / "text") == 0
-    assert "label_column= takes another (species)" in capsys.readouterr().out
+    assert "label_column= takes another: species" in capsys.readouterr().out
     assert run("images", source, tmp_path / "label", "--label-column", "species") == 0
     assert "--label-column" not in capsys.readouterr().out
     assert run("images", source, tmp_path / "no", "--label-column", "kind") == 1
