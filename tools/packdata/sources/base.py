@@ -256,8 +256,8 @@ def field_names(
     if label is None:
         label = first_named(columns, LABEL_NAMES)
     elif label not in columns:
-        what = f"no column {label!r} for labels, which is no path or key, among {list(known or columns)}"
-        raise SourceError(what, path)
+        what = f"no column {label!r} for labels, but {list(known or columns)}"
+        raise SourceError(what, path, "Columns of paths and keys cannot be labels")
     fields: dict[str, str] = {}
     for column in columns:
         name = "label" if column == label else identifier_of(column)
