@@ -223,7 +223,7 @@ def test_a_list_without_a_label_says_so_and_label_column_names_one(
 
     err = capsys.readouterr().err
     assert "no column 'kind' for labels, but ['path', 'species']" in err
-    assert "column 'path' holds paths or keys: it cannot be the label" in err
+    assert "paths and keys cannot be labels" in err
     assert "label" not in PackedReader(tmp_path / "text").schema.fields
     labelled = PackedReader(tmp_path / "label")
     assert labelled.schema.fields["label"] == Label(classes=("a", "b"))
