@@ -438,7 +438,7 @@ def test_many_files_are_one_table(tmp_path: Path) -> None:
     for name, source in (("pattern", tmp_path / "in" / "part-*.csv"), ("folder", tmp_path / "in")):
         pack_tables(str(source), tmp_path / name, dates="days", target=("price",))
     pack_tables(
-        [tmp_path / "in" / "part-0.csv", str(tmp_path / "in/*.csv")],
+        [tmp_path / "in" / "part-0.csv", str(tmp_path / "in/part-[1-3].csv")],
         tmp_path / "c",
         dates="days",
         target=("price",),

@@ -12,7 +12,6 @@ from loaders.errors import SourceError
 from packdata import Summary, pack_images, pack_tokens
 from packdata.cli import main
 from packdata.tables import pack_tables, plan_tables
-from tests.packdata.reading import PackedReader
 from tests.refusals import At
 
 
@@ -82,29 +81,11 @@ def test_such_a_table_below_a_folder_of_texts_is_refused(tmp_path: Path, log: st
     assert pack_tables(table / "a.parquet", tmp_path / "file").samples == 1
 
 
-def test_what_is_given_by_itself_is_not_told_as_passed_over(folder: Path, tmp_path: Path) -> None:
-    (folder / "b.txt").write_text("x\n2\n")
-    (folder / "sub").mkdir()
-    (folder / "sub/c.csv").write_text("x\n3\n")
-
-    both = pack_tables([folder, folder], tmp_path / "both").notes
-    summary = pack_tables([folder, folder / "b.txt", f"{folder}/./sub"], tmp_path / "out")
-
-    assert both == ("passed over: 1 .txt, 1 folder",)
-    assert (summary.samples, summary.notes) == (3, ())
-
-
-def test_a_compressed_table_of_a_folder_is_read_unless_it_is_there_without(
-    folder: Path, tmp_path: Path
-) -> None:
+def test_a_compressed_table_of_a_folder_is_read(folder: Path, tmp_path: Path) -> None:
     (folder / "c.csv.gz").write_bytes(gzip.compress(b"x\n3\n"))
 
     assert pack_tables(folder, tmp_path / "packed").samples == 2
     assert pack_tables(f"{folder}/*.csv", tmp_path / "named").samples == 1
-    (folder / "c.csv").write_text("x\n3\n")
-    summary = pack_tables(folder, tmp_path / "out")
-
-    assert (summary.samples, summary.notes) == (2, ("passed over: 1 .gz",))
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
@@ -123,25 +104,19 @@ def test_a_folder_of_folders_is_told_how_their_tables_are_taken(
     assert pack_tables(f"{tmp_path}/in/**/*.{suffix}", tmp_path / "out").samples == 1
 
 
-def test_a_file_is_taken_once_whatever_it_is_called(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("second", ["in/../in/a.csv", "link.csv", "in/a.csv.gz", "in", "in/*.csv"])
+def test_a_file_that_is_named_twice_is_refused(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, second: str
 ) -> None:
-    (folder / "link.csv").symlink_to(folder / "a.csv")
-    (folder / "b.csv").write_text("x\n2\n")
+    """Also by a link, compressed, or by its folder: its rows would come twice."""
+    (tmp_path / "link.csv").symlink_to(folder / "a.csv")
     monkeypatch.chdir(tmp_path)
-    names: list[Path | str] = [
-        "in/b.csv",
-        folder / "a.csv",
-        "./in/b.csv",
-        "in/../in/a.csv",
-        "in",
-        f"{folder}/*.csv",
-    ]
+    if second.endswith(".gz"):
+        (folder / "a.csv.gz").write_bytes(gzip.compress(b"x\n1\n"))
 
-    summary = pack_tables(names, tmp_path / "out")
-
-    assert PackedReader(tmp_path / "out").column("features").tolist() == [[2], [1]]
-    assert summary.samples == 2
+    with pytest.raises(SourceError, check=At("")):
+        pack_tables([folder / "a.csv", second], tmp_path / "out")
+    assert pack_tables([folder / "a.csv"], tmp_path / "out").samples == 1
 
 
 def test_a_file_that_is_no_table_is_an_error_before_the_first_is_read(tmp_path: Path) -> None:

@@ -390,7 +390,7 @@ def _check_names(number: int, values: Any, source: Any) -> None:
 
 def _pack_frame(source: Any, dst: Path | str, options: dict[str, Any]) -> Summary:
     from packdata.tables import pack_tables
-    from packdata.tables.typed import is_frame
+    from packdata.tables.files import is_frame
 
     if not is_frame(source):
         raise TypeError("fields are missing: a mapping of field name to field, of loaders.schema")

@@ -1,10 +1,11 @@
-"""From what the first pass found, or another packing (``like=``), to the schema, and what becomes of every column."""
+"""What becomes of every column of a table: decided by what the first pass found, or by another packing (``like=``)."""
 
 from __future__ import annotations
 
 import keyword
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +15,6 @@ from loaders.data.manifest import read_manifest
 from loaders.errors import SchemaError, SourceError
 from loaders.schema import Array, Categories, Features, Field, Label, Schema
 from packdata.moments import Moments
-from packdata.tables.chosen import (
-    CATEGORIES,
-    FEATURES,
-    MISSING,
-    TARGETS,
-    ColumnPlan,
-    TargetColumn,
-)
 from packdata.tables.values import in_words
 
 if TYPE_CHECKING:
@@ -30,7 +23,13 @@ if TYPE_CHECKING:
 
     from packdata.tables.options import TableOptions
     from packdata.tables.scan import ColumnScan, Scan
+    from packdata.types import Kind
 
+FEATURES, CATEGORIES, MISSING = "features", "categories", "missing"
+# In the provenance: field, column and how of each target; what was asked for.
+TARGETS, OPTIONS = "targets", "options"
+# What a column is read as, of which a number, flag, label or days are made.
+READ_AS: dict[str, Kind] = {"number": "number", "flag": "flag", "label": "text", "days": "date"}
 # Equal numbers, 2 to 2,000,000 of them, were seen to deviate by up to 4.6 of these epsilons.
 _NOISE = 8 * float(np.finfo(float).eps)
 _NAMES = {  # of the kinds of values, in messages
@@ -41,7 +40,58 @@ _NAMES = {  # of the kinds of values, in messages
     "zoned": "dates with a time zone",
     "text": "text",
 }
-OPTIONS = "options"  # in the provenance: what was asked for
+
+
+@dataclass(frozen=True, slots=True)
+class TargetColumn:
+    """A column to predict: the name of its field, its own name in the files, and what becomes of it."""
+
+    field: str
+    column: str
+    how: str  # ``label``, ``number``, ``flag`` or ``days``
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnPlan:
+    """What becomes of every column."""
+
+    schema: Schema  # ``features``, ``missing`` and ``categories``, as far as there are any, and the targets
+    targets: tuple[TargetColumn, ...]
+    notes: tuple[str, ...] = ()  # what is worth knowing
+
+    @property
+    def features(self) -> Features | None:
+        """The field of numbers, or None without any."""
+        field = self.schema.fields.get(FEATURES)
+        return field if isinstance(field, Features) else None
+
+    @property
+    def categories(self) -> Categories | None:
+        """The field of categories, or None without any."""
+        field = self.schema.fields.get(CATEGORIES)
+        return field if isinstance(field, Categories) else None
+
+    @property
+    def kinds(self) -> dict[str, Kind]:
+        """What each column in the files is read as."""
+        kinds = {n: READ_AS[how] for n, how in (self.features.sources if self.features else ())}
+        kinds |= dict.fromkeys(self.categories.columns if self.categories else (), "text")
+        return kinds | {target.column: READ_AS[target.how] for target in self.targets}
+
+    def targets_to_json(self) -> list[dict[str, str]]:
+        """Return the targets as JSON types."""
+        return [{"field": t.field, "column": t.column, "how": t.how} for t in self.targets]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON types."""
+        schema, notes = self.schema.to_json(), [*self.notes]
+        return {"schema": schema, TARGETS: self.targets_to_json(), "notes": notes}
+
+    @classmethod
+    def from_json(cls, given: Mapping[str, Any]) -> ColumnPlan:
+        """Return what ``to_json`` wrote."""
+        targets = tuple(TargetColumn(**each) for each in given[TARGETS])
+        return cls(Schema.from_json(given["schema"]), targets, tuple(given["notes"]))
 
 
 def check_names(names: Sequence[str], columns: Sequence[str], where: Path | str) -> None:
@@ -63,13 +113,13 @@ def plan_columns(scan: Scan, options: TableOptions, source: Path | str) -> Colum
         raise SourceError("the table has no rows", source)
     named = [name for name in options.named if name not in options.drop]
     check_names(named, list(scan.columns), source)
-    roles = _roles(scan, options, source)
-    learned = [name for name in roles if name not in options.target]
-    numbers = [name for name in learned if roles[name] != "label"]
-    texts = [name for name in learned if roles[name] == "label"]
+    hows = _hows(scan, options, source)
+    learned = [name for name in hows if name not in options.target]
+    numbers = [name for name in learned if hows[name] != "label"]
+    texts = [name for name in learned if hows[name] == "label"]
     fields: dict[str, Field] = {}
     if numbers:
-        fields[FEATURES] = _features(numbers, roles, scan, options)
+        fields[FEATURES] = _features(numbers, hows, scan, options)
         if options.missing_mask:
             fields[MISSING] = Array(dtype="bool", dims=(len(numbers),))
     if texts:
@@ -77,8 +127,8 @@ def plan_columns(scan: Scan, options: TableOptions, source: Path | str) -> Colum
     dtype = "float64" if numbers and options.dtype == "float64" else "float32"
     targets = []
     for column in options.target:
-        name, how = field_name(column), roles[column]
-        while name in fields or name in (FEATURES, CATEGORIES, MISSING):
+        name, how = field_name(column), hows[column]
+        while name in (*fields, FEATURES, CATEGORIES, MISSING):
             name += "_"
         targets.append(TargetColumn(name, column, how))
         classes = scan.classes.get(column) or _sorted_classes(scan.columns[column].known_texts())
@@ -88,18 +138,13 @@ def plan_columns(scan: Scan, options: TableOptions, source: Path | str) -> Colum
     return ColumnPlan(Schema(fields), tuple(targets))
 
 
-def _roles(scan: Scan, options: TableOptions, source: Path | str) -> dict[str, str]:
+def _hows(scan: Scan, options: TableOptions, source: Path | str) -> dict[str, str]:
     """Return how each column that is packed is: ``number``, ``flag``, ``days`` or ``label``, of categories too."""
-    if options.features:
-        given = (*options.features, *options.categorical, *options.numeric, *options.target)
-        names = list(dict.fromkeys(given))
-    else:
-        names = [name for name in scan.columns if name not in {*options.drop}]
-    roles: dict[str, str] = {}
+    hows: dict[str, str] = {}
     problems: list[SourceError] = []
-    for name in names:
+    for name in options.wanted or [name for name in scan.columns if name not in {*options.drop}]:
         try:
-            roles[name] = _role(name, scan.columns[name], options, source)
+            hows[name] = _how(name, scan.columns[name], options, source)
         except SourceError as error:
             problems.append(error)
     if len(problems) > 1:
@@ -107,22 +152,21 @@ def _roles(scan: Scan, options: TableOptions, source: Path | str) -> dict[str, s
         raise SourceError("\n".join([what, *(f"  {problem}" for problem in problems)]), source)
     if problems:
         raise problems[0]
-    return roles
+    return hows
 
 
-def _role(name: str, column: ColumnScan, options: TableOptions, source: Path | str) -> str:
+def _how(name: str, column: ColumnScan, options: TableOptions, source: Path | str) -> str:
     """Return how a column is; SourceError if its values are of no one kind."""
-    drop = f"drop={[name]}" if name not in options.target else "pack without it"
+    drop = "pack without it" if name in options.target else f"drop={[name]} leaves it out"
     groups, first, what = {*column.groups}, column.first, f"column {name!r}"
     if column.other:
-        raise SourceError(f"{what}: {column.other}", source, f"Leave it out: {drop}")
+        raise SourceError(f"{what}: {column.other}", source, f"Or {drop}")
     if not groups and (bad := first.get("bad")) is not None:
-        what += f" holds no {'number' if name in options.numeric else 'date'} ({bad.shown!r})"
-        raise SourceError(what, bad.where, f"Leave it out: {drop}")
+        wanted = "number" if name in options.numeric else "date"
+        raise SourceError(f"{what} holds no {wanted} ({bad.shown!r})", bad.where, f"Or {drop}")
     if not groups:
-        word = next(iter(column.words), None)
-        hint = "" if word is None else f"; categorical={[name]} takes {word!r} as text"
-        raise SourceError(f"{what} has no value in any row", source, f"Leave it out: {drop}{hint}")
+        hint = f"{drop}; categorical={[name]} takes NA and the like as texts"
+        raise SourceError(f"{what} has no value in any row", source, hint)
     if name in options.categorical or name in options.numeric:
         return "label" if name in options.categorical else "number"
     # With zeros in front, all its numbers are names.
@@ -133,9 +177,9 @@ def _role(name: str, column: ColumnScan, options: TableOptions, source: Path | s
     (group,) = groups
     if group in ("date", "zoned"):
         if options.dates is None:
-            hint = f"dates='days' makes numbers of them, {drop} leaves them out"
+            what += f" holds dates ({first[group].shown!r})"
             raise SourceError(
-                f"{what} holds dates ({first[group].shown!r})", first[group].where, hint
+                what, first[group].where, f"dates='days' makes numbers of them, {drop}"
             )
         return "days"
     return "label" if group == "text" else str(group)
@@ -146,9 +190,8 @@ def _mixed(name: str, column: ColumnScan) -> SourceError:
     most, odd, *_ = sorted(counts, key=lambda g: (-counts[g], g == "text", g))
     first, usual = column.first[odd], column.first[most]
     what = f"column {name!r} has {_NAMES[odd]} ({first.shown!r}) among {_NAMES[most]}"
-    hint = f"categorical={[name]} takes all as categories, drop={[name]} leaves it out"
-    if "number" in counts:
-        hint += f", numeric={[name]} with on_error='skip' leaves such rows out"
+    hint = f"categorical={[name]} takes all as categories, drop={[name]} leaves it out, "
+    hint += f"numeric={[name]} with on_error='skip' leaves out rows without a number"
     return SourceError(f"{what} ({usual.shown!r}: {usual.where})", first.where, hint)
 
 
@@ -173,18 +216,17 @@ def field_name(column: str) -> str:
 
 
 def _features(
-    names: Sequence[str], roles: Mapping[str, str], scan: Scan, options: TableOptions
+    names: Sequence[str], hows: Mapping[str, str], scan: Scan, options: TableOptions
 ) -> Features:
     """Return the field of numbers."""
     columns = [scan.columns[name] for name in names]
-    kept = [_moments(column, roles[name]) for name, column in zip(names, columns, strict=True)]
-    pairs = [*zip(columns, kept, strict=True)]
+    kept = [_moments(column, hows[name]) for name, column in zip(names, columns, strict=True)]
     return Features(
         dtype=options.dtype,
         columns=tuple(names),
-        sources=tuple((name, roles[name]) for name in names),
+        sources=tuple((name, hows[name]) for name in names),
         mean=tuple(m.least if m.least == m.most else m.mean for m in kept),
-        std=tuple(_deviation(m, is_whole=column.is_whole) for column, m in pairs),
+        std=tuple(_deviation(m, c.is_whole) for m, c in zip(kept, columns, strict=True)),
         least=tuple(m.least for m in kept),
         most=tuple(m.most for m in kept),
         missing=options.missing,
@@ -202,12 +244,10 @@ def _moments(column: ColumnScan, how: str) -> Moments:
     return moments
 
 
-def _deviation(moments: Moments, *, is_whole: bool) -> float:
+def _deviation(moments: Moments, is_whole: bool) -> float:
     """Return the deviation, 0 where it is no more than what adding numbers up makes of equal ones."""
-    if moments.least == moments.most:
-        return 0.0
     largest = max(abs(moments.least), abs(moments.most))
-    is_exact = is_whole and largest <= 2.0**53
+    is_exact = is_whole and largest <= 2.0**53 and moments.least != moments.most
     return moments.std if is_exact or moments.std > _NOISE * largest else 0.0
 
 
@@ -237,38 +277,24 @@ def plan_like(
         SourceError: It is no packed table, or a column is missing.
     """
     manifest = read_manifest(like)
-    packed = ColumnPlan(manifest.schema, ())
-    features, categories = packed.features, packed.categories
-    if (features is None and categories is None) or (features and not features.sources):
-        hint = "like= takes what 'packdata tables' made"
-        raise SourceError("the dataset is not a packed table", like, hint)
-    if features and not {how for _, how in features.sources} <= {"number", "flag", "days"}:
-        hint = "Pack the training data again, with dates='days' or with columns of your own"
-        raise SourceError("the dataset has years or other parts of dates", like, hint)
     found = (packing.get(TARGETS) or () for packing in _packings(manifest.provenance))
-    known = {target["field"]: target for target in chain.from_iterable(found)}
-    fields: dict[str, Field] = {}
-    targets = []
-    for name, field in manifest.schema.fields.items():
-        if name not in (FEATURES, CATEGORIES, MISSING):
-            column = next((each for each in columns or () if field_name(each) == name), name)
-            told = known.get(name, {"column": column, "how": "number"})
-            column, how = str(told["column"]), str(told["how"])
-            if not isinstance(field, Label) and not (
-                isinstance(field, Array) and field.dims == ()
-            ):
-                raise SourceError(f"its field {name!r} does not come from a table", like)
-            if name in drop or column in drop:
-                continue
-            targets.append(
-                TargetColumn(name, column, "label" if isinstance(field, Label) else how)
-            )
-        fields[name] = field
-    plan = ColumnPlan(Schema(fields), tuple(targets))
+    known = {target["field"]: TargetColumn(**target) for target in chain.from_iterable(found)}
+    names = [n for n in manifest.schema.fields if n not in (FEATURES, CATEGORIES, MISSING)]
+    features, categories = (manifest.schema.fields.get(n) for n in (FEATURES, CATEGORIES))
+    sources = features.sources if isinstance(features, Features) else ()
+    hows = {how for _, how in sources} | {target.how for target in known.values()}
+    is_table = bool(sources) if features is not None else isinstance(categories, Categories)
+    if not is_table or not hows <= READ_AS.keys() or not {*names} <= known.keys():
+        hint = "like= takes what 'packdata tables' made: pack the training data again"
+        raise SourceError("the dataset is not a packed table", like, hint)
+    dropped = [name for name in names if not {name, known[name].column}.isdisjoint(drop)]
+    fields = {n: field for n, field in manifest.schema.fields.items() if n not in dropped}
+    targets = tuple(known[name] for name in names if name not in dropped)
+    plan = ColumnPlan(Schema(fields), targets)
     absent = [name for name in plan.kinds if columns is not None and name not in columns]
-    lost = [target.column for target in targets if target.column in absent]
     if absent:
         what = f"the table has no column {absent[0]!r}, which {like} (like=) was packed with"
+        lost = [target.column for target in targets if target.column in absent]
         raise SourceError(what, path, f"drop={lost} packs without it" if lost == absent else "")
     return plan
 

@@ -1,4 +1,4 @@
-"""Table files by name, pattern or folder, each opened as what its suffix says."""
+"""What a table is made of: files by name, pattern or folder, each opened as its suffix says; or a table in memory."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ import threading
 from collections import Counter
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import xxhash
 
-from loaders.errors import SchemaError, SourceError
-from loaders.remote.url import URL, place_of
+from loaders.errors import SourceError
+from loaders.remote.url import URL
 from loaders.system.limits import available_memory
 from packdata.delimited import CsvOptions, CsvRows
 from packdata.jsonl import JsonRows
-from packdata.options import changed
-from packdata.reading import File, opened_in_order
-from packdata.rows import COMPRESSIONS, DELIMITED, JSON_LINES, RowFile, suffix_inside
-from packdata.sources.base import foreign_hint, suffix_of
+from packdata.reading import File, LocalFile, opened_in_order
+from packdata.rows import COMPRESSIONS, DELIMITED, JSON_LINES, PART_ROWS, RowFile, suffix_inside
+from packdata.sources.base import files_identity, foreign_hint, suffix_of
 from packdata.sources.listed import Listing, look_at
 from packdata.sources.refused import check_folder
 from packdata.sources.row_kinds import ArrowRows, ParquetRows, listed_files
@@ -27,9 +28,9 @@ from packdata.tables.values import in_words
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from packdata.rows import Part, Rows
+    from packdata.tables.options import TableOptions
     from packdata.types import Kind
 
 _KEYS_HINT = (
@@ -45,10 +46,12 @@ _KINDS: dict[str, Callable[[File], RowFile]] = {
 _SUFFIXES = (*DELIMITED, *_KINDS)
 MOST_BYTES = 1 << 30  # that are kept of text
 FOLDER = "folder"  # where the suffixes of files are counted
+# Of pandas, of Arrow and whatever speaks its protocol, of polars' LazyFrame, and of Hugging Face's Dataset.
+_FRAME_ATTRIBUTES = ("iloc", "__arrow_c_stream__", "collect_schema", "with_format")
 
 
 def list_tables(sources: Sequence[Path | str]) -> tuple[list[File], Counter[str]]:
-    """Return the files that paths, patterns and folders name: each once, in the order given, those of one sorted.
+    """Return the files that paths, patterns and folders name, in the order given, those of one sorted.
 
     Args:
         sources: Files, patterns such as ``data/*.csv``, and folders of table files; what lies in folders of those is
@@ -58,29 +61,46 @@ def list_tables(sources: Sequence[Path | str]) -> tuple[list[File], Counter[str]
         The files, and what else the folders hold: how many of which suffix, and folders.
 
     Raises:
-        SourceError: There is no such file.
+        SourceError: There is no such file, or one is named twice.
     """
-    files: dict[str, File] = {}
-    others: dict[str, str] = {}
+    files: list[File] = []
+    ignored: Counter[str] = Counter()
     for source in sources:
         found = look_at(source, deep=False)
-        if isinstance(found, Listing):
-            others |= _others_in(found)
-        for file in _tables_in(found) if isinstance(found, Listing) else found:
-            files.setdefault(_real(file.path), file)
+        files += _tables_in(found, ignored) if isinstance(found, Listing) else found
     if not files:
         raise SourceError("there is no table to pack", ", ".join(map(str, sources)))
-    folders = list(dict.fromkeys(file.path.parent for file in files.values()))
+    folders = list(dict.fromkeys(file.path.parent for file in files))
     if len(folders) > 1 and "=" in folders[0].name:  # of which a pattern names the files
         raise SourceError("folders such as year=2024 are not read", folders[0], _KEYS_HINT)
-    taken = {*files, *(_real(place_of(source)) for source in sources)}
-    ignored = Counter(other for real, other in others.items() if real not in taken)
-    return list(files.values()), ignored
+    taken: set[str] = set()
+    for file in files:
+        if (name := _plain_name(file.path)) in taken:
+            raise SourceError("duplicate file", file.path, "Pass it once, compressed or not")
+        taken.add(name)
+    return files, ignored
 
 
-def _real(path: Path) -> str:
-    """Return what all names of a file have in common; of a URL, itself."""
-    return str(path) if isinstance(path, URL) else os.path.realpath(path)
+def _tables_in(folder: Listing, ignored: Counter[str]) -> list[File]:
+    """Return the tables directly in a folder; SourceError without any."""
+    check_folder(folder)
+    files = listed_files(folder)
+    if files is None:
+        names = [*folder.names()]
+        tables = [name for name in names if suffix_inside(name) in _SUFFIXES]
+        if not tables:
+            hint = "Pass the folder of the tables itself, or files, such as FOLDER/**/*.csv"
+            raise SourceError(f"the folder has no {', '.join(_SUFFIXES)}", folder.root, hint)
+        ignored.update(suffix_of(name) for name in names if suffix_inside(name) not in _SUFFIXES)
+        files = folder.files(tables)
+    ignored.update([FOLDER] * len(folder.subfolders()))
+    return files
+
+
+def _plain_name(path: Path) -> str:
+    """Return what all names of a file, and of what it is compressed to, have in common."""
+    name = str(path) if isinstance(path, URL) else os.path.realpath(path)
+    return os.path.splitext(name)[0] if suffix_of(name) in COMPRESSIONS else name
 
 
 def is_csv(path: Path) -> bool:
@@ -96,41 +116,36 @@ class TableFiles:
     Args:
         files: The files, or what to call a table in memory.
         csv: How CSV files are read.
-        missing: Texts that stand for no value in these.
-        wanted: The columns that matter, which every file must have once; none for all but ``drop``.
-        drop: Columns that may differ.
+        options: Which columns matter, and what stands for no value in CSV files.
         frame: The table in memory, with the ``digest`` of its values.
-
-    Raises:
-        SchemaError: There are options for CSV files, but no such file.
     """
 
     def __init__(
         self,
         files: Sequence[File],
         csv: CsvOptions,
-        missing: Sequence[str],
-        wanted: Sequence[str],
-        drop: Sequence[str],
+        options: TableOptions,
         frame: RowFile | None = None,
         digest: str = "",
     ) -> None:
         opened_in_order(files)
         self.files, self.paths = files, [file.path for file in files]
-        self.digest = digest
-        self._csv, self._missing, self._wanted, self._drop = csv, missing, wanted, drop
+        self.digest, self._csv, self._options = digest, csv, options
         self._opened: dict[int, RowFile] = {} if frame is None else {0: frame}
         self._checked: set[int] = set()
         self._kept: dict[Part, Rows] = {}
         self._room, self._lock = min(MOST_BYTES, available_memory() // 4), threading.Lock()
-        if (given := changed(csv)) and not any(map(is_csv, self.paths)):
-            raise SchemaError(f"{', '.join(given)}: there is no CSV file among the sources")
 
     def __reduce__(self) -> tuple[type[TableFiles], tuple[Any, ...]]:
         """Leave what was opened and kept where it is: another machine reads the files itself."""
         frame = self[0] if self.digest else None
-        how = (self._csv, self._missing, self._wanted, self._drop)
-        return TableFiles, (self.files, *how, frame, self.digest)
+        return TableFiles, (self.files, self._csv, self._options, frame, self.digest)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What changes when the files or the table in memory do."""
+        frame = {"kind": "frame", "digest": self.digest}
+        return frame if self.digest else files_identity("table", self.files)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -145,7 +160,8 @@ class TableFiles:
 
     def _open(self, number: int) -> RowFile:
         if number not in self._opened:
-            self._opened[number] = _open(self.files[number], self._csv, self._missing)
+            missing = self._options.missing_values
+            self._opened[number] = _open(self.files[number], self._csv, missing)
         return self._opened[number]
 
     def names(self, number: int) -> tuple[str, ...]:
@@ -161,12 +177,12 @@ class TableFiles:
     @cached_property
     def columns(self) -> list[str] | None:
         """The columns to read; None where rows name their own."""
-        if self._wanted:
-            return [*self._wanted]
+        if self._options.wanted:
+            return [*self._options.wanted]
         return None if self.first is None else self._not_dropped(self.names(self.first))
 
     def _not_dropped(self, names: Iterable[str]) -> list[str]:
-        dropped = {*self._drop}
+        dropped = {*self._options.drop}
         return [name for name in names if name not in dropped]
 
     def _check(self, file: RowFile) -> None:
@@ -175,19 +191,19 @@ class TableFiles:
             return
         mine, columns = Counter(self._not_dropped(file.columns)), dict.fromkeys(self.columns or ())
         missing = [name for name in columns if name not in mine]
-        more = [name for name in mine if not self._wanted and name not in columns]
+        more = [n for n in mine if n not in columns] if not self._options.wanted else []
         if missing or more:
-            lists = {"missing": missing, "unexpected": more}
-            found = [f"{word} {in_words(names)}" for word, names in lists.items() if names]
-            what = f"columns differ from {self.paths[self.first].name}: {'; '.join(found)}"
+            what = f"columns differ from {self.paths[self.first].name}"
+            what += (
+                f": missing {in_words(missing) or 'none'}; unexpected {in_words(more) or 'none'}"
+            )
             hint = "features= names the columns to take, drop= those to leave out"
             raise SourceError(what, file.path, hint)
         if twice := [name for name, n in mine.items() if n > 1 and name in columns]:
-            what = f"duplicate column {', '.join(map(repr, twice[:5]))}"
-            hint = f"drop={twice} leaves them out"
-            if is_csv(file.path):
-                hint += ", names= with skip_rows=1 gives other names; header=False if it has none"
-            raise SourceError(what, file.path, hint)
+            hint = (
+                f"drop={twice} leaves them out; of CSV names= with skip_rows=1 gives other names"
+            )
+            raise SourceError(f"duplicate column {in_words([*map(repr, twice)])}", file.path, hint)
 
     def keep(self, part: Part, rows: Rows, columns: Mapping[str, pa.Array]) -> None:
         """Keep the columns of a part, one array for each of the rows' own, if there is room."""
@@ -211,43 +227,44 @@ class TableFiles:
         yield from self[part.file].read(part, columns, kinds)
 
 
-def _tables_in(folder: Listing) -> list[File]:
-    """Return the tables directly in a folder, of a file and its compressed copy the file; SourceError without any."""
-    check_folder(folder)
-    if (listed := listed_files(folder)) is not None:
-        return listed
-    names = [name for name in folder.names() if suffix_inside(name) in _SUFFIXES]
-    plain = {name for name in names if suffix_of(name) not in COMPRESSIONS}
-    names = [name for name in names if name in plain or os.path.splitext(name)[0] not in plain]
-    if not names:
-        root = folder.root
-        hint = (
-            f"'{root}/**/*.csv' takes the CSV files in its folders, other suffixes in the same way"
-        )
-        if isinstance(root, URL):  # no patterns
-            hint = "Name the folder of the tables itself, or a list of files"
-        raise SourceError(f"the folder has no {', '.join(_SUFFIXES)}", root, hint)
-    return folder.files(names)
-
-
-def _others_in(folder: Listing) -> dict[str, str]:
-    """Return by real path what else a folder holds: the suffix of a file, or ``FOLDER``.
-
-    Beside the files of a dataset lie their index, and what caches have left: those are not counted.
-    """
-    names = folder.names() if listed_files(folder) is None else ()
-    found = {_real(folder.root / name): suffix_of(name) for name in names}
-    return found | {_real(folder.root / name): FOLDER for name in folder.subfolders()}
-
-
 def _open(file: File, options: CsvOptions, missing: Sequence[str]) -> RowFile:
-    path = file.path
-    suffix, is_packed = suffix_inside(path.name), suffix_of(path.name) in COMPRESSIONS
-    is_text = suffix in _CELLS or suffix in JSON_LINES
-    if not is_text and (suffix not in _KINDS or is_packed):
-        what = f"files of kind {suffix_of(path.name) or 'without suffix'} are not tables that can be packed"
-        hint = foreign_hint(path.name) or f"It takes {', '.join(_SUFFIXES)}"
-        if suffix_of(path.name) in (".xz", ".zip", *COMPRESSIONS):
-            hint = f"Decompress the file; {', '.join(COMPRESSIONS)} are read behind CSV and JSON lines"
-        raise SourceError(what, path, hint)
-    return CsvRows(file, options, missing) if suffix in _CELLS else _KINDS[suffix](file)
+    name = file.path.name
+    if is_csv(file.path):
+        return CsvRows(file, options, missing)
+    suffix = suffix_inside(name)
+    if suffix in _KINDS and (suffix in JSON_LINES or suffix_of(name) not in COMPRESSIONS):
+        return _KINDS[suffix](file)
+    what = f"files of kind {suffix_of(name) or 'without suffix'} are not tables that can be packed"
+    hint = f"Decompress or convert it: {', '.join(_SUFFIXES)} are read, text with {', '.join(COMPRESSIONS)}, too"
+    raise SourceError(what, file.path, foreign_hint(name) or hint)
+
+
+# -- tables in memory ------------------------------------------------------------------------------
+
+
+def is_frame(source: Any) -> bool:
+    """Tell whether a source is a table in memory, and no path."""
+    return any(hasattr(source, name) for name in _FRAME_ATTRIBUTES)
+
+
+def open_frame(frame: Any) -> tuple[ArrowRows, str]:
+    """Return a table in memory as a file, and a hash of its values; the index of a pandas DataFrame is no column."""
+    path = Path(type(frame).__name__)
+    table = _as_table(frame, path)
+    digest = xxhash.xxh3_128(str(table.schema).encode())
+    for batch in table.to_batches(PART_ROWS):
+        digest.update(batch.serialize())
+    return ArrowRows(LocalFile(path.name, path.name), table), digest.hexdigest()
+
+
+def _as_table(frame: Any, name: Path) -> pa.Table:
+    try:
+        if hasattr(frame, "iloc"):
+            named = frame.set_axis([str(column) for column in frame.columns], axis=1)
+            return pa.Table.from_pandas(named, preserve_index=False)
+        if hasattr(frame, "with_format"):
+            return frame.with_format("arrow")[:]  # of its selection
+        return pa.table(frame.collect() if hasattr(frame, "collect") else frame)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        what = f"the source cannot be read as a table ({error})"
+        raise SourceError(what, name, "Each column takes values of one kind") from error

@@ -69,3 +69,9 @@ class TableOptions:
     def named(self) -> tuple[str, ...]:
         """Every column that is named somewhere, once."""
         return tuple(dict.fromkeys(name for names in _LISTS for name in getattr(self, names)))
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """The columns that are packed, none for all but ``drop``."""
+        names = (*self.features, *self.categorical, *self.numeric, *self.target)
+        return tuple(dict.fromkeys(names)) if self.features else ()

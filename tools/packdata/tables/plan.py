@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from loaders.data.manifest import read_manifest
 from loaders.errors import SchemaError, SourceError
 from loaders.remote.url import place_of
 from packdata.delimited import CsvOptions, CsvRows
-from packdata.describe import counted, passed_over
+from packdata.describe import counted, describe_field, passed_over
 from packdata.options import changed
 from packdata.packing.firstpass import FirstPass
 from packdata.packing.progress import Progress, Quiet
@@ -31,19 +30,19 @@ from packdata.reading import LocalFile
 from packdata.rows import Part
 from packdata.sources.base import files_identity
 from packdata.sources.opening import joined_splits
-from packdata.tables.chosen import TARGETS, ColumnPlan
 from packdata.tables.columns import (
     OPTIONS,
+    TARGETS,
+    ColumnPlan,
     check_names,
     missing_values_of,
     plan_columns,
     plan_like,
 )
-from packdata.tables.files import TableFiles, is_csv, list_tables
+from packdata.tables.files import TableFiles, is_csv, is_frame, list_tables, open_frame
 from packdata.tables.options import TableOptions
 from packdata.tables.recipe import COUNTED, TablesRecipe
 from packdata.tables.scan import Scanner
-from packdata.tables.typed import is_frame, open_frame
 from packdata.tables.values import in_words
 from packdata.types import KINDS, kinds_of
 
@@ -82,29 +81,25 @@ class TablesPlan:
         }
 
     def __str__(self) -> str:
-        rows = self.recipe.num_samples
+        rows, files = self.recipe.num_samples, counted(len(self.recipe.files), "file")
         count = "rows" if rows is None else counted(rows, "row")
-        files = counted(len(self.recipe.files), "file")
-        return "\n".join(
-            [f"{count} in {files}:", *self.recipe.columns.lines(), *self._source_notes()]
-        )
+        fields = self.recipe.schema.fields.items()
+        described = [f"  {name}: {describe_field(field)}" for name, field in fields]
+        return "\n".join([f"{count} in {files}:", *described, *self.notes()])
 
     def notes(self, packed: Summary | None = None) -> list[str]:
         """Say what is worth knowing of the columns, and once they are packed of their values."""
+        notes = [*self.recipe.columns.notes, *passed_over(self.ignored)]
+        notes += joined_splits(self.recipe.files.paths)
         counts = {} if packed is None else packed.counts
-        notes = []
         for prefix, words in COUNTED.items():
             found = [
                 f"{key.removeprefix(prefix)} ({count:,})"
                 for key, count in sorted(counts.items())
                 if count and key.startswith(prefix)
             ]
-            if found:
-                notes.append(f"{words}: {in_words(found)}")
-        return [*self.recipe.columns.notes, *self._source_notes(), *notes]
-
-    def _source_notes(self) -> list[str]:
-        return [*passed_over(self.ignored), *joined_splits(self.recipe.files.paths)]
+            notes += [f"{words}: {in_words(found)}"] if found else []
+        return notes
 
     def amount(self, packed: Summary) -> str:
         """Leave it to the number of samples."""
@@ -119,31 +114,6 @@ class TablesPlan:
             return bool(now == self.recipe.identity["source"])
         except SourceError:
             return False
-
-
-def _identity(files: TableFiles) -> dict[str, Any]:
-    if digest := files.digest:
-        return {"kind": "frame", "digest": digest}
-    return files_identity("table", files.files)
-
-
-def _listed(
-    sources: Any, csv: CsvOptions, options: TableOptions
-) -> tuple[TableFiles, tuple[Path | str, ...], Counter[str]]:
-    """Return the files of sources, the sources without secrets, and the suffixes of files that are no tables."""
-    asked = (*options.features, *options.categorical, *options.numeric, *options.target)
-    wanted = tuple(dict.fromkeys(asked)) if options.features else ()
-    how = (csv, options.missing_values, wanted, options.drop)
-    if is_frame(sources):
-        frame, digest = open_frame(sources)
-        return (
-            TableFiles([LocalFile(str(frame.path), str(frame.path))], *how, frame, digest),
-            (),
-            Counter(),
-        )
-    listed = [sources] if isinstance(sources, str | Path) else [*sources]
-    found, ignored = list_tables(listed)
-    return TableFiles(found, *how), tuple(map(place_of, listed)), ignored
 
 
 def plan_tables(
@@ -178,67 +148,64 @@ def plan_tables(
     check_options(options, TableOptions, CsvOptions, PackSettings, own=("format", "like"))
     csv = take(CsvOptions, options)
     chosen = TableOptions(**options)
+    of_csv = [*changed(csv), *(["missing_values"] if chosen.missing_values else [])]
+    same = None
     if like is not None:
         _check_like(chosen)
+        same = read_manifest(like).fingerprint
         missing_values = chosen.missing_values or missing_values_of(like)
         chosen = replace(chosen, missing_values=missing_values)
-    files, given, ignored = _listed(sources, csv, chosen)
-    if options.get("missing_values") and not any(map(is_csv, files.paths)):
-        hint = "replace these texts before, such as by frame.replace('?', None)"
-        raise SchemaError(f"missing_values is for CSV files, and there is none: {hint}")
-    before = _identity(files)
+    ignored: Mapping[str, int] = {}
+    given: list[Path | str] = []
+    if is_frame(sources):
+        frame, digest = open_frame(sources)
+        listed = [LocalFile(str(frame.path), str(frame.path))]
+        files = TableFiles(listed, csv, chosen, frame, digest)
+    else:
+        given = [sources] if isinstance(sources, str | Path) else [*sources]
+        found, ignored = list_tables(given)
+        files = TableFiles(found, csv, chosen)
+    if of_csv and not any(map(is_csv, files.paths)):
+        raise SchemaError(f"{', '.join(of_csv)}: there is no CSV file among the sources")
+    asked = {OPTIONS: changed(chosen), **changed(csv), "like": same}
+    identity = {"command": "tables", "source": files.identity, **asked}
     first_pass = FirstPass() if first_pass is None else first_pass
     if like is None:
-        scanner = _scanner(files, chosen, workers, on_error, progress)
-        found = first_pass.get(_ROWS, lambda: _learned(scanner))
-        parts, rows = [Part(*numbers) for numbers in found["parts"]], found["rows"]
-        plan = ColumnPlan.from_json(found)
+        workers = check_workers(workers)
+        scanner = Scanner(files, chosen, workers, on_error, progress or Quiet())
+        learned = first_pass.get("rows", lambda: _learned(scanner))
+        parts, rows = [Part(*numbers) for numbers in learned["parts"]], learned["rows"]
+        plan = ColumnPlan.from_json(learned)
     else:
         plan = plan_like(like, files.columns, chosen.drop, files.paths[files.first or 0])
         rows = None
         parts = [part for number in range(len(files)) for part in files[number].parts(number)]
-    same = None if like is None else read_manifest(like).fingerprint
-    asked = {OPTIONS: changed(chosen), **changed(csv), "like": same}
-    identity = {"command": "tables", "source": before, **asked}
     first_pass.check(identity)
     source = {"files": [path.name for path in files.paths[:100]], "num_files": len(files)}
     targets = plan.targets_to_json()
     provenance = {"command": "tables", "source": source, **asked, TARGETS: targets}
     recipe = TablesRecipe(files, parts, plan, rows, identity, provenance)
-    return TablesPlan(recipe, format, given, dict(ignored), first_pass)
-
-
-_ROWS = "rows"  # in a plan
-
-
-def _scanner(
-    files: TableFiles,
-    options: TableOptions,
-    workers: int | None,
-    on_error: OnError,
-    progress: Progress | None,
-) -> Scanner:
-    """Return what reads all rows once; files that are here are opened and compared before."""
-    numbers = range(len(files))
-    if files.first is not None and not {*options.named} <= {*files.names(files.first)}:
-        known = [name for number in numbers for name in files.names(number)]
-        check_names(options.named, list(dict.fromkeys(known)), files.paths[0])
-    if files.columns == []:
-        raise SchemaError("no column is left to pack")
-    for number in numbers:  # objects are opened and checked when they have come
-        if isinstance(files.files[number], LocalFile):
-            _ = files[number]
-    progress = Quiet() if progress is None else progress
-    return Scanner(files, options, check_workers(workers), on_error, progress)
+    return TablesPlan(recipe, format, [*map(place_of, given)], ignored, first_pass)
 
 
 def _learned(scanner: Scanner) -> dict[str, Any]:
     """Return what all rows say, as JSON types: for this packing, or the parts of one."""
-    found = scanner.scan()
-    plan = plan_columns(found, scanner.options, scanner.files.paths[0])
-    plan = replace(plan, notes=(*_rounded(plan, found), *_header_notes(scanner, found)))
-    parts = [*map(list, found.parts)]
-    return {"rows": found.num_rows + found.bad, **plan.to_json(), "parts": parts}
+    files, options = scanner.files, scanner.options
+    if files.first is not None and not {*options.named} <= {*files.names(files.first)}:
+        known = [name for number in range(len(files)) for name in files.names(number)]
+        check_names(options.named, list(dict.fromkeys(known)), files.paths[0])
+    if files.columns == []:
+        raise SchemaError("no column is left to pack")
+    for number, file in enumerate(
+        files.files
+    ):  # objects are opened and checked when they have come
+        if isinstance(file, LocalFile):
+            _ = files[number]
+    scan = scanner.scan()
+    plan = plan_columns(scan, options, files.paths[0])
+    plan = replace(plan, notes=(*_rounded(plan, scan), *_header_notes(files)))
+    parts = [*map(list, scan.parts)]
+    return {"rows": scan.num_rows + scan.bad, **plan.to_json(), "parts": parts}
 
 
 def _rounded(plan: ColumnPlan, scan: Scan) -> Iterator[str]:
@@ -254,23 +221,16 @@ def _rounded(plan: ColumnPlan, scan: Scan) -> Iterator[str]:
             yield f"{dtype} rounds values of {name}; see dtype="
 
 
-def _header_notes(scanner: Scanner, scan: Scan) -> Iterator[str]:
-    """Say that the first row of a CSV file looks like values: by its numbers, or by a text that is one of its column.
-
-    Years are names in many tables, ``0.1`` is none.
-    """
-    files = scanner.files
+def _header_notes(files: TableFiles) -> Iterator[str]:
+    """Say that the first row of a CSV file looks like values: all its names do, or one is a number that is no year."""
     file = None if files.first is None else files[files.first]
-    names = (files.columns or []) if isinstance(file, CsvRows) and file.header else []
+    names = file.columns or () if isinstance(file, CsvRows) and file.header else ()
     kinds = [KINDS[code] for code in kinds_of(pa.array(names, pa.string()))]
-    texts = {name: {*map(str.strip, column.words)} for name, column in scan.columns.items()}
-    values = [name for name in names if name.strip() in texts.get(name, ())]
-    looks = [kind != "text" or name in values for name, kind in zip(names, kinds, strict=True)]
     is_odd = any(
         kind == "code" or (kind == "number" and not name.strip().isdigit())
         for name, kind in zip(names, kinds, strict=True)
     )
-    if names and (all(looks) or is_odd or (values and 2 * sum(looks) >= len(looks))):
+    if is_odd or (names and "text" not in kinds):
         few = in_words(names, 4)
         yield f"the header looks like values ({few}): header=False if it is the first row, names= gives names"
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from functools import partial
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,13 +11,13 @@ import pyarrow as pa
 
 from loaders.data.columns import FixedColumn
 from loaders.errors import SourceError
+from loaders.schema import Label
 from packdata.moments import standardized
 from packdata.recipe import Block, Recipe, Tally, Target
-from packdata.tables.chosen import CATEGORIES, FEATURES, MISSING, kind_read
+from packdata.tables.columns import CATEGORIES, FEATURES, MISSING, READ_AS
 from packdata.tables.values import (
     DAY_US,
     Flags,
-    Floats,
     Numbers,
     codes,
     group_of,
@@ -32,17 +29,16 @@ from packdata.tables.values import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from loaders.schema import Categories, Features
     from packdata.recipe import Draw
     from packdata.rows import Part
-    from packdata.tables.chosen import ColumnPlan
+    from packdata.tables.columns import ColumnPlan, TargetColumn
     from packdata.tables.files import TableFiles
 
 Matrix = npt.NDArray[Any]
-Why = str | Callable[[], str]  # a reason in words, or what makes some
 _MISSING, _UNKNOWN = "missing:", "unknown:"
 COUNTED = {  # what is counted of each column, by what it is, in words
     _MISSING: "missing values",
@@ -74,9 +70,8 @@ class TablesRecipe(Recipe):
         self.tally = Tally()
         words = columns.categories.vocabularies if columns.categories else ()
         self._vocabularies = [pa.array(vocabulary, pa.string()) for vocabulary in words]
-        self._classes = {
-            t.field: pa.array(columns.classes(t), pa.string()) for t in columns.targets
-        }
+        labels = {n: field for n, field in self.schema.fields.items() if isinstance(field, Label)}
+        self._classes = {n: pa.array(f.classes or (), pa.string()) for n, f in labels.items()}
 
     def __len__(self) -> int:
         return len(self.parts)
@@ -93,11 +88,11 @@ class TablesRecipe(Recipe):
         """Return the rows of a part."""
         file, kinds, fields = self.files[item.file], self.columns.kinds, self.schema.fields
         pieces = [{name: self._empty(name, 0) for name in fields}]
-        wrong: list[tuple[int, Why]] = []
+        wrong: list[tuple[int, str]] = []
         for rows in self.files.read(item, list(kinds), kinds):
             table = _Table(rows.table, file.path)
             arrays = self._arrays(table)
-            all_rows, left_out = np.arange(len(table)), list(table.wrong)
+            all_rows, left_out = np.arange(len(rows.table)), list(table.wrong)
             kept: Any = np.setdiff1d(all_rows, left_out) if left_out else slice(None)
             pieces.append({name: array[kept] for name, array in arrays.items()})
             for what, flags in table.counted:
@@ -107,11 +102,8 @@ class TablesRecipe(Recipe):
         if draw is not None:
             order = draw(len(columns[next(iter(columns))]))
             columns = {name: FixedColumn(column.data[order]) for name, column in columns.items()}
-        rejects = []
-        for line, why in sorted(wrong, key=itemgetter(0)):
-            where = file.place(line)
-            rejects.append((where, SourceError(why if isinstance(why, str) else why(), where)))
-        return [Block(columns, tuple(rejects))]
+        places = [(file.place(line), why) for line, why in sorted(wrong)]
+        return [Block(columns, tuple((where, SourceError(why, where)) for where, why in places))]
 
     def _empty(self, name: str, num_rows: int) -> Matrix:
         field = self.schema.fields[name]
@@ -121,108 +113,99 @@ class TablesRecipe(Recipe):
         """Return the values of every field; the table has the rows that cannot be packed, and why."""
         arrays: dict[str, Matrix] = {}
         if self.columns.features is not None:
-            arrays[FEATURES], missing = self._features(table, self.columns.features)
-            if MISSING in self.schema.fields:
-                arrays[MISSING] = missing
+            arrays[FEATURES], arrays[MISSING] = self._features(table, self.columns.features)
         if self.columns.categories is not None:
             arrays[CATEGORIES] = self._categories(table, self.columns.categories)
-        # Classes of rows that are left out are none: why those are is to be told first.
-        for target in sorted(self.columns.targets, key=lambda target: target.how == "label"):
-            what, column = f"target {target.column!r}", target.column
-            if target.how == "label":
-                arrays[target.field] = self._label(what, table.array(column), target.field, table)
-                continue
-            out = arrays[target.field] = self._empty(target.field, len(table))
-            values, missing, _ = table.numbers(column, target.how)
-            table.note(missing, f"{what} has no value")
-            table.store(values, out, what, column, target.how)
+        for target in self.columns.targets:
+            arrays[target.field] = self._target(table, target)
         return arrays
 
     def _features(self, table: _Table, features: Features) -> tuple[Matrix, Flags]:
         rows = np.empty((len(features.columns), len(table)), features.dtype)  # turned at once
-        mask = np.zeros(rows.T.shape if MISSING in self.schema.fields else (0, 0), bool)
+        mask = np.zeros(rows.T.shape, bool)
         for i, (column, how) in enumerate(features.sources):
-            values, missing, _ = table.numbers(column, how)
-            what = f"column {column!r}"
+            found, what = table.numbers(column, how), f"column {column!r}"
+            values, missing, _ = found
             if missing.any():
                 table.counted.append((_MISSING + column, missing))
-                if mask.size:
-                    mask[:, i] = missing
+                mask[:, i] = missing
                 if features.missing == "error":
                     table.note(missing, f"{what} has no value; pass missing='nan' or 'mean'")
                 elif features.missing == "mean":
                     values = np.where(missing, features.mean[i], values)
             if features.standardized:
                 values = standardized(values, features.mean[i], features.std[i])
-            table.store(values, rows[i], what, column, how)
+            table.store(values, rows[i], found, what, column, how)
         return np.ascontiguousarray(rows.T), mask
 
     def _categories(self, table: _Table, categories: Categories) -> Matrix:
         out = np.empty((len(table), len(categories.columns)), categories.dtype)
         for i, column in enumerate(categories.columns):
-            out[:, i] = found = codes(table.array(column), self._vocabularies[i])
+            array = table.array(column)
+            out[:, i] = found = codes(array, self._vocabularies[i])
             if not found.all():
-                known = has_value(table.array(column))
+                known = has_value(array)
                 table.counted.append((_MISSING + column, ~known))
                 table.counted.append((_UNKNOWN + column, known & (found == 0)))
         return out
 
-    def _label(self, what: str, array: pa.Array, field: str, table: _Table) -> Matrix:
-        classes = self._classes[field]
-        found, known = codes(array, classes), has_value(array)
+    def _target(self, table: _Table, target: TargetColumn) -> Matrix:
+        what, column = f"target {target.column!r}", target.column
+        if target.how != "label":
+            out, found = self._empty(target.field, len(table)), table.numbers(column, target.how)
+            table.note(found.missing, f"{what} has no value")
+            table.store(found.values, out, found, what, column, target.how)
+            return out
+        classes, array = self._classes[target.field], table.array(column)
+        labels, known = codes(array, classes), has_value(array)
         table.note(~known, f"{what} has no value")
         few = f"is none of its {len(classes)} classes"
-        table.note(known & (found == 0), lambda row: f"{what}: {shown(array, row)!r} {few}")
-        return found - 1
+        table.note(known & (labels == 0), lambda row: f"{what}: {shown(array, row)!r} {few}")
+        return labels - 1
 
 
 class _Table:
-    """The columns of some rows, each converted once."""
+    """The columns of some rows, with what is found of them while they are converted."""
 
     def __init__(self, table: pa.Table, path: Path) -> None:
         self._table, self._path = table, path
-        self.wrong: dict[int, Why] = {}  # rows that cannot be packed
+        self.wrong: dict[int, str] = {}  # rows that cannot be packed, and why
         self.counted: list[tuple[str, Flags]] = []  # rows that are counted, and as what
-        self._arrays: dict[str, pa.Array] = {}
-        self._numbers: dict[tuple[str, str], Numbers] = {}
 
     def __len__(self) -> int:
         return len(self._table)
 
     def array(self, column: str) -> pa.Array:
         """Return a column; SourceError if its values have no place in a row."""
-        if column not in self._arrays:
-            array = self._arrays[column] = plain(self._table[column])
-            if group_of(array.type) == "other":
-                raise SourceError(f"column {column!r}: {why_other(array.type)}", self._path)
-        return self._arrays[column]
+        array = plain(self._table[column])
+        if group_of(array.type) == "other":
+            raise SourceError(f"column {column!r}: {why_other(array.type)}", self._path)
+        return array
 
     def numbers(self, column: str, how: str) -> Numbers:
         """Return a column as numbers, of dates the days."""
-        if (column, how) not in self._numbers:
-            found = numbers(self.array(column), kind_read(how))
-            if how == "days":
-                found = found._replace(values=found.values / DAY_US)
-            self._numbers[column, how] = found
-        return self._numbers[column, how]
+        found = numbers(self.array(column), READ_AS[how])
+        return found._replace(values=found.values / DAY_US) if how == "days" else found
 
     def note(self, flags: Flags, why: str | Callable[[int], str]) -> None:
         """Note where rows cannot be packed; of each the first reason is kept."""
         for row in np.flatnonzero(flags).tolist() if flags.any() else ():
             if row not in self.wrong:
-                self.wrong[row] = why if isinstance(why, str) else partial(why, row)
+                self.wrong[row] = why if isinstance(why, str) else why(row)
 
-    def store(self, values: Floats, out: Matrix, what: str, column: str, how: str) -> None:
+    def store(
+        self, values: Matrix, out: Matrix, found: Numbers, what: str, column: str, how: str
+    ) -> None:
         """Store numbers of a column; note where one is none of its kind, infinite, or larger than the dtype holds."""
         with np.errstate(over="ignore"):
             out[:] = values
         if np.isfinite(out).all():
             return
-        array, (given, missing, bad) = self.array(column), self.numbers(column, how)
-        self.note(bad, lambda row: f"{what}: {shown(array, row)!r} is no {kind_read(how)}")
+        array = self.array(column)
+        self.note(found.bad, lambda row: f"{what}: {shown(array, row)!r} is no {READ_AS[how]}")
         limit = f"is infinite, or more than dtype={out.dtype} holds"
-        is_large = np.isinf(out) & ~missing & ~bad
-        self.note(is_large, lambda row: f"{what} {limit} ({float(given[row])!r})")
+        is_large = np.isinf(out) & ~found.missing & ~found.bad
+        self.note(is_large, lambda row: f"{what} {limit} ({float(found.values[row])!r})")
 
 
 def _column(arrays: Sequence[Matrix]) -> FixedColumn:

@@ -35,7 +35,7 @@ from packdata.tables.values import (
 from packdata.types import KINDS, NO_VALUES, Kind, are_names, flags_of, is_text, kinds_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from packdata.packing.progress import Progress
     from packdata.packing.settings import OnError
@@ -161,10 +161,11 @@ class Scanner:
 
     def _scan(self, kinds: Mapping[str, Kind]) -> Scan:
         found = Scan(columns={name: ColumnScan() for name in self.files.columns or ()})
+        parts = (part for n in range(len(self.files)) for part in self.files[n].parts(n))
         try:
             self.progress.start(None, 0)
             with OrderedPool(partial(self._part, kinds), self.workers) as pool:
-                for each in pool.map(self._parts()):
+                for each in pool.map(parts):
                     found.add(each)
                     self.progress.advance(found.bad, each.num_rows + each.bad)
         finally:
@@ -172,28 +173,24 @@ class Scanner:
         found.classes = self.files[0].classes
         return found
 
-    def _parts(self) -> Iterator[Part]:
-        for number in range(len(self.files)):
-            yield from self.files[number].parts(number)
-
     def _part(self, kinds: Mapping[str, Kind], part: Part) -> Scan:
         """Runs on the threads."""
         file, found, dropped = self.files[part.file], Scan([part]), {*self.options.drop}
-        guesses = file.guesses
-        if self.options.dates is None and "number" not in guesses:
-            guesses = frozenset()  # texts of JSON may be dates, if somebody asks for these
+        # Texts of JSON may be dates, if somebody asks for these.
+        is_asked = self.options.dates is not None or "number" in file.guesses
+        guesses = file.guesses if is_asked else frozenset[Kind]()
         for rows in self.files.read(part, self.files.columns, kinds):
             if rows.bad and self.on_error == "fail":
                 line, why = rows.bad[0]
                 raise SourceError(why, file.place(line))
             names = [name for name in rows.table.column_names if name not in dropped]
             looks = {n: _Look(plain(rows.table[n]), kinds.get(n), guesses) for n in names}
-            scans = {name: look.scan for name, look in looks.items()}
             for look in looks.values():
                 look.scan.first = {
                     what: Seen(look.array.take(pa.array([row])), file, rows.line, row)
                     for what, row in look.first.items()
                 }
+            scans = {name: look.scan for name, look in looks.items()}
             found.add(Scan([], len(rows.table), len(rows.bad), scans))
             if isinstance(file, TextRows):
                 self.files.keep(part, rows, {name: look.values for name, look in looks.items()})
