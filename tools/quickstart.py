@@ -5,20 +5,18 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from itertools import chain, islice, repeat
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy, mse_loss
 
 from loaders import DataLoader, Normalize, RAMDataset, ShardDataset, augment
 from packdata.cli import main as packdata
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-ROOT = Path(__file__).resolve().parent.parent
-SIZE = 160
+PHOTOS = Path(__file__).resolve().parent.parent / "tests/data/photos"
+SIZE = "160"
 SECONDS = 1.5  # each rate is measured for this long
 OPS = [augment.RandomResizedCrop(128), augment.RandomHorizontalFlip()]
 
@@ -26,36 +24,16 @@ OPS = [augment.RandomResizedCrop(128), augment.RandomHorizontalFlip()]
 def main() -> int:
     """Run all steps; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "folder",
-        nargs="?",
-        type=Path,
-        default=ROOT / "tests/data/photos",
-        help="of images, flat or one folder per class",
-    )
-    parser.add_argument(
-        "--out",
-        type=Path,
-        default=Path("quickstart-out"),
-        help="where the packed data and the contact sheet go",
-    )
+    about = "of images, flat or one folder per class"
+    parser.add_argument("folder", nargs="?", type=Path, default=PHOTOS, help=about)
+    about = "where the packed data and the contact sheet go"
+    parser.add_argument("--out", type=Path, default=Path("quickstart-out"), help=about)
     parser.add_argument("--steps", type=int, default=60, help="training steps")
     args = parser.parse_args()
     for kind in ("lmdb", "parquet"):
         say(f"pack {args.folder} as {kind}, shorter side {SIZE} pixels")
-        status = packdata(
-            [
-                "images",
-                str(args.folder),
-                str(args.out / kind),
-                "--size",
-                str(SIZE),
-                "--format",
-                kind,
-                "--overwrite",
-            ]
-        )
-        if status:
+        words = ["images", str(args.folder), str(args.out / kind), "--size", SIZE]
+        if status := packdata([*words, "--format", kind, "--overwrite"]):
             return status
     lmdb, parquet = (first_dataset(args.out / kind) for kind in ("lmdb", "parquet"))
     serve(lmdb, parquet)
@@ -78,14 +56,13 @@ def say(what: str) -> None:
 def serve(lmdb: Path, parquet: Path) -> None:
     """Measure every way to the same batches."""
     say("serve random crops of 128 x 128, flipped at random, as uint8 batches")
-    ram = RAMDataset(lmdb, augment=OPS, progress=False)
-    pixels = RAMDataset(lmdb, decode=True, augment=OPS, progress=False)
-    for name, dataset in {
+    datasets: dict[str, ShardDataset | RAMDataset] = {
         "ShardDataset, LMDB": ShardDataset(lmdb, augment=OPS),
         "ShardDataset, Parquet": ShardDataset(parquet, augment=OPS),
-        "RAMDataset, JPEG in RAM": ram,
-        "RAMDataset, pixels in RAM": pixels,
-    }.items():
+        "RAMDataset, JPEG in RAM": RAMDataset(lmdb, augment=OPS, progress=False),
+        "RAMDataset, pixels in RAM": RAMDataset(lmdb, decode=True, augment=OPS, progress=False),
+    }
+    for name, dataset in datasets.items():
         print(f"{name:27} {len(dataset):6,} images {rate(dataset):12,.0f} images/s")
 
 
@@ -105,47 +82,32 @@ def train(path: Path, steps: int) -> None:
     num_classes = len(dataset.classes) if "label" in dataset.schema.fields else 0
     say(f"train a small network for {steps} steps on {num_classes or 'no'} classes")
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    loader = DataLoader(
-        dataset,
-        batch_size=min(32, len(dataset)),
-        shuffle=True,
-        drop_last=True,
-        device=device,
-        seed=0,
-    )
+    size = min(32, len(dataset))
+    loader = DataLoader(dataset, size, shuffle=True, drop_last=True, device=device, seed=0)
     normalize = Normalize.imagenet().to(device)
     torch.manual_seed(0)
     model = network(num_classes or 3).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
-    criterion: Callable[..., torch.Tensor] = (
-        nn.functional.cross_entropy if num_classes else nn.functional.mse_loss
-    )
     losses: list[float] = []
-    began, num_images = time.perf_counter(), 0
-    for batch in forever(loader):
+    began = time.perf_counter()
+    for batch in islice(chain.from_iterable(repeat(loader)), steps):
         images = normalize(batch.image)
-        target = batch.label if num_classes else images.mean((2, 3))
-        loss = criterion(model(images), target)
+        found = model(images)
+        loss = (
+            cross_entropy(found, batch.label)
+            if num_classes
+            else mse_loss(found, images.mean((2, 3)))
+        )
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-        num_images += len(batch.image)
-        if len(losses) == steps:
-            break
-    tenth = max(1, steps // 10)
+    seconds, tenth = time.perf_counter() - began, max(1, steps // 10)
     first, last = sum(losses[:tenth]) / tenth, sum(losses[-tenth:]) / tenth
-    seconds = time.perf_counter() - began
     print(
-        f"loss {first:.3f} -> {last:.3f} on {device}, {num_images / seconds:,.0f} images/s, "
+        f"loss {first:.3f} -> {last:.3f} on {device}, {steps * size / seconds:,.0f} images/s, "
         f"of {seconds:.1f} s waited {loader.stats().wait_s:.2f} s for data"
     )
-
-
-def forever(loader: DataLoader) -> Iterable[object]:
-    """Yield batches epoch after epoch."""
-    while True:
-        yield from loader
 
 
 def network(num_outputs: int) -> nn.Module:
@@ -153,9 +115,8 @@ def network(num_outputs: int) -> nn.Module:
     layers: list[nn.Module] = []
     for channels, wider in ((3, 16), (16, 32), (32, 64)):
         layers += [nn.Conv2d(channels, wider, 3, 2, 1), nn.BatchNorm2d(wider), nn.ReLU()]
-    return nn.Sequential(
-        *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, num_outputs)
-    )
+    pooled = (nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    return nn.Sequential(*layers, *pooled, nn.Linear(64, num_outputs))
 
 
 if __name__ == "__main__":

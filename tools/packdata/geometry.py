@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from loaders.errors import CodecError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 Floats = npt.NDArray[np.float32]
 Size = tuple[int, int]  # height, width
@@ -72,7 +69,7 @@ def to_keypoints(value: Any, num: int | None, size: Size | None = None) -> Float
 
     Args:
         value: Things of points of two or three numbers, or things of flat numbers x, y, v, x, ... as in COCO;
-            also as text. Of flat numbers every third one is a visibility if all of them are 0, 1 or 2.
+            also as text.
         num: How many points a thing has; None for whatever there are.
         size: (height, width) of the picture; None to leave unchecked where points lie.
 
@@ -84,9 +81,13 @@ def to_keypoints(value: Any, num: int | None, size: Size | None = None) -> Float
         return np.zeros((0, num or 1, 3), np.float32)
     if array.ndim == 2 and array.shape[1] in (2, 3) and num in (None, array.shape[0]):
         array = array[None]  # of one thing
-    if array.ndim < 3:
-        flat = array.reshape(1, -1) if array.ndim < 2 else array
-        array = flat.reshape(len(flat), -1, _numbers_of_a_point(flat, num))
+    flat = np.atleast_2d(array)
+    if array.ndim < 3 and flat.shape[1] % (num or 3) == 0:
+        array = flat.reshape((len(flat), num, -1) if num else (len(flat), -1, 3))
+        if num is None and not np.isin(array[..., 2], (0, 1, 2)).all():
+            raise CodecError(
+                "flat keypoints are x, y and a visibility of 0, 1 or 2 for each point"
+            )
     if array.ndim != 3 or array.shape[2] not in (2, 3) or num not in (None, array.shape[1]):
         wanted = "any number of" if num is None else num
         what = f"keypoints are {wanted} points of 2 or 3 numbers for each thing"
@@ -94,14 +95,6 @@ def to_keypoints(value: Any, num: int | None, size: Size | None = None) -> Float
     if size is not None:
         _check_points(array, size)
     return array.astype(np.float32)
-
-
-def _numbers_of_a_point(flat: npt.NDArray[Any], num: int | None) -> int:
-    length = flat.shape[1]
-    if num is not None:
-        return 3 if length == 3 * num else 2 if length == 2 * num else 1
-    has_sight = length % 3 == 0 and bool(np.isin(flat[:, 2::3], (0, 1, 2)).all())
-    return 3 if has_sight else 2 if length % 2 == 0 else 1
 
 
 def _check_points(points: npt.NDArray[Any], size: Size) -> None:
@@ -118,29 +111,10 @@ def _check_points(points: npt.NDArray[Any], size: Size) -> None:
         raise CodecError(f"{what}: keypoints are in pixels of the upright picture")
 
 
-def _numbers(value: Any, what: str) -> npt.NDArray[Any]:
-    """Return numbers from lists or from their text."""
-    if isinstance(value, str):
-        value = _read_text(value, what)
-    if value is None:
-        return np.zeros(0, np.float64)
+def _numbers(value: Any, what: str) -> npt.NDArray[np.float64]:
+    """Return numbers from lists, or from their JSON in a cell of a table."""
     try:
-        array = np.asarray(value, np.float64)
+        value = json.loads(value.strip() or "[]") if isinstance(value, str) else value
+        return np.asarray([] if value is None else value, np.float64)
     except (TypeError, ValueError) as error:
-        raise CodecError(f"{what} are lists of numbers ({error})") from error
-    return array
-
-
-def _read_text(text: str, what: str) -> Any:
-    """Read a cell of a table: JSON, or numbers with blanks or commas between."""
-    if not text.strip():
-        return None
-    try:
-        return json.loads(text)
-    except ValueError:
-        pass
-    words: Sequence[str] = text.replace(",", " ").replace(";", " ").split()
-    try:
-        return [float(word) for word in words]
-    except ValueError as error:
-        raise CodecError(f"{what} are lists of numbers, got {text[:60]!r}") from error
+        raise CodecError(f"{what} are lists of numbers, as [[1, 2], [3, 4]] ({error})") from error

@@ -6,11 +6,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from loaders.schema import Array
-from packdata.arrays.recipe import ARRAY, ArrayOptions, ArraysRecipe, array_recipes
+from packdata.arrays.recipe import ARRAY, ArrayOptions, ArraysRecipe
 from packdata.files.recipe import FilesPlan
 from packdata.files.splits import SourceOptions, open_splits
 from packdata.packing.settings import PackSettings, check_options, take
-from packdata.packing.shards import MAX_RECORD_BYTES, Format
 from packdata.plan import pack_plan
 from packdata.sources.base import ARRAYS
 
@@ -18,9 +17,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from packdata.packing.shards import Format
     from packdata.packing.summary import Summary
 
-_MAX_COLORS = 4  # RGB and alpha
+_MAX_CHANNELS = 4  # RGB and alpha, or the modalities of a scan
 _LARGE_BYTES = 1 << 20  # from here on a value of its own is better than a long column
 
 
@@ -37,19 +37,16 @@ class ArraysPlan(FilesPlan[ArraysRecipe]):
 
 
 def _guess(recipe: ArraysRecipe) -> str:
-    """Say of channels that may lie elsewhere than taken how they would; "" of others."""
-    field = recipe.targets[0].schema.fields[ARRAY]
-    assert isinstance(field, Array)
-    dims, num = field.dims, recipe.axes.num
-    if recipe.options.channels is None and num == len(dims) == 4:
-        if dims[0] is None or (dims[-1] is not None and dims[-1] < dims[0]):
-            taken = f"axis 0 of {dims[0] or 'varying'} taken as channels"
-            return f"{taken}; if they come last, pass channels='last'"
-    elif recipe.options.channels is None and num == 3:
-        for length, place in ((dims[-1], "last"), (dims[1], "first")):
-            if length is not None and length <= _MAX_COLORS:
-                shape = " x ".join(str(each or "any") for each in dims[1:])
-                return f"{shape} taken as a volume; if it is a picture, pass channels={place!r}"
+    """Say of an axis that looks like channels, and was not taken as them, how it would be; "" of others."""
+    field, num = recipe.targets[0].schema.fields[ARRAY], recipe.num_axes
+    if recipe.options.channels is None and num in (3, 4) and isinstance(field, Array):
+        shape = field.dims[-num:]  # in the file: the channels of a volume are put in front
+        places = {"last": shape[-1], "first": shape[0] if num == 3 else None}
+        for place, length in places.items():
+            if length is not None and length <= _MAX_CHANNELS:
+                text = " x ".join(str(each or "any") for each in shape)
+                taken = "a volume" if num == 3 else "channels and a volume"
+                return f"{text} taken as {taken}; if it is not, pass channels={place!r}"
     return ""
 
 
@@ -70,12 +67,11 @@ def plan_arrays(
     check_options(options, ArrayOptions, SourceOptions, PackSettings, own=own, but="column")
     source = take(SourceOptions, options, column=array_column)
     array_options = ArrayOptions(**options)
-    splits = array_recipes(src, array_options, source)
+    opened = open_splits(src, source, ARRAYS)
+    splits = [(split.name, ArraysRecipe(split, array_options)) for split in opened]
     list_again = partial(open_splits, options=source.absolute(), kind=ARRAYS)
     largest = max(recipe.num_bytes for _, recipe in splits)
     chosen: Format = format or ("lmdb" if largest >= _LARGE_BYTES else "parquet")
-    for _, recipe in splits:
-        recipe.max_nbytes = MAX_RECORD_BYTES[chosen]
     return ArraysPlan.of(src, splits, chosen, list_again)
 
 

@@ -21,7 +21,7 @@ from loaders.errors import LoadersError, SourceError
 from packdata.wording import few
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from packdata.reading import File
 
@@ -56,23 +56,14 @@ def read_header(file: File, name: str | None = None) -> ArrayHeader:
         return _read_header(opened, size, file.where)
 
 
-def read_array(
-    file: File, name: str | None = None, check: Callable[[ArrayHeader], None] | None = None
-) -> npt.NDArray[Any]:
+def read_array(file: File, name: str | None = None) -> npt.NDArray[Any]:
     """Read an array as it is stored: any byte order, any order of axes in memory.
 
-    Args:
-        file: The file.
-        name: Of the array in an ``.npz`` that holds several.
-        check: Called with the header, before any number is read.
-
     Raises:
-        SourceError: As ``read_header``, or what ``check`` raises.
+        SourceError: As ``read_header``, which says what ``name`` is.
     """
     with _opened(file, name) as (opened, size):
         header = _read_header(opened, size, file.where)
-        if check is not None:
-            check(header)
         flat = np.frombuffer(opened.read(header.nbytes), header.dtype)
         if len(flat) != math.prod(header.shape):
             raise SourceError("the file changed while it was read", file.where)
