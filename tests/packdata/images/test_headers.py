@@ -43,8 +43,7 @@ def test_the_orientation_is_found_behind_other_segments(before: bytes) -> None:
 
 @pytest.mark.parametrize(
     "relative",
-    ["1.jpg", "cats/1.jpg", "a b/é.1.jpg", "cats/1", "./cats/1.jpg", "a//1.jpg", "a/./1.jpg",
-     "a.b/1", "..a/1.jpg", "/a/1.jpg", "//a/1.jpg", "a/..1.jpg", "a/.1.jpg", "a.jpg/"],
+    ["1.jpg", "cats/1.jpg", "a b/é.1.jpg", "cats/1", "a.b/1", "..a/1.jpg", "/a/1.jpg", "a/..1.jpg", "a/.1.jpg"],
 )  # fmt: skip
 def test_a_key_is_the_path_without_its_suffix(relative: str) -> None:
     path = PurePosixPath(relative)
