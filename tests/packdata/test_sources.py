@@ -749,7 +749,7 @@ class TestTars:
             ({"1.jpg": b"", "1.cls": b"cat", "2.jpg": b"", "2.cls": b"1"}, "a.tar"),
             ({"1.jpg": b"", "1.cls": b" "}, "a.tar"),
             ({"1.jpg": b"", "1.cls": b"\xff"}, "a.tar: 1.cls"),
-            ({"1.jpg": b"", "1.json": b"{"}, "a.tar: 1.json"),
+            ({"1.jpg": b"", "1.json": b"{"}, "a.tar: 1.json"),  # which may hold the label
         ],
         ids=["no picture", "numbers and names", "no label", "no text", "no JSON"],
     )
@@ -758,6 +758,15 @@ class TestTars:
     ) -> None:
         with pytest.raises(SourceError, check=At(place)):
             open_source(write_tar(tmp_path / "a.tar", members))
+
+    def test_a_caption_that_is_no_text_is_rejected_in_its_turn(self, tmp_path: Path) -> None:
+        members = {"1.jpg": b"", "1.txt": b"\xff", "2.jpg": b"2", "2.txt": b"two"}
+
+        one, two = open_source(write_tar(tmp_path / "a.tar", members)).items()
+
+        with pytest.raises(SourceError, check=At("a.tar: 1.jpg")):
+            one.read()
+        assert (two.read(), two.labels) == (b"2", {"caption": "two"})
 
     def test_a_cut_tar_is_refused_wherever_it_is_cut(self, tmp_path: Path) -> None:
         path = write_tar(tmp_path / "a.tar", {f"{i}.jpg": bytes(600) for i in range(3)})

@@ -111,7 +111,6 @@ def test_text_that_is_not_utf8_is_named_and_only_such_rows_are_left_out(tmp_path
 @pytest.mark.parametrize(
     ("text", "remedy"),
     [
-        ("a,b\n1,2\n3,\x004\n", r"tr -d '\0'"),
         ("sep=;\na;b\n1;2\n", "skip_rows=1"),
         ("a,b\ninf,1\n-inf,2\n", "'a'"),
     ],

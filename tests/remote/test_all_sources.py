@@ -499,7 +499,7 @@ def test_what_comes_ahead_takes_no_room_that_there_is_not(raw: Path, store: Stor
     for _ in range(2):
         path = copies.path(0)
         assert path.read_bytes() == b"a" * 2_000
-        wait_until(lambda: all(copy.coming.done() for copy in copies._copies.values()))
+        wait_until(lambda: all(coming.done() for coming in copies._coming.values()))
         assert [other.name for other in path.parent.iterdir()] == ["0"]
 
     assert copies.path(1).read_bytes() == b"b" * 2_000

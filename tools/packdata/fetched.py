@@ -16,7 +16,6 @@ import time
 import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from loaders.errors import SourceError
@@ -88,14 +87,6 @@ class _Room:
             raise
 
 
-@dataclass(slots=True)
-class _Copy:
-    """An object that is a file, or comes to be one."""
-
-    coming: Future[None]
-    used: float  # when it was opened last
-
-
 class Copies:
     """Objects as files of this machine, which are fetched ahead in the order in which they are opened.
 
@@ -124,25 +115,24 @@ class Copies:
             with self._lock:
                 room = self._opened()
                 self._start(number, room)
-                copy = self._copies[number]
-                self._start_following(number, room)
-            try:
-                copy.coming.result()
-            except BaseException:
-                with self._lock:
-                    self._forget(number)
-                raise
+                coming, nbytes = self._coming[number], 0
+                for following in range(number + 1, min(number + 1 + _AHEAD, len(self._objects))):
+                    if nbytes < _AHEAD_BYTES:
+                        self._start(following, room, is_ahead=True)
+                        nbytes += self._objects[following].size
+            coming.result()
             with self._lock:
-                if self._copies.pop(number, None) is copy:  # else it went, or another comes
-                    copy.used = time.monotonic()
-                    self._copies[number] = copy
+                if self._coming.pop(number, None) is coming:  # else it went, or another comes
+                    self._coming[number], self._used[number] = coming, time.monotonic()
                     return room.folder / str(number)
 
     def _opened(self) -> _Room:
         if self._room is None or not self._room.is_usable:
             self._room = _Room()
             weakref.finalize(self, self._room.close)
-            self._copies: dict[int, _Copy] = {}  # by number, in the order of their last use
+            # What ends when a file is there, by number, in the order of their last use.
+            self._coming: dict[int, Future[None]] = {}
+            self._used: dict[int, float] = {}
             self._total = 0  # bytes of these
             free = shutil.disk_usage(self._room.folder).free
             self._most = free // 2 if self._limit is None else self._limit
@@ -150,35 +140,24 @@ class Copies:
 
     def _start(self, number: int, room: _Room, *, is_ahead: bool = False) -> None:
         """Fetch an object on another thread, unless it is there, or comes ahead and does not fit."""
-        size = self._objects[number].size
-        if number in self._copies or (not self._has_room(size, room) and is_ahead):
+        stored = self._objects[number]
+        if number in self._coming or (not self._has_room(stored.size, room) and is_ahead):
             return
-        coming = room.pool.submit(room.fetch, self._objects[number], room.folder / str(number))
-        self._copies[number] = _Copy(coming, time.monotonic())
-        self._total += size
-
-    def _start_following(self, number: int, room: _Room) -> None:
-        nbytes = 0
-        for following in range(number + 1, min(number + 1 + _AHEAD, len(self._objects))):
-            if nbytes >= _AHEAD_BYTES:
-                return
-            self._start(following, room, is_ahead=True)
-            nbytes += self._objects[following].size
+        self._coming[number] = room.pool.submit(room.fetch, stored, room.folder / str(number))
+        self._used[number] = time.monotonic()
+        self._total += stored.size
 
     def _has_room(self, size: int, room: _Room) -> bool:
         """Tell whether there is room; what was opened longest ago goes for it."""
         before = time.monotonic() - _SAFE_S
-        for number, copy in [*self._copies.items()] if self._total + size > self._most else ():
-            if copy.used > before or self._total + size <= self._most:
+        for number, coming in [*self._coming.items()] if self._total + size > self._most else ():
+            if self._used[number] > before or self._total + size <= self._most:
                 break
-            if copy.coming.done():
+            if coming.done():
                 (room.folder / str(number)).unlink(missing_ok=True)
-                self._forget(number)
+                del self._coming[number]
+                self._total -= self._objects[number].size
         return self._total + size <= self._most
-
-    def _forget(self, number: int) -> None:
-        if self._copies.pop(number, None):
-            self._total -= self._objects[number].size
 
     def close(self) -> None:
         """Remove the files; they are fetched again if they are opened again."""

@@ -21,21 +21,11 @@ if TYPE_CHECKING:
 
 UTF8_HINT = (
     "Convert it from the encoding in which it was saved, which only its author knows: "
-    "iconv -f CP1252 -t UTF-8 FILE if that was Windows in Western Europe, -f MACINTOSH an old Mac"
-)
-_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
-_NUL_HINT = (
-    "Convert it: iconv -f UTF-16 -t UTF-8 FILE (UTF-16LE, UTF-16BE without a mark at its beginning); "
-    r"tr -d '\0' < FILE removes NUL bytes from other text"
+    "iconv -f UTF-16 -t UTF-8 FILE, -f CP1252 if that was Windows in Western Europe"
 )
 _MOST_NESTED = 64  # Arrow's parser is recursive, and ends the process where the stack does
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _csv_limit = threading.Lock()
-
-
-def encoding_hint(head: bytes) -> str:
-    """Return how to make UTF-8 of a text that is none, from its beginning."""
-    return _NUL_HINT if b"\0" in head[:200] or head[:2] in _UTF16_MARKS else UTF8_HINT
 
 
 def csv_rows(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _ASKS, _ASK_ITEMS, _ASK_BYTES = 8, 32, 4 << 20  # questions on their way, and how much each is for
-# Of the first question, twice as many of the next: who waits for it can soon begin.
+# Of the first question, twice as many of the next: the first items soon come.
 _FIRST_ITEMS = 4
 _BUFFER_BYTES, _RANGE_BYTES = 2 << 20, 8 << 20  # of an object that is read as a file; of one range
 _WANTED_BYTES = 64 << 20  # in ranges at once

@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 
 from loaders.errors import SourceError
 from loaders.system.regular import regular
-from packdata.readers import encoding_hint
+from packdata.readers import UTF8_HINT
 from packdata.types import Kind
 
 if TYPE_CHECKING:
@@ -229,7 +229,7 @@ class TextRows(RowFile):
         if not head:
             raise SourceError("the file is empty", self.path, "Leave the file out")
         if head[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in head[:200]:
-            raise SourceError("the file is not UTF-8 text", self.path, encoding_hint(head))
+            raise SourceError("the file is not UTF-8 text", self.path, UTF8_HINT)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave what was unpacked where it is: another process unpacks the file itself."""

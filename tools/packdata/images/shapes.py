@@ -14,8 +14,7 @@ from packdata.geometry import BOX_FORMATS, to_boxes, to_keypoints
 from packdata.options import check_options, opt, parse_target
 from packdata.readers import parse_json
 from packdata.sources.annotations import annotated
-from packdata.sources.base import BOX_LABELS, Column, Item, Source, identifier_of
-from packdata.sources.composed import ExtendedSource
+from packdata.sources.base import BOX_LABELS, Column, ExtendedSource, Item, Source, identifier_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

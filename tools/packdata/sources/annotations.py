@@ -21,8 +21,7 @@ from loaders.remote.url import URL
 from loaders.schema import Array, Boxes, Json, Keypoints
 from packdata.readers import parse_json
 from packdata.reading import fetched_ahead
-from packdata.sources.base import BOX_LABELS, Column, FileHash, Source, suffix_of
-from packdata.sources.composed import ExtendedSource
+from packdata.sources.base import BOX_LABELS, Column, ExtendedSource, FileHash, Source, suffix_of
 from packdata.sources.listed import Listing, look_at
 from packdata.sources.refused import SPLIT_NAMES
 from packdata.wording import few

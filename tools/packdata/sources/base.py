@@ -7,8 +7,8 @@ import math
 import os
 import re
 from abc import ABC, abstractmethod
-from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -56,7 +56,7 @@ _FOREIGN = {
 }
 OWN_KEYS = "Give each row a key of its own, in a column 'key', or remove one"
 _RENAME = "Keys are names, mostly without suffix: rename or remove one"
-_FLOAT32_WHOLE, FLOAT64_WHOLE = 1 << 24, 1 << 53  # up to here they hold every whole number
+_FLOAT32_WHOLE, _FLOAT64_WHOLE = 1 << 24, 1 << 53  # up to here they hold every whole number
 
 ColumnKind = Literal["class", "int", "float", "text", "json", "bytes"]
 
@@ -158,6 +158,44 @@ class Source(ABC):
     @abstractmethod
     def keys(self) -> Iterator[str]:
         """Yield the key of each item, without a look at pictures."""
+
+
+class ExtendedSource(Source):
+    """The items of a source, with columns added or said to be something else."""
+
+    def __init__(
+        self,
+        source: Source,
+        labels: Mapping[str, Column],
+        identity: Mapping[str, Any],  # what they depend on, beside the source
+        # Returns an item with the values of the columns that the source does not have; SourceError rejects it.
+        extend: Callable[[Item], Item],
+        notes: Sequence[str] = (),
+    ) -> None:
+        self.source, self.labels, self._extend = source, labels, extend
+        self.kind, self.name, self.listing = source.kind, source.name, source.listing
+        self.identity = {**source.identity, "columns": identity}
+        self.has_masks, self.has_several = source.has_masks, source.has_several
+        self.pixels, self.ignored = source.pixels, source.ignored
+        self.notes = notes
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def items(self, start: int = 0) -> Iterator[Item]:
+        for item in self.source.items(start):
+            try:
+                yield self._extend(item)
+            except SourceError as error:
+                yield Item(item.key, item.where, partial(fail, error.what, item.where, error.hint))
+
+    def keys(self) -> Iterator[str]:
+        return self.source.keys()
+
+
+def fail(what: str, where: str, hint: str = "") -> Any:
+    """Raise SourceError in the place of a file that an item lacks: it is rejected in its turn."""
+    raise SourceError(what, where, hint)
 
 
 def is_hidden(name: str) -> bool:
@@ -289,26 +327,24 @@ def column_of(field: str, values: Iterable[Any]) -> Column:
     Whole numbers are ``int``, numbers ``float``, strings ``text``, anything else ``json``. In the
     field ``label``, strings (also among numbers) are the names of classes, sorted.
     """
-    kinds: Counter[str] = Counter()
-    names: set[str] = set()
-    largest, num_missing = 0.0, 0
+    kinds, names = set[ColumnKind](), set[str]()
+    largest, num_missing, is_label = 0.0, 0, field == "label"
     for value in values:
         if value is None:
-            num_missing += field != "label"
+            num_missing += not is_label
             continue
-        kind = _kind_of(value)
-        kinds[kind] += 1
+        kinds.add(kind := _kind_of(value))
         if kind in ("int", "float") and math.isfinite(value):
             largest = max(largest, abs(value))
-        if field == "label" and kind != "json":
+        if is_label:
             names.add(str(value))
-    if field == "label" and "text" in kinds and "json" not in kinds:
+    if is_label and "text" in kinds and "json" not in kinds:
         return Column("class", tuple(sorted(names)))
-    if kinds and set(kinds) <= {"int", "float"} and "float" in kinds:
+    if kinds in ({"float"}, {"int", "float"}):
         return Column("float", is_double=largest > _FLOAT32_WHOLE, num_missing=num_missing)
-    if set(kinds) == {"int"}:
-        return Column("int", num_missing=num_missing if largest <= FLOAT64_WHOLE else 0)
-    return Column(next(iter(kinds)) if len(kinds) == 1 else "json" if kinds else "text")  # type: ignore[arg-type]
+    if kinds == {"int"}:
+        return Column("int", num_missing=num_missing if largest <= _FLOAT64_WHOLE else 0)
+    return Column(kinds.pop() if len(kinds) == 1 else "json" if kinds else "text")
 
 
 def _kind_of(value: Any) -> ColumnKind:

@@ -36,6 +36,7 @@ from packdata.sources.base import (
     Source,
     check_unique,
     column_of,
+    fail,
     field_names,
     first_named,
     is_missing,
@@ -188,7 +189,10 @@ class ListSource(Source):
         if self._mask is None:
             return {}
         if (cell := values[self._mask]) is None:
-            return {"read_mask": partial(_no_mask, self._mask, where)}
+            hint = f"Give each row a path in column {self._mask!r}, or leave the column out"
+            return {
+                "read_mask": partial(fail, "the mask is missing, others have one", where, hint)
+            }
         name = str(cell)
         return {"read_mask": self._file(name, f"{where} (mask {name})"), "mask_name": name}
 
@@ -215,11 +219,6 @@ def _state(file: File) -> tuple[int, int]:
     except (OSError, ValueError):  # it is rejected when it is read
         return 0, 0
     return found.st_size, found.st_mtime_ns
-
-
-def _no_mask(column: str, where: str) -> bytes:
-    hint = f"Give each row a path in column {column!r}, or leave the column out"
-    raise SourceError("the mask is missing, others have one", where, hint)
 
 
 def _open_csv(given: File) -> CsvRows:

@@ -8,24 +8,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from loaders.errors import SourceError
 from packdata.reading import read_file
 from packdata.sources.base import (
-    FLOAT64_WHOLE,
     OWN_KEYS,
     Column,
     Item,
     Source,
     check_unique,
     column_of,
+    fail,
     field_names,
     files_identity,
     first_named,
@@ -136,28 +134,23 @@ class RowsSource(Source):
         return "" if value is None else str(value)
 
     def _label(self, name: str, field: str) -> Column:
-        kind, classes = self._files[0].schema.field(name).type, self._files[0].classes
-        if name in classes and pa.types.is_integer(kind):
-            return Column("class", classes[name], numbered=True)
-        if field == "label" and is_text(_plain(kind)):
-            values = (_read_column(file, name).unique().to_pylist() for file in self._files)
-            return column_of(field, {*chain.from_iterable(values)} - {None})
-        column = _column(_plain(kind))
-        if field == "label" or column.kind not in ("int", "float"):
-            return column
-        return replace(column, num_missing=self._num_missing(name))
-
-    def _num_missing(self, name: str) -> int:
-        """Count the numbers that are missing in a column; 0 if float64, with its NaN, may round others."""
-        total, largest = 0, 0
-        for file in self._files:
-            column = _read_column(file, name)
-            total += column.null_count
-            column = column.cast(_plain(column.type))
-            if pa.types.is_integer(column.type):
-                ends = pc.min_max(column).as_py()
-                largest = max(largest, abs(ends["min"] or 0), abs(ends["max"] or 0))
-        return total if largest <= FLOAT64_WHOLE else 0
+        file, types = self._files[0], pa.types
+        kind = _plain(file.schema.field(name).type)
+        is_number = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
+        if name in file.classes and is_number:
+            return Column("class", file.classes[name], numbered=True)
+        if is_number or (field == "label" and is_text(kind)):
+            values = (_read_column(file, name).to_pylist() for file in self._files)
+            found = column_of(field, chain.from_iterable(values))
+            if not is_number:
+                return found
+            is_float, missing = types.is_floating(kind), found.num_missing
+            is_double = types.is_float64(kind)
+            return Column("float" if is_float else "int", (), False, is_double, missing)
+        if _is_binary(kind):
+            return Column("bytes")
+        # Text: strings, dates, decimals, maps as Python shows them.
+        return Column("json" if types.is_nested(kind) and not types.is_map(kind) else "text")
 
     def _read_keys(self) -> Iterator[tuple[str, str]]:
         for file, name in zip(self._files, relative_names(self.paths), strict=True):
@@ -195,15 +188,11 @@ def _reader(value: Any, folder: Path, where: str, what: str) -> Any:
     """Return what reads a picture or mask: its bytes, or a mapping of them, or of the path of its file."""
     path = value.get("path") if isinstance(value, Mapping) else None
     data = value.get("bytes") if isinstance(value, Mapping) else value
-    if data is None and path:
+    if data is not None:
+        return partial(bytes, data)
+    if path:
         return partial(read_file, folder / path, f"{where} ({path})")
-    return partial(_given, data, where, what)
-
-
-def _given(data: bytes | None, where: str, what: str) -> bytes:
-    if data is None:
-        raise SourceError(f"the {what} is missing", where)
-    return data
+    return partial(fail, f"the {what} is missing", where)
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
@@ -237,18 +226,6 @@ def _are_pictures(kind: pa.DataType) -> bool:
 def _is_key(kind: pa.DataType) -> bool:
     """Keys are texts, or whole numbers as in CSV lists."""
     return is_text(_plain(kind)) or bool(pa.types.is_integer(_plain(kind)))
-
-
-def _column(kind: pa.DataType) -> Column:
-    types = pa.types
-    if types.is_integer(kind) or types.is_boolean(kind):
-        return Column("int")
-    if types.is_floating(kind):
-        return Column("float", is_double=types.is_float64(kind))
-    if _is_binary(kind):
-        return Column("bytes")
-    # Text: strings, dates, decimals, maps as Python shows them.
-    return Column("json" if types.is_nested(kind) and not types.is_map(kind) else "text")
 
 
 def _find_image(schema: pa.Schema, wanted: str | None, path: Path, *, several: bool = True) -> str:

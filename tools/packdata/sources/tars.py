@@ -27,6 +27,7 @@ from packdata.sources.base import (
     Source,
     check_unique,
     column_of,
+    fail,
     files_identity,
     is_hidden,
 )
@@ -131,7 +132,7 @@ class TarSource(Source):
 
     def _find_label_key(self, wanted: str | None) -> str | None:
         """Return the key of the label in ``.json``: the given one, or a usual one of the first sample."""
-        first = next(self._values("json"), None) if "json" in self._roles else None
+        first: Any = next(self._values("json"), None)
         known = first if isinstance(first, dict) else {}
         if wanted is not None and wanted not in known:
             raise SourceError(f"no {wanted!r} in .json, but {sorted(known)}", self.paths[0])
@@ -166,7 +167,10 @@ class TarSource(Source):
 
     def _item(self, sample: _Sample, file: IO[bytes]) -> Item:
         read, where = partial(sample.read_anew, _IMAGE), sample.place(_IMAGE)
-        labels = self._labels(file, sample)
+        try:
+            labels = self._labels(file, sample)
+        except SourceError as error:
+            return Item(sample.key, where, partial(fail, error.what, where, error.hint))
         if _MASK not in sample.members:
             return Item(sample.key, where, read, labels)
         mask, name = partial(sample.read_anew, _MASK), sample.members[_MASK][0]
