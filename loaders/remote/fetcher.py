@@ -34,7 +34,7 @@ from loaders.errors import CacheError, LoadersError, ManifestError, RemoteError
 from loaders.remote.cached import CacheFolder
 from loaders.remote.faults import StoreFault, hide_secrets
 from loaders.remote.folder import default_size, manifest_folder, shard_path, small_file
-from loaders.remote.objects import OBJECT_OPS
+from loaders.remote.objects import BUCKET_OPS, ask_bucket, ranges
 from loaders.remote.source import ServedURL
 from loaders.remote.transfer import Download
 from loaders.remote.wire import (
@@ -50,7 +50,7 @@ from loaders.remote.wire import (
 from loaders.system.publish import publish_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from loaders.remote.url import URL
 
@@ -212,11 +212,11 @@ class Fetcher:
         return await self.do(client, op, **about)
 
     async def do(self, client: Connected, op: str, **about: Any) -> Any:
-        """Return the answer to a question, which is for a method of its name, or for what ``objects`` does."""
+        """Return the answer to a question, which is for a bucket, or for a method of its name."""
         began = time.monotonic()
         try:
-            if op in OBJECT_OPS:
-                return await OBJECT_OPS[op](client.source, **about)
+            if op in BUCKET_OPS:
+                return await ask_bucket(client.source, op, **about)
             return await getattr(self, f"_on_{op}")(client, **about)
         finally:
             if op == "put":  # it may be a manifest, of whichever folder
@@ -323,6 +323,9 @@ class Fetcher:
             await asyncio.shield(download.done)
         self._stored.note_answer(client, file.hash)
         return self._limit()
+
+    async def _on_ranges(self, client: Connected, wanted: Sequence[Any]) -> list[bytes | str]:
+        return await ranges(client.source, wanted)
 
     async def _on_order(
         self, client: Connected, files: list[File] | None, upcoming: list[int] | None

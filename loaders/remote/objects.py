@@ -3,79 +3,40 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
-from loaders.errors import RemoteError
 from loaders.remote.faults import StoreFault
-from loaders.remote.stores import ObjectState, mark_of
-from loaders.remote.wire import PART_BYTES, Entry
+from loaders.remote.stores import mark_of
+from loaders.remote.wire import PART_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping, Sequence
+    from collections.abc import Sequence
 
     from loaders.remote.source import ServedURL
-    from loaders.remote.stores import Got, ObstoreObjects
+    from loaders.remote.stores import Got
 
-T = TypeVar("T")
+# Questions that a method of ``ObstoreObjects`` answers, and what it does to the objects.
+BUCKET_OPS = {
+    "below": "listed",
+    "in_folder": "listed",
+    "look": "listed",
+    "put": "written",
+    "delete": "deleted",
+}
 _AT_ONCE = 16  # of one question
 _REPLACED = "it was replaced since it was listed"
 # Faults of an object that was listed.
 _OF_OBJECT = {"missing": "it is not there any more", "short": _REPLACED}
 
 
-async def _asked(
-    source: ServedURL,
-    what: str,
-    name: str,
-    call: Callable[[ObstoreObjects], Coroutine[Any, Any, T]],
-) -> T | None:
-    """Return what a bucket answers; None if there is nothing of that name."""
+async def ask_bucket(source: ServedURL, op: str, **about: Any) -> Any:
+    """Return what a bucket answers; None if there is nothing to list."""
     try:
-        return await source.again(lambda _: call(source.bucket))
+        return await source.again(lambda _: getattr(source.bucket, op)(**about))
     except StoreFault as fault:
-        if fault.kind == "missing" and what == "listed":
+        if fault.kind == "missing" and BUCKET_OPS[op] == "listed":
             return None
-        raise source.refused(what, name, fault) from None
-
-
-async def below(source: ServedURL, folder: str, after: str) -> list[Entry]:
-    """Return the next objects below a folder, in order of name, that come after a name; none at the end."""
-    return await _asked(source, "listed", folder, lambda bucket: bucket.below(folder, after)) or []
-
-
-async def in_folder(source: ServedURL, folder: str) -> tuple[list[Entry], list[str]]:
-    """Return the objects in a folder, and the folders in it."""
-    found = await _asked(source, "listed", folder, lambda bucket: bucket.in_folder(folder))
-    return found or ([], [])
-
-
-async def look(source: ServedURL, name: str) -> tuple[Entry, str | None] | None:
-    """Return an object, and its e-tag; None if there is none."""
-    state = await _asked(source, "listed", name, lambda bucket: bucket.look(name))
-    if state is None:
-        return None
-    return Entry(name, state.size or 0, mark_of(state.etag, state.version)), state.etag
-
-
-async def put(
-    source: ServedURL, name: str, data: bytes | Path, only: Mapping[str, Any] | None
-) -> bool | None:
-    """Write bytes, or a file; with ``only`` just in place of an object in that state, or return False."""
-    if isinstance(data, Path):
-        try:
-            data.stat()
-        except OSError as error:
-            what = f"what is to be sent cannot be read ({error.strerror or error})"
-            raise RemoteError(what, data, "Its fetcher may run in another container") from None
-    state = None if only is None else ObjectState(**only)
-    return await _asked(source, "written", name, lambda bucket: bucket.put(name, data, state))
-
-
-async def delete(source: ServedURL, names: Sequence[str]) -> None:
-    """Delete objects; those that are not there are no error."""
-    name = "" if names[1:] else names[0]
-    await _asked(source, "deleted", name, lambda bucket: bucket.delete(names))
+        raise source.refused(BUCKET_OPS[op], about.get("name", ""), fault) from None
 
 
 async def ranges(source: ServedURL, wanted: Sequence[tuple[Any, ...]]) -> list[bytes | str]:
@@ -102,8 +63,3 @@ async def ranges(source: ServedURL, wanted: Sequence[tuple[Any, ...]]) -> list[b
         return b"".join(piece for got in found for piece in got.pieces)
 
     return await asyncio.gather(*(one(*each) for each in wanted))
-
-
-OBJECT_OPS: dict[str, Any] = {
-    each.__name__: each for each in (below, in_folder, look, put, delete, ranges)
-}

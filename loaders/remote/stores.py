@@ -47,17 +47,6 @@ Buffer = Any  # what has the buffer protocol
 T = TypeVar("T")
 
 
-class ObjectState(NamedTuple):
-    """By what a store tells one state of an object from another, as far as it does."""
-
-    etag: str | None = None
-    version: str | None = None  # or generation
-    size: int | None = None  # in bytes
-
-
-NOTHING = ObjectState()  # of an object that is not there
-
-
 class Got(NamedTuple):
     """Bytes of an object, in pieces, and its e-tag where the store gives one."""
 
@@ -109,30 +98,32 @@ class ObstoreObjects:
         except TimeoutError:
             raise StoreFault("network", f"no byte came for {self._timeout_s:.0f} s") from None
 
-    async def below(self, folder: str, after: str) -> list[Entry]:
+    async def below(self, name: str, after: str) -> list[Entry]:
         """Return the next objects below a folder, in order of name, that come after a name; none at the end."""
         found: list[Entry] = []
         with self._asking():
-            pages = self._streams.pop((folder, after), None) or self._api.list(
-                self._store, folder or None, offset=after or None, chunk_size=_PAGE
+            pages = self._streams.pop((name, after), None) or self._api.list(
+                self._store, name or None, offset=after or None, chunk_size=_PAGE
             )
             while len(found) < _LISTED and (page := await self._in_time(anext(pages, None))):
                 found += map(_entry, page)
-        self._streams = {(folder, found[-1].name): pages} if found else {}
+        self._streams = {(name, found[-1].name): pages} if found else {}
         return found
 
-    async def in_folder(self, folder: str) -> tuple[list[Entry], list[str]]:
+    async def in_folder(self, name: str) -> tuple[list[Entry], list[str]]:
         """Return the objects in a folder, and the folders in it."""
         with self._asking():
-            asked = self._api.list_with_delimiter_async(self._store, folder or None)
+            asked = self._api.list_with_delimiter_async(self._store, name or None)
             found = await self._in_time(asked)
         return [*map(_entry, found["objects"])], [*found["common_prefixes"]]
 
-    async def look(self, name: str) -> ObjectState:
-        """Return an object's e-tag, version and size."""
+    async def look(self, name: str) -> tuple[Entry, str | None]:
+        """Return an object, and its e-tag."""
         with self._asking():
             found = await self._in_time(self._api.head_async(self._store, name))
-        return ObjectState(found.get("e_tag"), found.get("version"), int(found["size"]))
+        etag = found.get("e_tag")
+        mark = mark_of(etag, found.get("version"))
+        return Entry(name, int(found["size"]), mark), etag
 
     async def get(
         self, name: str, start: int, end: int | None, on_bytes: Callable[[int], object]
@@ -155,13 +146,16 @@ class ObstoreObjects:
             raise StoreFault(kind, f"{nbytes} bytes came where {end - start} were asked")
         return Got(pieces, found.meta.get("e_tag"), found.meta.get("version"))
 
-    async def put(self, name: str, data: Buffer | Path, only: ObjectState | None = None) -> bool:
-        """Write an object; if ``only`` is given, in place of just that one (``NOTHING``: none), or return False."""
+    async def put(self, name: str, data: Buffer | Path, only: Mapping[str, Any] | None) -> bool:
+        """Write an object; with ``only`` just in place of that state of it ({}: of nothing), or return False.
+
+        A state is an e-tag, a version and a size, of which a store may give no more than the last.
+        """
         how: dict[str, Any] = {"chunk_size": PUT_BYTES, "max_concurrency": _PUTS_AT_ONCE}
         if only is not None:  # such a put is in one piece
-            known = {"e_tag": only.etag, "version": only.version}
+            known = {"e_tag": only.get("etag"), "version": only.get("version")}
             mode: Any = {each: value for each, value in known.items() if value}
-            mode = mode or ("create" if only == NOTHING else "overwrite")
+            mode = mode or ("create" if only.get("size") is None else "overwrite")
             how = {"mode": mode, "use_multipart": False}
         refused = self._api.exceptions.AlreadyExistsError, self._api.exceptions.PreconditionError
         with self._asking():

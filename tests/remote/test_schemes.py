@@ -15,10 +15,9 @@ from loaders.errors import PackError, RemoteError
 from loaders.remote import origin
 from loaders.remote.credentials import WAYS, from_environment
 from loaders.remote.faults import StoreFault, fault_of
-from loaders.remote.folder import Cache
 from loaders.remote.source import ServedURL
 from loaders.remote.stores import open_objects
-from loaders.remote.url import URL
+from loaders.remote.url import URL, endpoint_of
 from loaders.schema import Array
 from packdata.cli import main
 from packdata.packed.views import copy_dataset as upload
@@ -151,7 +150,7 @@ def test_a_server_is_given_by_any_of_its_names(
     remote = ShardDataset("s3://bucket/packed", cache=cache, storage={**SETTINGS, name: server})
 
     assert len(remote) == 600
-    assert origin.Origin(URL("s3://b"), Cache(), {name: server}).endpoint == server
+    assert endpoint_of("s3", {name: server}, {}) == server
 
 
 @pytest.mark.parametrize(("given", "taken"), [(5, "5"), ("7", "7")])

@@ -108,14 +108,13 @@ class Bucket:
     def below(self, folder: str = "") -> Iterator[list[Entry]]:
         """Yield the objects below a folder, many at a time, by name."""
         after = ""
-        while found := self._ask("below", folder=folder, after=after):
+        while found := self._ask("below", name=folder, after=after):
             yield found
             after = found[-1].name
 
     def in_folder(self, folder: str = "") -> tuple[list[Entry], list[str]]:
         """Return the objects in a folder, and the folders in it."""
-        found: tuple[list[Entry], list[str]] = self._ask("in_folder", folder=folder)
-        return found
+        return self._ask("in_folder", name=folder) or ([], [])
 
     def look(self, name: str) -> Entry | None:
         """Return an object as a listing has it; None if there is none."""
