@@ -15,10 +15,9 @@ publishes them by a rename, and trainers map the finished files. What talks to a
     ahead     sends the fetcher that order, and where the reader is
     options   how a URL is opened, on a command line
     fetcher   the process: clients, what to fetch next
-    source    a place in a store: its client, what is counted, how often it is asked again
+    source    a place in a store: its client, what is counted, how often it is asked again, what packdata asks for
     cached    what lies in the cache: room, and eviction
     transfer  one file in parts: verified, published
-    objects   what packdata asks a store for
     stores    look, get, put and delete, by obstore or fsspec
     credentials  where they come from
     faults    what the answers of a store mean

@@ -34,8 +34,7 @@ from loaders.errors import CacheError, LoadersError, ManifestError, RemoteError
 from loaders.remote.cached import CacheFolder
 from loaders.remote.faults import StoreFault, hide_secrets
 from loaders.remote.folder import default_size, manifest_folder, shard_path, small_file
-from loaders.remote.objects import BUCKET_OPS, ask_bucket, ranges
-from loaders.remote.source import ServedURL
+from loaders.remote.source import BUCKET_OPS, ServedURL
 from loaders.remote.transfer import Download
 from loaders.remote.wire import (
     BEAT_S,
@@ -57,7 +56,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("loaders.remote.fetcher")
 IDLE_S = 3.0
 _FAILED_S = 8.0  # a file that failed is not tried again
-_MANIFEST_S = 5.0  # a manifest is shared by ranks that start together
 _FULL_S = 10.0  # a file waits for room on a disk that evicted files which are still mapped fill
 _AHEAD_BYTES = 512 << 20  # of files that are begun and not published, for all orders
 _NEAR_SHARE, _NEAR_BYTES = 32, 2 << 30  # of a client's share of the cache: what it will read soon
@@ -102,7 +100,7 @@ class Fetcher:
         self._downloads: dict[str, Download] = {}  # also those that failed right now
         # Of requests for files that are fetched ahead, and that clients wait for: those begin at once.
         self._turns = asyncio.Semaphore(MAX_CONNECTIONS), asyncio.Semaphore(MAX_CONNECTIONS)
-        self._last_seen, self._put_at = time.monotonic(), -1e9
+        self._last_seen = time.monotonic()
         self._default_size = default_size(inside, self._stored.used_bytes)
         self._stop = asyncio.Event()
 
@@ -216,11 +214,9 @@ class Fetcher:
         began = time.monotonic()
         try:
             if op in BUCKET_OPS:
-                return await ask_bucket(client.source, op, **about)
+                return await client.source.ask_bucket(op, **about)
             return await getattr(self, f"_on_{op}")(client, **about)
         finally:
-            if op == "put":  # it may be a manifest, of whichever folder
-                self._put_at = time.monotonic()
             if op in ("shard", "ranges"):
                 client.counts["waited_us"] += round(1e6 * (time.monotonic() - began))
 
@@ -270,15 +266,14 @@ class Fetcher:
         folder.mkdir(mode=0o700, exist_ok=True)
         return folder
 
-    async def _on_manifest(self, client: Connected, again: bool) -> Path:
-        """Fetch the manifest, unless that was done right now; offline the last one is used."""
+    async def _on_manifest(self, client: Connected) -> Path:
+        """Fetch the manifest, once for all that ask meanwhile; offline the last one is used."""
         source, folder = client.source, self._folder(client.source)
-        path = folder / "manifest.json"
+        path, asked = folder / "manifest.json", time.monotonic()
         async with source.manifest_lock:
-            asked = time.monotonic()
-            is_new = asked - source.manifest_at < _MANIFEST_S and source.manifest_at > self._put_at
-            if is_new and not again and path.exists():
+            if source.manifest_at > asked and path.exists():
                 return folder
+            began = time.monotonic()
             try:
                 got = await source.get("manifest.json")
             except StoreFault as fault:
@@ -288,12 +283,12 @@ class Fetcher:
                 if fault.kind != "network" or not path.exists():
                     raise source.refused("opened", "", fault) from None
                 logger.warning("%s does not answer: its last manifest is used", source.url)
-                asked = time.monotonic()
+                began = time.monotonic()  # or each that waits would ask in vain
             else:
                 publish_bytes(path, got.data)
                 about = {"url": str(source.url), "etag": got.etag}
                 publish_bytes(folder / "about.json", json.dumps(about).encode())
-            source.manifest_at = asked
+            source.manifest_at = began
             return folder
 
     async def _on_file(self, client: Connected, name: str) -> dict[str, Any]:
@@ -325,7 +320,7 @@ class Fetcher:
         return self._limit()
 
     async def _on_ranges(self, client: Connected, wanted: Sequence[Any]) -> list[bytes | str]:
-        return await ranges(client.source, wanted)
+        return await client.source.ranges(wanted)
 
     async def _on_order(
         self, client: Connected, files: list[File] | None, upcoming: list[int] | None

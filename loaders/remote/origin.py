@@ -95,13 +95,11 @@ class Origin:
         return [*self._waits.values()]
 
     def manifest(self) -> Path:
-        """Return the folder in which the manifest lies as a file: of one that is opened again the manifest of now.
+        """Return the folder in which the manifest lies as a file, as it is by now.
 
         ManifestError if there is none at the URL, RemoteError if it cannot be fetched.
         """
-        is_again = self.url in _opened
-        _opened.add(self.url)
-        folder: Path = self.client.ask("manifest", again=is_again)
+        folder: Path = self.client.ask("manifest")
         return folder
 
     def small_file(self, name: str) -> Path:
@@ -157,7 +155,6 @@ def _public(storage: Mapping[str, Any]) -> dict[str, Any]:
 
 
 _origins: WeakValueDictionary[URL, Origin] = WeakValueDictionary()
-_opened = set[URL]()  # in this process: who opens one again wants what is there by now
 _defaults: dict[str, Any] = {"cache": None, "storage": None}
 
 

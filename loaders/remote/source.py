@@ -1,4 +1,4 @@
-"""A place in a store as the fetcher reads it: its client, what is counted of it, and how often it is asked again."""
+"""A place in a store, in the fetcher: its client, what is counted of it, and how often it is asked again."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 from loaders.errors import RemoteError
 from loaders.remote.faults import StoreFault, hide_secrets
-from loaders.remote.stores import Objects, ObstoreObjects, open_objects
+from loaders.remote.stores import Objects, ObstoreObjects, mark_of, open_objects
 from loaders.remote.url import PUBLIC_OPTIONS, endpoint_of
+from loaders.remote.wire import PART_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Coroutine, Sequence
     from typing import Any
 
     from loaders.remote.stores import Got
@@ -24,6 +25,18 @@ T = TypeVar("T")
 ATTEMPTS = 3  # at what more time does not mend, and at a whole file
 _FINAL = frozenset(["missing", "short", "denied", "region", "unusable", "certificate", "encoded"])
 _MOST_PAUSE_S = 5.0
+_RANGES_AT_ONCE = 16  # of one question
+_REPLACED = "it was replaced since it was listed"
+# Faults of an object that was listed.
+_OF_LISTED = {"missing": "it is not there any more", "short": _REPLACED}
+# Questions that a method of ``ObstoreObjects`` answers, and what it does to the objects.
+BUCKET_OPS = {
+    "below": "listed",
+    "in_folder": "listed",
+    "look": "listed",
+    "put": "written",
+    "delete": "deleted",
+}
 
 
 class ServedURL:
@@ -44,14 +57,6 @@ class ServedURL:
             return open_objects(self.url, self._storage, self._environment)
         except StoreFault as fault:
             raise RemoteError(self.public(fault.text), self.url, fault.hint) from None
-
-    @property
-    def bucket(self) -> ObstoreObjects:
-        """What lists and writes objects, too; StoreFault for what fsspec reads."""
-        if isinstance(self.objects, ObstoreObjects):
-            return self.objects
-        what = f"objects at {self.url.scheme}:// URLs are not listed, and only datasets are read"
-        raise StoreFault("unusable", what, "Copy the files to a folder, or to a bucket")
 
     def _renew(self) -> None:
         """Ask for credentials anew, where that was not done right now."""
@@ -112,3 +117,48 @@ class ServedURL:
             self.num_retries += 1
             pause_s = min(_MOST_PAUSE_S, 0.2 * 2 ** min(attempt, 10), deadline_s / 4)
             await asyncio.sleep(random.uniform(0.5, 1) * pause_s)
+
+    async def ask_bucket(self, op: str, **about: Any) -> Any:
+        """Return what a bucket answers; None if there is nothing to list."""
+
+        async def call(_: object) -> Any:
+            if isinstance(self.objects, ObstoreObjects):
+                return await getattr(self.objects, op)(**about)
+            what = (
+                f"objects at {self.url.scheme}:// URLs are not listed, and only datasets are read"
+            )
+            raise StoreFault("unusable", what, "Copy the files to a folder, or to a bucket")
+
+        try:
+            return await self.again(call)
+        except StoreFault as fault:
+            if fault.kind == "missing" and BUCKET_OPS[op] == "listed":
+                return None
+            raise self.refused(BUCKET_OPS[op], about.get("name", ""), fault) from None
+
+    async def ranges(self, wanted: Sequence[tuple[Any, ...]]) -> list[bytes | str]:
+        """Return ranges of objects; in the place of one of an object that was listed, and is another by now, why.
+
+        Of each is wanted: the name, where the range begins and ends, and of an object that was listed its mark.
+        """
+        limit = asyncio.Semaphore(_RANGES_AT_ONCE)
+
+        async def part(name: str, start: int, end: int) -> Got:
+            async with limit:
+                return await self.get(name, start, end)
+
+        async def one(name: str, start: int, end: int, mark: int | None = None) -> bytes | str:
+            parts = (
+                part(name, i, min(i + PART_BYTES, end)) for i in range(start, end, PART_BYTES)
+            )
+            try:
+                found = await asyncio.gather(*parts)
+            except StoreFault as fault:
+                if mark is None or fault.kind not in _OF_LISTED:
+                    raise self.refused("fetched", name, fault) from None
+                return _OF_LISTED[fault.kind]
+            if mark and mark & 1 and any(got.etag and mark_of(got.etag) != mark for got in found):
+                return _REPLACED
+            return b"".join(piece for got in found for piece in got.pieces)
+
+        return await asyncio.gather(*(one(*each) for each in wanted))

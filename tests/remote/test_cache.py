@@ -573,7 +573,7 @@ def test_a_manifest_that_is_replaced_while_it_is_read_is_read_again(
         writer: Any = None
         client = fetcher.Connected(writer, 0)
         client.source = source
-        reading = asyncio.create_task(serving._on_manifest(client, again=False))
+        reading = asyncio.create_task(serving._on_manifest(client))
         await asyncio.sleep(0.1)
         shutil.copy(tmp_path / "new", folder / "manifest.json")
         about: Any = {"name": "manifest.json", "data": tmp_path / "new", "only": None}
@@ -581,6 +581,6 @@ def test_a_manifest_that_is_replaced_while_it_is_read_is_read_again(
             await serving.do(client, "put", **about)
         is_put.set()
         assert manifest_in(await reading) != b"another"
-        return manifest_in(await serving._on_manifest(client, again=False))
+        return manifest_in(await serving._on_manifest(client))
 
     assert asyncio.run(run()) == b"another"
