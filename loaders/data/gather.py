@@ -105,23 +105,22 @@ class Gather:
         addresses = self._biases.take(shards)
         if self.lies_end_to_end:  # none are open yet where no rows are asked for
             addresses += indices * self._nbytes
-        elif self._kinds == {VarColumn}:
+        else:
             addresses += self._starts_of(indices, shards)
-        else:  # shards of several formats can be concatenated
-            is_var = np.array(
-                [isinstance(self._columns[n], VarColumn) for n in shards.tolist()], bool
-            )
-            addresses[~is_var] += indices[~is_var] * self._nbytes
-            addresses[is_var] += self._starts_of(indices[is_var], shards[is_var])
         return addresses
 
     def _starts_of(self, indices: Indices, shards: Indices) -> Indices:
         """Return where rows begin in their buffers: numbers of 8 bytes, gathered from all shards in one call, too."""
         if self._of_starts is None:
-            columns = self._columns  # not self: what is dropped goes at once, and its maps with it
-            self._of_starts = Gather(
-                8, self._starts, lambda n: _starts_column(columns[n]), self._refuse, self._take
-            )
+            columns, starts = (
+                self._columns,
+                self._starts,
+            )  # not self: what is dropped goes at once, with its maps
+
+            def column_of_starts(number: int) -> FixedColumn:
+                return _starts_column(columns[number], int(starts[number]))
+
+            self._of_starts = Gather(8, starts, column_of_starts, self._refuse, self._take)
         out = np.empty((len(indices), 8), np.uint8)
         self._of_starts(indices, shards, out)
         return out.view(np.int64).reshape(-1)
@@ -149,9 +148,12 @@ class Gather:
         self._columns[number] = column
 
 
-def _starts_column(column: Column) -> FixedColumn:
-    assert isinstance(column, VarColumn)
-    starts = np.ascontiguousarray(column.starts, np.int64)
+def _starts_column(column: Column, first: int) -> FixedColumn:
+    """Return where rows begin, as ``_biases`` counts it, of a column whose first sample has that number."""
+    if isinstance(column, VarColumn):
+        starts = np.ascontiguousarray(column.starts, np.int64)
+    else:
+        starts = np.arange(first, first + len(column), dtype=np.int64) * column.data.shape[1]
     return FixedColumn(starts.view(np.uint8).reshape(-1, 8))
 
 

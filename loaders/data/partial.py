@@ -19,8 +19,7 @@ import numpy.typing as npt
 import xxhash
 
 from loaders.data.formats.checksums import CHUNK_BYTES, CHUNKED_ROW_BYTES, num_chunks
-from loaders.data.madvise import ask_for, span_of, wait_for
-from loaders.data.prefetch import fits_memory, unreadable
+from loaders.data.pages import ask_for, fits_memory, span_of, unreadable, wait_for
 from loaders.data.seen import Seen
 from loaders.data.shards import FileShard
 from loaders.errors import ChecksumError, ShardError

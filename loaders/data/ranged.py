@@ -6,12 +6,13 @@ part of their shards, such as labels, keys and counts of tokens.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from loaders.data.formats import columns_in, parse_checksums
-from loaders.data.shards import FileShard, MemoryShard, OpenShard
+from loaders.data.shards import FileShard, MemoryShard
 from loaders.errors import ShardError
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ _REQUEST_BYTES = 128 << 10  # fetching so many bytes more costs less than anothe
 def with_column(shards: Sequence[Shard], numbers: Sequence[int], field: str) -> list[Shard] | None:
     """Return shards, with just one column of those that are not in the cache; None if whole shards are to be fetched.
 
+    What comes damaged stays a whole shard: it is fetched, and verified, as such.
+
     Args:
         shards: Of a store.
         numbers: Which of them are read.
@@ -37,28 +40,18 @@ def with_column(shards: Sequence[Shard], numbers: Sequence[int], field: str) -> 
 
     Raises:
         RemoteError: A range cannot be fetched.
-        ChecksumError: Rows differ from their checksum, each time that they are fetched.
-        ShardError: A shard is not what the manifest says.
     """
     read = [shards[n] for n in numbers]
     away = [each for each in read if isinstance(each, FileShard) and not each.is_here]
     found: dict[int, Shard] = {}
     for origin in dict.fromkeys(each.origin for each in away):
         assert origin is not None
-        rest = [each for each in away if each.origin is origin]
-        for is_last in (False, False, True):
-            parts = _fetched(origin, rest, field)
-            if parts is None:
-                return None
-            failed = []
-            for shard, some in zip(rest, parts, strict=True):
-                try:
-                    found[id(shard)] = _verified(shard, field, *some)
-                except ShardError:
-                    if is_last:
-                        raise
-                    failed.append(shard)  # what came damaged may come right
-            rest = failed
+        some = [each for each in away if each.origin is origin]
+        if (parts := _fetched(origin, some, field)) is None:
+            return None
+        for shard, part in zip(some, parts, strict=True):
+            with suppress(ShardError):
+                found[id(shard)] = _verified(shard, field, *part)
     return [found.get(id(each), each) for each in shards]
 
 
@@ -114,14 +107,13 @@ def _fetch(origin: Origin, shards: Sequence[FileShard], spans: Sequence[Span]) -
 def _verified(
     shard: FileShard, field: str, lengths: bytes, rows: bytes, checksums: bytes
 ) -> MemoryShard:
-    """Return the column of a shard; ChecksumError if a row is damaged, ShardError if they are no such rows."""
+    """Return the column of a shard; ShardError if what came is damaged."""
     info, path = shard.info, shard.path
     place = info.places[field]._replace(offset=len(lengths))
     place = place if place.lengths is None else place._replace(lengths=0)
     data = np.frombuffer(lengths + rows, np.uint8)
     columns = columns_in(data, info._replace(places={field: place}), path)
-    sums = parse_checksums(checksums, path, info)
-    bad = sums[field].first_mismatch(columns[field], np.arange(len(sums[field].hashes)))
-    if bad is not None:
-        raise OpenShard(path, columns, sums).error(field, bad)
+    sums = parse_checksums(checksums, path, info)[field]
+    if sums.first_mismatch(columns[field], np.arange(len(sums.hashes))) is not None:
+        raise ShardError("its checksum does not match", path, None, field)
     return MemoryShard(path, columns)

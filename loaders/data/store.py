@@ -6,9 +6,7 @@ gathers rows of equal size from any number of mapped files in one call.
 
 from __future__ import annotations
 
-import pickle
 import weakref
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -17,8 +15,7 @@ import numpy.typing as npt
 from loaders.data.finder import Rows, ShardFinder
 from loaders.data.formats import check_memory
 from loaders.data.gather import Found, Gather, Take, take_rows
-from loaders.data.manifest import without_collections
-from loaders.data.prefetch import Pages
+from loaders.data.pages import Pages
 from loaders.data.shards import FileShard
 from loaders.data.verify import Verifier
 from loaders.errors import ShardError
@@ -54,12 +51,6 @@ class ShardRuns(NamedTuple):
         """Return the shard number of each of some samples."""
         found: Indices = self.shards[np.searchsorted(self.ends, samples, "right")]
         return found
-
-
-@without_collections()
-def _unpickle(shards: bytes | Sequence[Shard], *args: Any) -> Store:
-    found = pickle.loads(shards) if isinstance(shards, bytes) else shards  # noqa: S301 -- in a pickle of our own
-    return Store(found, *args)
 
 
 class Store:
@@ -103,8 +94,6 @@ class Store:
         origins = [shard.origin for shard in self.shards if isinstance(shard, FileShard)]
         self.remotes = list(dict.fromkeys(origin for origin in origins if origin is not None))
         self.is_remote = bool(self.remotes)
-        numbers: dict[int, int] = {}
-        self._first = [numbers.setdefault(id(shard), n) for n, shard in enumerate(self.shards)]
         self._lock = ForkLock()
         self.last_opened = 0
         self._close()
@@ -116,17 +105,7 @@ class Store:
         self._fields: dict[str, _Field] = {}
 
     def __reduce__(self) -> Any:
-        shards = self._pickled_shards or self.shards
-        args = (shards, self.check, self.take, self.max_open, self._given_runs)
-        return _unpickle, args
-
-    @cached_property
-    def _pickled_shards(self) -> bytes | None:
-        """Shards that are files, pickled once: a child process is compared with its dataset at every epoch."""
-        if not all(isinstance(shard, FileShard) for shard in self.shards):
-            return None
-        with without_collections():
-            return pickle.dumps(self.shards, pickle.HIGHEST_PROTOCOL)
+        return Store, (self.shards, self.check, self.take, self.max_open, self._given_runs)
 
     def __len__(self) -> int:
         return self._num_samples
@@ -142,10 +121,7 @@ class Store:
 
     def _open_shard(self, number: int) -> OpenShard:
         self.last_opened = number
-        first = self._first[number]  # mapped once, however often it is here
-        same = None if first == number else self.shard(first)
-        if same is None:
-            self._fetch(number)
+        self._fetch(number)
         with self._lock.plain:
             shard = self._open[number]
             if shard is None:
@@ -153,7 +129,7 @@ class Store:
                     mapped = self._mapped_bytes
                     self._close()
                     self._mapped_bytes = mapped
-                shard = same or self.shards[number].open(self.check)
+                shard = self.shards[number].open(self.check)
                 self._num_open += 1
                 self._open[number] = shard  # last: who sees it takes the rest for granted
             return shard

@@ -15,7 +15,7 @@ from loaders.backends.subprocess import child_pool
 from loaders.codecs.picture import encode_jpeg
 from loaders.data.finder import ShardFinder
 from loaders.data.gather import Gather
-from loaders.data.prefetch import Pages
+from loaders.data.pages import Pages
 from loaders.datasets.reading.pictures import PictureReader
 from loaders.datasets.reading.samples import collate
 from loaders.errors import ChecksumError, SampleError, ShardError
@@ -243,7 +243,7 @@ def test_what_does_not_stay_in_memory_is_waited_for_batch_by_batch(
     pictures: Opens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the first batch would wait for the samples of all."""
-    monkeypatch.setattr("loaders.data.prefetch.memory_bytes", lambda: 1 << 20)
+    monkeypatch.setattr("loaders.data.pages.memory_bytes", lambda: 1 << 20)
     dataset = pictures("raw")
 
     for _ in range(2):

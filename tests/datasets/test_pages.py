@@ -13,9 +13,9 @@ import torch
 
 from loaders import DataLoader, Mixture, RAMDataset, ShardDataset, augment, concat
 from loaders.buffers import Memory
-from loaders.data import formats, madvise, prefetch
-from loaders.data.madvise import READ_BYTES, ask_for
+from loaders.data import formats, pages
 from loaders.data.manifest import read_manifest
+from loaders.data.pages import READ_BYTES, ask_for
 from loaders.data.shards import FileShard
 from loaders.errors import LoadersError, SampleError, ShardError
 from loaders.schema import Array, Field, Image, Label, Text
@@ -97,7 +97,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
         found.extend(spans)
         ask_for(spans)
 
-    monkeypatch.setattr(prefetch, "ask_for", ask)
+    monkeypatch.setattr(pages, "ask_for", ask)
     return found
 
 
@@ -122,7 +122,7 @@ def test_what_is_asked_for_comes_whole_without_being_touched(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, fits: bool
 ) -> None:
     """Records of 1 MB: the kernel reads no more than its read-ahead of one question."""
-    monkeypatch.setattr(prefetch, "_MEMORY_SHARE", 0.5 if fits else 0)
+    monkeypatch.setattr(pages, "_MEMORY_SHARE", 0.5 if fits else 0)
     dataset = ShardDataset(packed(tmp_path / "a", kind, 1_000_000, 10), check="never")
     records = dropped(dataset, 3, 8)
 
@@ -152,7 +152,7 @@ def test_a_dataset_that_fits_into_memory_is_asked_for_in_one_epoch_and_in_blocks
 def test_one_that_does_not_fit_is_asked_for_each_time_and_by_the_record(
     tmp_path: Path, asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(prefetch, "_MEMORY_SHARE", 0)
+    monkeypatch.setattr(pages, "_MEMORY_SHARE", 0)
     dataset = ShardDataset(packed(tmp_path / "a", kind), fields=["data"])
     loader = DataLoader(dataset, 6, shuffle=True, num_workers=2)
 
@@ -170,7 +170,7 @@ def test_a_batch_is_asked_for_before_any_of_it_is_read(
     tmp_path: Path, asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever reads it: threads, in parts, and torch's processes, by ``__getitems__``."""
-    monkeypatch.setattr(prefetch, "_MEMORY_SHARE", 0)
+    monkeypatch.setattr(pages, "_MEMORY_SHARE", 0)
     fields: dict[str, Field] = {"data": Array(dtype="uint8", dims=(300_000,))}
     samples = [{"data": noise(300_000, i)} for i in range(NUM)]
     dataset = ShardDataset(pack(tmp_path / "a", fields, samples, per_shard=PER_SHARD))
@@ -190,7 +190,7 @@ def test_a_batch_is_asked_for_before_any_of_it_is_read(
 def test_a_changed_dataset_asks_for_what_it_reads(
     tmp_path: Path, asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefetch, "_MEMORY_SHARE", 0)
+    monkeypatch.setattr(pages, "_MEMORY_SHARE", 0)
     dataset = ShardDataset(packed(tmp_path / "a"), fields=["data"])
     dataset.__getitems__([0, 1])
     del asked[:]
@@ -214,8 +214,8 @@ def test_a_batch_is_waited_for_in_one_call(
             calls.append(name)
             return getattr(real, name)
 
-    real = madvise._libc
-    monkeypatch.setattr(madvise, "_libc", Counted())
+    real = pages._libc
+    monkeypatch.setattr(pages, "_libc", Counted())
     rows = rows_of(dataset, *range(NUM))
     dataset.store.prefetch("data", rows)
     dataset.store.records("data", rows)
@@ -226,7 +226,7 @@ def test_a_batch_is_waited_for_in_one_call(
 def test_groups_of_small_batches_are_asked_for(
     tmp_path: Path, asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefetch, "_MEMORY_SHARE", 0)
+    monkeypatch.setattr(pages, "_MEMORY_SHARE", 0)
     fields: dict[str, Field] = {"data": Array(dtype="uint8", dims=(5_000,))}
     samples = [{"data": noise(5_000, i)} for i in range(NUM)]
     dataset = ShardDataset(pack(tmp_path / "a", fields, samples, per_shard=PER_SHARD))
@@ -240,7 +240,7 @@ def test_groups_of_small_batches_are_asked_for(
 def test_mixtures_ask_for_what_comes_from_each(
     tmp_path: Path, asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prefetch, "_MEMORY_SHARE", 0)
+    monkeypatch.setattr(pages, "_MEMORY_SHARE", 0)
     parts = [ShardDataset(packed(tmp_path / name), fields=["data"]) for name in "ab"]
     mixture = Mixture(parts, [0.5, 0.5])
     job: Any = mixture.job([0, NUM, 1, NUM + 1], Memory())
@@ -281,7 +281,7 @@ def test_filling_ram_asks_ahead(tmp_path: Path, asked: list[tuple[int, int]]) ->
 def test_records_are_in_memory_before_python_looks_at_them(tmp_path: Path, kind: str) -> None:
     dataset = ShardDataset(packed(tmp_path / "a", kind, 1_000_000), check="never")
     dropped(dataset, 4, 12, 20)
-    madvise.wait_for([dataset.store.shard(0).columns["data"].row(4)[:1]])
+    pages.wait_for([dataset.store.shard(0).columns["data"].row(4)[:1]])
     if not in_memory(dataset.store.shard(0).columns["data"].row(4)[:1]):
         pytest.skip("this kernel cannot wait for pages")
 
@@ -317,7 +317,7 @@ OF_ONE_SIZE: dict[str, Field] = {"data": Array(dtype="uint8", dims=(ROW,))}
 def test_rows_that_are_gathered_are_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, fits: bool
 ) -> None:
-    monkeypatch.setattr(prefetch, "_MEMORY_SHARE", 0.5 if fits else 0)
+    monkeypatch.setattr(pages, "_MEMORY_SHARE", 0.5 if fits else 0)
     samples = [{"data": noise(ROW, i)} for i in range(NUM)]
     folder = pack(tmp_path / "a", OF_ONE_SIZE, samples, format=kind, per_shard=PER_SHARD)
     dataset = ShardDataset(folder, check="never")
@@ -510,6 +510,6 @@ def test_a_kernel_without_the_words_reads_all_the_same(
     fields: dict[str, Field] = {"data": Array(dtype="uint8", dims=dims)}
     samples = [{"data": noise(300_000, i)} for i in range(4)]
     folder = pack(tmp_path / "a", fields, samples, format=kind)
-    monkeypatch.setattr(madvise, "_libc", libc)
+    monkeypatch.setattr(pages, "_libc", libc)
     for i, sample in enumerate(ShardDataset(folder)):
         assert np.array_equal(sample.data.numpy(), noise(300_000, i))

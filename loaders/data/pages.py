@@ -1,4 +1,4 @@
-"""Records on their way from storage: requested together, and waited for without the GIL.
+"""Pages of maps: requested together, and waited for without the GIL.
 
 A mapped page that is not in memory is read when it is touched: one after the other, and by a thread that may
 hold the GIL, so that all others wait with it; and where it cannot be read, the process ends (SIGBUS). So all
@@ -13,28 +13,38 @@ all that have one checksum together.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import ctypes
+import errno
+import mmap
+import os
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from loaders.data.columns import Column, FixedColumn, rows_between
-from loaders.data.madvise import READ_BYTES, Span, ask_for, span_of, wait_for
 from loaders.data.seen import Seen
 from loaders.data.shards import FileShard
 from loaders.errors import ShardError
+from loaders.system.libc import libc
 from loaders.system.limits import memory_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
-
-    import numpy.typing as npt
 
     from loaders.data.columns import UInt8Array
     from loaders.data.finder import Rows
     from loaders.data.shards import OpenShard, Shard
     from loaders.data.verify import Unknown
 
+# No more is read of one question: the usual read-ahead (``force_page_cache_readahead`` in mm/readahead.c).
+READ_BYTES = 128 << 10
+_COPY_BYTES = 64 << 10  # stays in a core's cache
+_MAX_PLACES = 1024  # of one call (UIO_MAXIOV)
+_WILLNEED = getattr(mmap, "MADV_WILLNEED", None)
+
+Span = tuple[int, int]  # an address, and how many bytes
 _MIN_ROW_BYTES = 4 << 10  # smaller ones share pages, and the kernel reads ahead
 _MEMORY_SHARE = 0.5  # of a machine's memory: what the page cache can be trusted to keep
 _UNKNOWN, _SMALL, _LARGE = -1, 0, 1  # records of a shard
@@ -58,16 +68,12 @@ class Pages:
         sizes = [shard.info.size_bytes if isinstance(shard, FileShard) else 0 for shard in shards]
         least = [_MIN_ROW_BYTES * shard.num_samples for shard in shards]
         self._sizes = np.where(np.array(sizes) < np.array(least), _SMALL, _UNKNOWN)
-        self._may_be_large = bool(self._sizes.any())  # and not here yet
         self._keeps = fits_memory(shards)
         self._arrived = Seen(sum(shard.num_samples for shard in shards))
 
     def needs_prefetch(self, rows: Rows) -> bool:
         """True if some of these records are not in memory yet, or may not be; opens no file."""
-        if not self._may_be_large:
-            return False
-        new = self._arrived.new(rows.indices) if self._keeps else True
-        return new is not None and bool((new & (self._sizes.take(rows.shards) != _SMALL)).any())
+        return bool(self._awaited(rows).any())
 
     def prefetch(self, rows: Rows) -> None:
         """Have storage read some records, without waiting for them."""
@@ -84,10 +90,8 @@ class Pages:
         if new := self._new(rows):
             self.wait_for(new)
             self._arrived.note(new.indices)
-            if self._keeps and self._arrived.are_all():
-                self._may_be_large = False
         if unknown is not None:
-            self._wait_for_neighbours(unknown)
+            self._wait_for_blocks(unknown)
 
     def stay_here(self, rows: Rows) -> bool:
         """Tell whether some records are in memory, which is trusted to keep them, or are not waited for at all."""
@@ -95,45 +99,42 @@ class Pages:
 
     def wait_for(self, rows: Rows) -> None:
         """Wait for some records, whatever their size; ShardError if one of them cannot be read."""
-        self._wait_for(self._places(rows))
-
-    def _wait_for(self, places: list[tuple[int, int]]) -> None:
+        places = self._places(rows)
         bad = wait_for(self._records(places))
         if bad is not None:
-            shard, row = places[bad]
-            raise unreadable(self._shards[shard].path, row, self._field)
+            raise self._unreadable(*places[bad])
 
-    def _wait_for_neighbours(self, unknown: Unknown) -> None:
+    def _wait_for_blocks(self, unknown: Unknown) -> None:
         blocks = zip(unknown.shards, unknown.local, unknown.sizes, strict=True)
-        records: list[UInt8Array] = []
-        places: list[tuple[int, int]] = []
-        for shard, block, size in blocks:
-            if size > 1:
-                column = self._column(shard)
-                rows = range(block * size, min((block + 1) * size, len(column)))
-                records += _neighbours(column, rows.start, rows.stop)
-                places += [(shard, row) for row in rows]
-        if wait_for(records) is not None:  # in one of them, or between them
-            self._wait_for(places)
+        places = [(shard, block * size, size) for shard, block, size in blocks if size > 1]
+        spans = [_bytes_of(self._column(shard), row, row + size) for shard, row, size in places]
+        bad = wait_for(spans)
+        if bad is not None:
+            raise self._unreadable(*places[bad][:2])
+
+    def _unreadable(self, shard: int, row: int) -> ShardError:
+        return unreadable(self._shards[shard].path, row, self._field)
+
+    def _awaited(self, rows: Rows) -> npt.NDArray[np.bool_]:
+        """Return which of some records may be large, and are not here or not kept."""
+        awaited: npt.NDArray[np.bool_] = self._sizes.take(rows.shards) != _SMALL
+        if self._keeps and awaited.any():
+            is_new = self._arrived.new(rows.indices)
+            awaited &= False if is_new is None else is_new
+        return awaited
 
     def _new(self, rows: Rows) -> Rows | None:
         """Return which of some records are large, in files, and not here or not kept; None if none is."""
-        is_new = self._arrived.new(rows.indices) if self._keeps else np.ones(len(rows), bool)
-        if not self._may_be_large or is_new is None:
+        awaited = self._awaited(rows)
+        if not awaited.any():
             return None
-        sizes = self._sizes.take(rows.shards)
-        if (sizes == _UNKNOWN).any():
-            self._look(np.unique(rows.shards[sizes == _UNKNOWN]).tolist())
-            sizes = self._sizes.take(rows.shards)
-        is_new = is_new & (sizes == _LARGE)
-        return rows[is_new] if is_new.any() else None
-
-    def _look(self, shards: list[int]) -> None:
-        for number in shards:
-            column = self._column(number)
-            is_large = column.nbytes >= _MIN_ROW_BYTES * len(column)
-            self._sizes[number] = _LARGE if is_large else _SMALL
-        self._may_be_large = bool(self._sizes.any())
+        for number in np.unique(rows.shards[awaited]).tolist():
+            if self._sizes[number] == _UNKNOWN:
+                column = self._column(number)
+                is_large = column.nbytes >= _MIN_ROW_BYTES * len(column)
+                self._sizes[number] = _LARGE if is_large else _SMALL
+        awaited &= self._sizes.take(rows.shards) == _LARGE
+        return rows[awaited] if awaited.any() else None
 
     def _places(self, rows: Rows) -> list[tuple[int, int]]:
         """Return the shard of each record, and its row there."""
@@ -154,15 +155,12 @@ def _blocks(start: int, nbytes: int) -> Span:
     return first, -(-(start + nbytes - first) // READ_BYTES) * READ_BYTES
 
 
-def _neighbours(column: Column, first: int, end: int) -> list[UInt8Array]:
-    """Return the bytes of neighbours: all of them as one if they are close together, or each."""
+def _bytes_of(column: Column, first: int, end: int) -> UInt8Array:
+    """Return the bytes of some rows, and what lies between them."""
     part = rows_between(column, first, end)
     if isinstance(part, FixedColumn):
-        return [part.data]
-    low, high = int(part.starts.min()), int((part.starts + part.lengths).max())
-    if high - low <= 4 * part.nbytes:  # a file says where they are
-        return [part.buffer[low:high]]
-    return [part.row(i) for i in range(len(part))]
+        return part.data
+    return part.buffer[int(part.starts.min()) : int((part.starts + part.lengths).max())]
 
 
 def unreadable(path: Path, row: int, field: str) -> ShardError:
@@ -175,3 +173,55 @@ def fits_memory(shards: Sequence[Shard]) -> bool:
     """Tell whether memory can be trusted to keep what was read of all files."""
     nbytes = sum(shard.info.size_bytes for shard in shards if isinstance(shard, FileShard))
     return nbytes < _MEMORY_SHARE * memory_bytes()
+
+
+def ask_for(spans: Iterable[Span]) -> None:
+    """Have the kernel read some spans of memory, without waiting for them; nothing where a system has no such call."""
+    if _libc is None:
+        return
+    for start, nbytes in spans:
+        first = start // mmap.PAGESIZE * mmap.PAGESIZE
+        for at in range(first, start + nbytes, READ_BYTES):
+            size = min(READ_BYTES, start + nbytes - at)
+            _libc.madvise(ctypes.c_void_p(at), ctypes.c_size_t(size), _WILLNEED)
+
+
+def wait_for(records: Sequence[npt.NDArray[Any]]) -> int | None:
+    """Wait until some records are in memory, by having the kernel copy them to a buffer that is thrown away.
+
+    One call waits for many records without the GIL. With a call for each, a thread that is busy in Python would keep
+    the GIL for a switch interval after each call, 5 ms a record.
+
+    Returns:
+        The number of the first one that cannot be read: touching it would end the process. None if all can, and where
+        the system does not tell.
+    """
+    if not records or not hasattr(_libc, "process_vm_readv"):
+        return None
+    starts, sizes = np.array([span_of(record) for record in records], np.int64).T
+    counts = -(-sizes // _COPY_BYTES)
+    owners = np.repeat(np.arange(len(records)), counts)
+    before = (np.arange(len(owners)) - (np.cumsum(counts) - counts)[owners]) * _COPY_BYTES
+    pieces = np.stack(
+        [starts[owners] + before, np.minimum(sizes[owners] - before, _COPY_BYTES)], 1
+    )
+    buffer, targets = np.empty(_COPY_BYTES, np.uint8), pieces.copy()
+    targets[:, 0] = span_of(buffer)[0]
+    for first in range(0, len(pieces), _MAX_PLACES):
+        some, there = pieces[first : first + _MAX_PLACES], targets[first : first + _MAX_PLACES]
+        args = os.getpid(), span_of(there)[0], len(there), span_of(some)[0], len(some), 0
+        copied = _libc.process_vm_readv(*map(ctypes.c_long, args))
+        if copied < 0 and ctypes.get_errno() != errno.EFAULT:
+            return None
+        ends = np.cumsum(some[:, 1])
+        if copied < ends[-1]:
+            return int(owners[first + np.searchsorted(ends, max(copied, 0), "right")])
+    return None
+
+
+def span_of(array: npt.NDArray[Any]) -> Span:
+    """Return the address of an array, and its size in bytes."""
+    return array.__array_interface__["data"][0], array.nbytes
+
+
+_libc: Any = None if _WILLNEED is None else libc()
