@@ -6,8 +6,8 @@ Contract:
    thread. A job's parts run on any worker; the thread that runs the last of them also finishes the job. How
    many jobs are in flight is the owner's choice, so memory does not depend on the number of threads.
 2. *Failure.* The first error of a job ends it (parts not yet begun are skipped); ``take`` raises that
-   error when the job's turn comes. Other jobs are not touched. A worker survives any error, also one
-   of ``prepare``, which it then tries again: an error is an item like the others.
+   error when the job's turn comes. Other jobs are not touched. A worker survives any error of a job; one of
+   ``prepare``, or between jobs, ends the pool: ``take`` raises it.
 3. *Early close.* ``close`` may be called at any time, more than once, from any thread: parts not yet
    begun are dropped, running ones end, threads are joined (for up to 30 s; a part that never ends is
    logged, and ends with the process). It happens when the pool is dropped, too, and at interpreter
@@ -87,11 +87,10 @@ class _Ticket:
         self.error: BaseException | None = None
         self.done = False
 
-    def run(self, part: int, prepare: Callable[[], None]) -> bool:
+    def run(self, part: int) -> bool:
         """Run one part; return True if it was the last and the job is now done."""
         if self.error is None:
             try:
-                prepare()
                 self.job.run(part)
             except BaseException as error:  # whatever it is: a worker that dies silently is a hang
                 self._fail(error)
@@ -159,18 +158,8 @@ def _work(
     prepare: Callable[[], None],
     on_done: Callable[[], None],
 ) -> None:
-    is_prepared = False
-
-    def prepare_once() -> None:
-        nonlocal is_prepared
-        if not is_prepared:
-            prepare()
-            is_prepared = True
-
     try:
-        # It is tried again, and its error raised, with the first part.
-        with suppress(BaseException):
-            prepare_once()
+        prepare()
         _here.running = running
         me = threading.get_ident()
         while is_open:
@@ -179,7 +168,7 @@ def _work(
                 break
             ticket, part = task
             running[me] = (ticket, part, time.monotonic())
-            last = ticket.run(part, prepare_once)
+            last = ticket.run(part)
             del running[me], ticket, task  # an idle worker keeps no batch alive
             cpu_s[me] = time.thread_time()
             if last:
@@ -187,7 +176,7 @@ def _work(
                 on_done()
     except (
         BaseException
-    ) as error:  # between jobs, as where gevent replaced what is called: the owner must not wait
+    ) as error:  # as where gevent replaced what is called: the owner must not wait
         failed.append(error)
         finished.put(None)
     tasks.put(None)  # for the next one
@@ -283,10 +272,9 @@ class Workers:
     def put(self, *asked: Any) -> None:
         """Begin a job: the one given, or what ``job`` of ``__init__`` makes of the arguments."""
         self._check_open()
-        job = self._job(*asked)
-        ticket = _Ticket(job)
+        ticket = _Ticket(self._job(*asked))
         self._tickets.append(ticket)
-        if job.needs_prefetch:
+        if ticket.job.needs_prefetch:
             self._put_prefetch(ticket)
         for part in range(ticket.remaining):
             self._tasks.put((ticket, part))
@@ -296,10 +284,7 @@ class Workers:
             args = self._prefetches, self._is_open, self._running
             name = f"{self._name}-prefetch"
             thread = threading.Thread(target=_prefetch, args=args, name=name, daemon=True)
-            try:
-                thread.start()
-            except RuntimeError:  # no more threads: workers do it themselves
-                return
+            thread.start()
             self._threads.append(thread)
         self._prefetches.put(weakref.ref(ticket))
 

@@ -455,22 +455,16 @@ def test_a_thread_that_ends_before_its_first_job_is_an_error_at_once(
     assert time.monotonic() - began < TIMEOUT_S / 2
 
 
-def test_prepare_that_fails_is_an_error_of_the_job_and_tried_again() -> None:
-    fails = iter([True, True, True, False])
-
-    def prepare() -> None:
-        if next(fails):
-            raise OSError("no such device")
-
-    pool = Workers(1, prepare=prepare)
-    for _ in range(3):
+def test_prepare_that_fails_is_the_error_of_the_pool() -> None:
+    pool = Workers(2, prepare=lambda: raise_(OSError("no such device")))
+    with suppress(RuntimeError):
         pool.put(Call())
 
-    for _ in range(2):  # the first attempt was at the beginning of the thread
-        with pytest.raises(OSError, check=At(args=("no such device",))):
-            pool.take(timeout_s=TIMEOUT_S)
-    assert pool.take(timeout_s=TIMEOUT_S) == [0]
+    with pytest.raises(RuntimeError) as caught:
+        pool.take(timeout_s=TIMEOUT_S)
     pool.close()
+
+    assert isinstance(caught.value.__cause__, OSError)
 
 
 # -- timeouts ----------------------------------------------------------------------------------
@@ -1007,18 +1001,6 @@ def test_who_asked_keeps_no_batch_alive() -> None:
         del job
         wait_until(lambda: reference() is None)  # noqa: B023
     pool.close()
-
-
-def test_no_thread_left_to_ask_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = Workers(2)
-    monkeypatch.setattr(threading.Thread, "start", lambda _: raise_(RuntimeError("no more")))
-
-    for _ in range(3):
-        pool.put(ReadsAhead(lambda: None))
-    found = [pool.take(timeout_s=TIMEOUT_S) for _ in range(3)]
-    pool.close()
-
-    assert found == [[0]] * 3
 
 
 def test_closing_drops_what_has_not_asked() -> None:

@@ -37,15 +37,14 @@ class Chunk:
 
     def job(self, turn: int, maker: Maker) -> Job:
         """Return the work of making what is handed over in a turn."""
-        job = self._job(turn, maker)
-        return job if maker.watched is None else maker.watched(job)
-
-    def _job(self, turn: int, maker: Maker) -> Job:
+        job: Job
         if self.is_together:
-            return Group(maker, self.batches)
-        if self._planned is None:
-            self._planned = maker.plan(self.batches) if len(self.batches) > 1 else self.batches
-        return maker.job(self._planned[turn])
+            job = Group(maker, self.batches)
+        else:
+            if self._planned is None:
+                self._planned = maker.plan(self.batches) if len(self.batches) > 1 else self.batches
+            job = maker.job(self._planned[turn])
+        return job if maker.watched is None else maker.watched(job)
 
 
 def chunks(batches: Iterator[Any], size: int, *, is_together: bool = False) -> Iterator[Chunk]:

@@ -142,27 +142,20 @@ class OrderedBatches:
         began, num_before = time.monotonic(), len(self._pool)
         while True:
             try:
-                return self._take_first(patience, num_before)
-            except Late as error:
+                return self._pool.take(patience)
+            except BaseException as error:
                 if len(self._pool) < num_before:  # a job raised it
+                    self.num_taken += 1
+                    raise _not_the_end(error)  # noqa: B904  # which has its cause
+                if not isinstance(error, Late):  # the wait was interrupted
                     raise
-                if self._timeout_s:
-                    raise RuntimeError(
-                        f"DataLoader timed out after {self._timeout_s} seconds: {error}"
-                    ) from None
-                waited_s = time.monotonic() - began
-                # Its text, not the error: a handler that keeps records would keep this iterator.
-                logger.warning("no batch for %.0f s: %s", waited_s, str(error))
-
-    def _take_first(self, patience: float | None, num_before: int) -> Made:
-        try:
-            return self._pool.take(patience)
-        except BaseException as error:
-            # Else the batch is late, or the wait was interrupted.
-            self.num_taken += len(self._pool) < num_before
-            if isinstance(error, StopIteration):
-                raise _not_the_end(error) from error
-            raise
+                late = str(
+                    error
+                )  # not the error: a handler that keeps records would keep this iterator
+            if self._timeout_s:
+                what = f"DataLoader timed out after {self._timeout_s} seconds: {late}"
+                raise RuntimeError(what)
+            logger.warning("no batch for %.0f s: %s", time.monotonic() - began, late)
 
     @property
     def is_ready(self) -> bool:
@@ -184,6 +177,5 @@ def _not_the_end(error: BaseException) -> BaseException:
         return error
     what = "the dataset, its transform or collate_fn raised StopIteration: next() of an iterator at its end, say"
     other = RuntimeError(what)
-    other.__notes__ = getattr(error, "__notes__", [])
     other.__cause__ = error
     return other

@@ -1,4 +1,4 @@
-"""What a child process is started with: a pickle of what makes batches, which names the memory files that it maps.
+"""Pickles between the trainer and its child: what makes batches, with the memory files that it maps, and errors.
 
 The child is a fresh interpreter, which never imports the trainer's main module: what is defined there, or in no module,
 cannot be found by it.
@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import io
 import pickle
+import traceback
 import weakref
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-import loaders.codecs as codecs
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.memory.held import HeldShard
 from loaders.datasets.memory.memfile import MemoryFile, open_memory_file
 from loaders.errors import LoadersError, UnsendableError
-from loaders.schema import Schema
 
 if TYPE_CHECKING:
     from loaders.backends.maker import Maker
@@ -34,31 +34,25 @@ def pack(maker: Maker) -> bytes:
         UnsendableError: Something in it cannot be pickled, or would not be found by the child.
         LoadersError: There is no room for a copy of arrays.
     """
-    head, body = io.BytesIO(), io.BytesIO()
-    last = packer = _Packer(body)
+    out = io.BytesIO()
+    packer = _Packer(out)
     try:
         packer.dump(maker.for_child())
-        last = _Packer(head)
-        last.dump(packer.codecs)
     except LoadersError:
         raise
     except (pickle.PicklingError, TypeError, AttributeError, ValueError) as error:
-        raise UnsendableError(last.last, str(error)) from error
-    return head.getvalue() + body.getvalue()
+        raise UnsendableError(packer.last, str(error)) from error
+    return out.getvalue()
 
 
 def unpack(data: bytes) -> Maker:
     """Make what was packed, in the child."""
-    stream = io.BytesIO(data)
-    for name, factory in _Unpacker(stream).load().items():
-        codecs.register_codec(name, factory)
-    return _Unpacker(stream).load()  # type: ignore[no-any-return]
+    return _Unpacker(io.BytesIO(data)).load()  # type: ignore[no-any-return]
 
 
 class _Packer(pickle.Pickler):
     def __init__(self, out: io.BytesIO) -> None:
         super().__init__(out, pickle.HIGHEST_PROTOCOL)
-        self.codecs: dict[str, Any] = {}  # of the user's, that a dataset needs
         self.last = ""
 
     def persistent_id(self, value: Any) -> Any:
@@ -67,28 +61,16 @@ class _Packer(pickle.Pickler):
         return value.file().place, value.path
 
     def reducer_override(self, value: Any) -> Any:
-        self.last = _name(value)
+        kind = value if hasattr(value, "__qualname__") else type(value)
+        self.last = f"{kind.__module__}.{kind.__qualname__}"
         if not isinstance(value, BatchDataset):
             return NotImplemented
-        schema = getattr(value, "schema", None)
-        for field in schema.fields.values() if isinstance(schema, Schema) else ():
-            factory = codecs._FACTORIES.get(getattr(field, "codec", ""))
-            if factory and not str(factory.__module__).startswith("loaders."):
-                self.codecs[field.codec] = factory
-        return _without_counters(value.__reduce_ex__(pickle.HIGHEST_PROTOCOL))
-
-
-def _without_counters(reduced: Any) -> Any:
-    """Return how a dataset is pickled, without what changes when the trainer reads it or sets the epoch."""
-    if not (isinstance(reduced, tuple) and len(reduced) > 2 and isinstance(reduced[2], dict)):
+        reduced: Any = value.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        if isinstance(reduced, tuple) and len(reduced) > 2 and isinstance(reduced[2], dict):
+            # Without what changes when the trainer reads it, or sets the epoch.
+            state = {name: each for name, each in reduced[2].items() if name not in _COUNTERS}
+            reduced = (*reduced[:2], state, *reduced[3:])
         return reduced
-    state = {name: value for name, value in reduced[2].items() if name not in _COUNTERS}
-    return (*reduced[:2], state, *reduced[3:])
-
-
-def _name(value: Any) -> str:
-    kind = value if hasattr(value, "__qualname__") else type(value)
-    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 class _Unpacker(pickle.Unpickler):
@@ -105,3 +87,16 @@ class _Unpacker(pickle.Unpickler):
 
 # In the child: the trainer names a file again and again.
 _mapped: weakref.WeakValueDictionary[Place, MemoryFile] = weakref.WeakValueDictionary()
+
+
+def portable(error: BaseException) -> BaseException:
+    """Return what arrives as the same error, with its traceback; a RuntimeError if it does not pickle."""
+    note = f"In the loader's child process:\n{''.join(traceback.format_exception(error))}"
+    with suppress(Exception):
+        arrived: BaseException = pickle.loads(pickle.dumps(error))  # noqa: S301  # what we made ourselves
+        if type(arrived) is type(error) and str(arrived) == str(error):
+            arrived.add_note(note)
+            return arrived
+    plain = RuntimeError(traceback.format_exception_only(error)[0].strip())
+    plain.add_note(note)
+    return plain

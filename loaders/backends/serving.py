@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from loaders.backends.chunk import Chunk
 from loaders.backends.maker import Raised
-from loaders.backends.payload import unpack
-from loaders.backends.portable import portable
+from loaders.backends.payload import portable, unpack
 from loaders.backends.slots import SharedSlots, dump
 from loaders.backends.threads import thread_pool
 from loaders.live import dump_in_child

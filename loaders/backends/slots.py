@@ -14,7 +14,6 @@
 from __future__ import annotations
 
 import io
-import logging
 import mmap
 import os
 import pickle
@@ -28,14 +27,12 @@ import numpy.typing as npt
 import torch
 
 from loaders.buffers import Leases, Slots
-from loaders.errors import LoadersError
 from loaders.system.hugepages import HUGE, collapse, lay
 from loaders.system.registry import WeakRegistry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-logger = logging.getLogger(__name__)
 UInt8Array = npt.NDArray[np.uint8]
 
 
@@ -165,7 +162,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 class MappedSlots:
-    """The trainer's view of the slots; ``lock`` page-locks one while its array lives, until it cannot."""
+    """The trainer's view of the slots; ``lock`` page-locks one while its array lives."""
 
     def __init__(self, fd: int, lock: Callable[[UInt8Array], None] | None = None) -> None:
         self._memory, self._lock = _SharedFile(fd), lock
@@ -191,13 +188,8 @@ class MappedSlots:
                 del self._slots[place]
                 continue
             slot = self._slots[place] = self._memory.array(place, nbytes)
-            try:
-                if self._lock is not None:
-                    self._lock(slot)
-            except LoadersError as error:  # copies to a device then pin it first: one more copy
-                self._lock = None
-                what = str(error)  # a log that kept the error would keep its frames, and the slot
-                logger.warning("batches come through memory that is not page-locked: %s", what)
+            if self._lock is not None:
+                self._lock(slot)
 
     def load(self, data: bytes) -> Any:
         """Make what ``dump`` described, over the slots."""

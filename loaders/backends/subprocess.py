@@ -33,8 +33,6 @@ from functools import partial
 from multiprocessing.connection import Pipe
 from typing import TYPE_CHECKING, Any
 
-import xxhash
-
 from loaders.backends.child import MASKED
 from loaders.backends.maker import MAX_KEPT
 from loaders.backends.payload import pack
@@ -78,7 +76,7 @@ class Child:
         self.num_passes = 0  # pools; a group is asked for, and comes, with the number of its own
         self._owner = os.getpid()
         self._epoch: int | None = None
-        self._digest = ""  # of its maker
+        self._payload = b""  # its maker
         self._connection, theirs = Pipe()
         slots = make_file()
         try:
@@ -119,10 +117,10 @@ class Child:
             UnsendableError: It does not find what this needs.
             RuntimeError: It died, or does not answer in time.
         """
-        if (digest := xxhash.xxh3_128_hexdigest(payload)) != self._digest:
+        if payload != self._payload:
             self.send("change", payload)
             self._wait_for_answer()
-            self._digest = digest
+            self._payload = payload
         if epoch != self._epoch:
             self.send("epoch", epoch)
             self._epoch = epoch
@@ -238,7 +236,7 @@ class ChildPool:
         self._sent: Chunk | None = None  # whose indices the child has
 
     def __len__(self) -> int:
-        return self._under_way
+        return self._under_way if self.child.end.alive else 0
 
     @property
     def is_ready(self) -> bool:
@@ -288,15 +286,9 @@ class ChildPool:
                 return group
 
     def _call(self, function: Any, *args: Any) -> Any:
-        """Call something of the child; if it is gone then, nothing comes any more."""
         if not self._is_open:
             raise RuntimeError("this pool was closed, and its child process may serve another one")
-        try:
-            return function(*args)
-        except RuntimeError:
-            if not self.child.end.alive:
-                self._under_way = 0
-            raise
+        return function(*args)
 
     def describe(self) -> str:
         """Make the child write to stderr what each worker is doing: the connection may be in use."""

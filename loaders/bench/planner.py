@@ -20,7 +20,7 @@ from loaders.datasets.tokens.windows import TokenWindows
 from loaders.errors import LoadersError
 from loaders.loading.fetching import LoaderPass
 from loaders.loading.loader import DataLoader
-from loaders.remote.needs import downloads
+from loaders.remote.ahead import downloads
 from loaders.remote.wire import PART_BYTES
 from loaders.sampling.plan import Plan
 from loaders.sampling.sampler import EpochSampler

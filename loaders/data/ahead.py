@@ -10,8 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.data.shards import FileShard
-from loaders.remote.ahead import Ahead
-from loaders.remote.needs import Needs
+from loaders.remote.ahead import Ahead, Needs
 from loaders.remote.wire import File
 
 if TYPE_CHECKING:

@@ -23,9 +23,7 @@ import xxhash
 from loaders.errors import ManifestError, SchemaError
 from loaders.remote.url import is_url
 from loaders.schema import Schema
-from loaders.system.publish import publish_bytes as publish_bytes
-from loaders.system.publish import publish_file as publish_file
-from loaders.system.publish import sync_folder as sync_folder
+from loaders.system.publish import publish_bytes
 from loaders.system.regular import read_regular
 
 if TYPE_CHECKING:
@@ -216,37 +214,24 @@ def parse_manifest(text: bytes, path: Path) -> Manifest:
     Raises:
         ManifestError: It is damaged, newer, or names files outside the folder.
     """
-    data = _json_of(text, path)
     try:
+        data = json.loads(text)
+        if not isinstance(data, dict) or data.get("format") != "loaders":
+            what = "it does not describe a packed dataset"
+            raise ManifestError(what, path, "Pack one with 'packdata'")
         return _parse(data)
     except ManifestError as error:
         raise ManifestError(error.what, path, error.hint) from error.__cause__
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         what = f"it is damaged ({type(error).__name__}: {error})"
         raise ManifestError(what, path, "Restore it from a copy, or pack again") from error
-
-
-def _json_of(text: bytes, path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        hint = "Restore it from a copy, or pack again"
-        raise ManifestError(f"it is not JSON ({error})", path, hint) from error
-    if not isinstance(data, dict) or data.get("format") != "loaders":
-        raise ManifestError(
-            "it does not describe a packed dataset", path, "Pack one with 'packdata'"
-        )
-    return data
 
 
 def _missing(folder: Path) -> tuple[str, Path, str]:
     if not folder.exists():
         hint = "Check the path, or pack a dataset there with 'packdata'"
-        if (folder.parent / MANIFEST_NAME).exists():
-            hint = f"{folder.parent} is a dataset that is not divided ('packdata split' does it)"
         return "there is no such folder", folder, hint
-    inside = _datasets_in(folder)
-    if inside:
+    if inside := _datasets_in(folder):
         hint = f"Choose one of its folders: {', '.join(inside[:8])}"
         return "it holds several datasets", folder, hint
     if any(folder.glob(".packing*")):
@@ -254,11 +239,8 @@ def _missing(folder: Path) -> tuple[str, Path, str]:
             "Run the same 'packdata' command again, it continues; a Writer, or pack(), begins anew"
         )
         return "packing was not finished", folder, hint
-    if any(folder.glob("shard-*")):
-        hint = "Copy the file from a backup, or pack again"
-        return "its manifest.json is missing, though shards lie there", folder, hint
-    what = "it has no manifest.json, so it is not a packed dataset"
-    return what, folder, "Pack one with 'packdata'"
+    hint = "Pack one with 'packdata', or copy the file from a backup"
+    return "it has no manifest.json, so it is not a packed dataset", folder, hint
 
 
 def _datasets_in(folder: Path) -> list[str]:

@@ -109,12 +109,8 @@ class PartialRecords:
             return None
         nbytes = CHUNK_BYTES if sums is None else sums.chunk_bytes
         counts = num_chunks(column, nbytes)
-        total = int(counts.sum())
-        if sums is not None and total != len(sums.chunks):
-            what = f"it has {len(sums.chunks)} checksums of chunks for {total} chunks"
-            raise ShardError(what, shard.path, None, self._field, _HINT)
         hashes = None if sums is None else sums.chunks
-        return _Chunks(nbytes, np.cumsum(counts) - counts, hashes, Seen(total))
+        return _Chunks(nbytes, np.cumsum(counts) - counts, hashes, Seen(int(counts.sum())))
 
     def part(self, number: int, row: int, record: UInt8Array, spans: BoxBytes) -> RecordPart:
         """Name a part of a record that ``find`` returned, and have the kernel fetch what may not be in memory."""
@@ -143,10 +139,8 @@ class PartialRecords:
         if wait_for(found) is not None:
             raise self._unreadable(part.shard, part.row)
         if chunks.hashes is not None:
-            new = chunks.known.new(part.chunks)
-            for i, (chunk, data) in enumerate(zip(part.chunks.tolist(), found, strict=True)):
-                is_known = self._store.check != "always" and (new is None or not new[i])
-                if not is_known and xxhash.xxh3_64_intdigest(data.data) != chunks.hashes[chunk]:
+            for chunk, data in zip(part.chunks.tolist(), found, strict=True):
+                if xxhash.xxh3_64_intdigest(data.data) != chunks.hashes[chunk]:
                     first = (chunk - int(chunks.first[part.row])) * chunks.nbytes
                     last = first + len(data) - 1
                     what = f"the checksum of its bytes {first} to {last} does not match"

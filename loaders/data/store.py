@@ -19,7 +19,7 @@ from loaders.data.pages import Pages
 from loaders.data.shards import FileShard
 from loaders.data.verify import Verifier
 from loaders.errors import ShardError
-from loaders.remote.mapping import add_mapper
+from loaders.remote.origin import add_mapper
 from loaders.system.limits import most_maps
 from loaders.system.locks import ForkLock
 
@@ -100,7 +100,8 @@ class Store:
 
     def _close(self) -> None:
         """Close all shards; what still reads them keeps them."""
-        self._num_open = self._mapped_bytes = 0
+        self._num_open = 0
+        self._mapped_bytes = 0  # of caches
         self._open: list[OpenShard | None] = [None] * len(self.shards)
         self._fields: dict[str, _Field] = {}
 
@@ -120,37 +121,23 @@ class Store:
         return self._open[number] or self._open_shard(number)
 
     def _open_shard(self, number: int) -> OpenShard:
-        self.last_opened = number
-        self._fetch(number)
+        self.last_opened, file = number, self.shards[number]
+        nbytes, limit = 0, None
+        if isinstance(file, FileShard) and file.origin is not None:
+            file.fetch()  # which is waited for before the lock is taken
+            add_mapper(self)
+            nbytes, limit = file.info.size_bytes, file.origin.map_limit
         with self._lock.plain:
             shard = self._open[number]
             if shard is None:
-                if self._num_open == self.max_open or self._is_full(self.shards[number]):
-                    mapped = self._mapped_bytes
+                is_beyond = limit is not None and 0 < self._mapped_bytes > limit - nbytes
+                if self._num_open == self.max_open or is_beyond:
                     self._close()
-                    self._mapped_bytes = mapped
-                shard = self.shards[number].open(self.check)
+                shard = file.open(self.check)
                 self._num_open += 1
+                self._mapped_bytes += nbytes
                 self._open[number] = shard  # last: who sees it takes the rest for granted
             return shard
-
-    def _fetch(self, number: int) -> None:
-        """Wait for a shard at a URL before the lock is taken."""
-        shard = self.shards[number]
-        if isinstance(shard, FileShard) and shard.origin is not None:
-            shard.fetch()
-
-    def _is_full(self, shard: Shard) -> bool:
-        """Count a shard of a cache that is to be opened; True if others must be closed for it."""
-        if not isinstance(shard, FileShard) or shard.origin is None:
-            return False
-        add_mapper(self)
-        limit, before = shard.origin.map_limit, self._mapped_bytes
-        self._mapped_bytes += shard.info.size_bytes
-        if limit is None or not before or self._mapped_bytes <= limit:
-            return False
-        self._mapped_bytes = shard.info.size_bytes
-        return True
 
     def close_beyond(self, max_bytes: int) -> None:
         """Close all shards, if those of caches have more bytes; what still reads them keeps them."""

@@ -15,8 +15,7 @@ from loaders.data.shards import FileShard
 from loaders.datasets.base import SamplesOf
 from loaders.datasets.packed import PackedDataset
 from loaders.errors import CacheError
-from loaders.remote.ahead import Ahead
-from loaders.remote.needs import Needs
+from loaders.remote.ahead import Ahead, Needs
 from loaders.sampling.batch import evaluate
 from loaders.sampling.lanes import Lanes
 from loaders.text import describe_size

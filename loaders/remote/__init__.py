@@ -6,17 +6,14 @@ publishes them by a rename, and trainers map the finished files. What talks to a
 ::
 
     url       where a dataset lies, without its secrets
-    folder    the cache: where it is, how large it may be, what lies in it
+    folder    the cache: where it is, how large it may be, what lies in it; room, and eviction
     wire      messages over the fetcher's socket
     client    finds or starts the fetcher, asks it, and asks another one if it dies
-    origin    a dataset at a URL, as ``loaders.data.manifest`` and ``loaders.data`` use it
-    mapping   how much of a cache this process may map
-    needs     which shards a loader will read, and when
-    ahead     sends the fetcher that order, and where the reader is
+    origin    a dataset at a URL, as ``loaders.data`` uses it, and how much of a cache this process may map
+    ahead     which shards a loader will read, and when: sent to the fetcher
     options   how a URL is opened, on a command line
     fetcher   the process: clients, what to fetch next
     source    a place in a store: its client, what is counted, how often it is asked again, what packdata asks for
-    cached    what lies in the cache: room, and eviction
     transfer  one file in parts: verified, published
     stores    look, get, put and delete, by obstore or fsspec
     credentials  where they come from

@@ -25,15 +25,19 @@ import signal
 import socket
 import sys
 import time
-from collections import Counter
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loaders.errors import CacheError, LoadersError, ManifestError, RemoteError
-from loaders.remote.cached import CacheFolder
 from loaders.remote.faults import StoreFault, hide_secrets
-from loaders.remote.folder import default_size, manifest_folder, shard_path, small_file
+from loaders.remote.folder import (
+    CacheFolder,
+    default_size,
+    manifest_folder,
+    shard_path,
+    small_file,
+)
 from loaders.remote.source import BUCKET_OPS, ServedURL
 from loaders.remote.transfer import Download
 from loaders.remote.wire import (
@@ -70,7 +74,8 @@ class Connected:
     def __init__(self, writer: asyncio.StreamWriter, pid: int) -> None:
         self.writer, self.pid = writer, pid  # 0: of another container
         self.size: int | None = None  # how large it wants the cache to be
-        self.counts = Counter[str]()  # of its dataset, in whichever process
+        # Of its dataset, in whichever process: shards that were there or not, and seconds waited for.
+        self.counts: dict[str, float] = {"hits": 0, "misses": 0, "waited_s": 0.0}
         self.sizes: dict[str, int] = {}  # of the files that it may read, or asked for, by hash
         self.files: list[File] = []  # of its order
         self.upcoming: list[File] = []  # which it will read, the next one first
@@ -95,7 +100,7 @@ class Fetcher:
         self._stored = CacheFolder(inside)
         self._clients = set[Connected]()
         self._sources: dict[str, ServedURL] = {}
-        self._counts: dict[str, Counter[str]] = {}  # by the id of an origin
+        self._counts: dict[str, dict[str, float]] = {}  # by the id of an origin
         self._needs: dict[str, int] = {}  # how many bytes ahead files are needed, by hash
         self._downloads: dict[str, Download] = {}  # also those that failed right now
         # Of requests for files that are fetched ahead, and that clients wait for: those begin at once.
@@ -218,7 +223,7 @@ class Fetcher:
             return await getattr(self, f"_on_{op}")(client, **about)
         finally:
             if op in ("shard", "ranges"):
-                client.counts["waited_us"] += round(1e6 * (time.monotonic() - began))
+                client.counts["waited_s"] += time.monotonic() - began
 
     async def _on_hello(self, client: Connected, size: int | None, **about: Any) -> None:
         client.size = size
@@ -246,18 +251,12 @@ class Fetcher:
             self._sources[id] = self._sources[key]
         return self._sources[id]
 
-    async def _on_stats(self, client: Connected) -> dict[str, Any]:
-        source, counts = client.source, client.counts
-        return {
-            "bytes": source.num_bytes,
-            "requests": source.num_requests,
-            "retries": source.num_retries,
-            "hits": counts["hits"],
-            "misses": counts["misses"],
-            "waited_s": counts["waited_us"] / 1e6,
-            "cached_bytes": self._stored.used_bytes,
-            "budget_bytes": self.budget,
-        }
+    async def _on_stats(self, client: Connected) -> dict[str, float]:
+        source = client.source
+        of_source = {"bytes": source.num_bytes, "requests": source.num_requests}
+        of_source["retries"] = source.num_retries
+        of_cache = {"cached_bytes": self._stored.used_bytes, "budget_bytes": self.budget}
+        return of_source | client.counts | of_cache
 
     # -- manifests ---------------------------------------------------------------------------------
 

@@ -17,10 +17,10 @@ from weakref import WeakValueDictionary
 from loaders.checks import shown
 from loaders.errors import RemoteError
 from loaders.remote.folder import Cache, shard_path
-from loaders.remote.mapping import limit_of_each
 from loaders.remote.url import PUBLIC_OPTIONS, URL, url_of
 from loaders.remote.wire import File
 from loaders.system.locks import ForkLock
+from loaders.system.registry import WeakRegistry
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -127,7 +127,7 @@ class Origin:
     @property
     def map_limit(self) -> int | None:
         """How many bytes of the cache one reader of this process may map; None: all."""
-        return None if self.max_mapped is None else limit_of_each(self.max_mapped)
+        return None if self.max_mapped is None else _limit_of_each(self.max_mapped)
 
     def ranges(self, wanted: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Return ranges of objects, as bytes, of which nothing is kept.
@@ -152,6 +152,26 @@ class Origin:
 def _public(storage: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options that are no secrets."""
     return {name: value for name, value in storage.items() if name in PUBLIC_OPTIONS}
+
+
+_mappers: WeakRegistry[Any] = WeakRegistry()  # stores of this process: they have ``close_beyond``
+
+
+def add_mapper(store: Any) -> None:
+    """Note what maps files of a cache, unless it is known."""
+    if store not in _mappers.all():
+        _mappers.add(store)
+
+
+def _limit_of_each(max_bytes: int) -> int:
+    """Return how many bytes each may map, where this process may map so many: half, as batches hold some, too."""
+    return max_bytes // (2 * max(1, len(_mappers.all())))
+
+
+def close_beyond(max_bytes: int) -> None:
+    """Have each close what it maps, if that is more than its part of what this process may map."""
+    for store in _mappers.all():
+        store.close_beyond(_limit_of_each(max_bytes))
 
 
 _origins: WeakValueDictionary[URL, Origin] = WeakValueDictionary()

@@ -233,8 +233,10 @@ class FsspecObjects:
         except TimeoutError:
             raise StoreFault("network", f"no answer for {DEADLINE_S:.0f} s") from None
         except Exception as error:  # of whichever package
-            kinds = {FileNotFoundError: "missing", PermissionError: "denied"}
-            kind = next((kind for of, kind in kinds.items() if isinstance(error, of)), "network")
+            is_missing, is_denied = (
+                isinstance(error, t) for t in (FileNotFoundError, PermissionError)
+            )
+            kind = "missing" if is_missing else "denied" if is_denied else "network"
             raise StoreFault(kind, f"{type(error).__name__}: {error}") from None
         on_bytes(len(data))
         if end is not None and len(data) != end - start:
@@ -254,7 +256,7 @@ def open_objects(url: URL, storage: Mapping[str, Any], environment: Mapping[str,
     timeout_s = _seconds(options, "timeout", _TIMEOUT_S)
     deadline_s = _seconds(options, "retry_timeout", DEADLINE_S)
     client: dict[str, Any] = {"connect_timeout": "5s"}
-    client |= {name: _text(options.pop(name)) for name in _CLIENT_OPTIONS & {*options}}
+    client |= {name: options.pop(name) for name in _CLIENT_OPTIONS & {*options}}
     endpoint = endpoint_of(url.scheme, options, environment)
     if kind == "http" or endpoint.startswith("http://"):
         client.setdefault("allow_http", True)
@@ -319,9 +321,3 @@ def _seconds(options: dict[str, Any], name: str, default: float) -> float:
         return float(options.pop(name, default))
     except (TypeError, ValueError):
         raise StoreFault("unusable", f"{name} of storage= is not a number of seconds") from None
-
-
-def _text(value: Any) -> Any:
-    """Return an option of the client as obstore reads it: numbers as text."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return str(value) if is_number else value

@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from loaders.backends.portable import portable
+from loaders.backends.payload import portable
 from loaders.errors import SampleError
 
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from loaders.backends.slots import MappedSlots, SharedSlots, dump, make_file
 from loaders.datasets.reading.samples import Padded, batch_type
-from loaders.errors import LoadersError
 from loaders.system.hugepages import HUGE
 from tests.system.test_hugepages import gives_huge_pages, in_huge_pages
 
@@ -292,27 +291,6 @@ def test_slots_are_page_locked_once_for_as_long_as_they_are_there() -> None:
 
     assert len(locked) == 1
     assert mapped.nbytes == locked[0] >= LARGE
-
-
-def test_slots_that_cannot_be_page_locked_serve_as_they_are(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """It is said once, and not tried again: with each slot less memory can be locked."""
-    asked = list[int]()
-
-    def lock(array: Any) -> None:
-        asked.append(len(array))
-        if len(asked) > 1:
-            raise LoadersError("a batch slot: 0.1 GB could not be page-locked (CUDA error 801)")
-
-    slots, mapped = pair(lock)
-    tensors = [in_slot(slots, nbytes) for nbytes in (50_000, 100_000, 200_000)]
-    mapped.change(slots.changes())
-    arrived = mapped.load(dump(tensors, slots)[0])
-
-    assert all(torch.equal(a, b) for a, b in zip(arrived, tensors, strict=True))
-    assert len(asked) == 2
-    assert len(caplog.records) == 1
 
 
 def test_a_slot_that_is_given_up_gives_its_memory_back() -> None:

@@ -15,14 +15,9 @@ from typing import Any
 import pytest
 import torch
 
-import loaders.codecs as codecs
-from loaders import DataLoader, RAMDataset, ShardDataset
-from loaders.backends import payload as payloads
-from loaders.codecs.text import TextCodec
+from loaders import DataLoader, RAMDataset
 from loaders.datasets.memory.held import HeldShard
 from loaders.errors import LoadersError, UnsendableError
-from loaders.schema import Label, Text
-from packdata import pack as pack_samples_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -144,27 +139,6 @@ def test_so_is_what_it_would_not_find(module: str, monkeypatch: pytest.MonkeyPat
         next(iter(DataLoader(dataset, 4, num_workers=1, backend="subprocess")))
 
     assert module in str(caught.value)
-
-
-class Shouts(TextCodec):
-    def decode(self, data: Any) -> str:
-        return super().decode(data).upper()
-
-
-def test_a_codec_of_the_user_goes_with_a_dataset_that_needs_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    factories = dict(codecs._FACTORIES)
-    monkeypatch.setattr(codecs, "_FACTORIES", factories | {"shouts": Shouts})
-    samples = ({"text": "abc", "number": i} for i in range(4))
-    fields = {"text": Text(codec="shouts"), "number": Label()}
-    pack_samples_of(samples, tmp_path / "a", fields)
-    dataset = ShardDataset(tmp_path / "a")
-
-    payload = payloads.pack(DataLoader(dataset, 2)._maker())
-
-    monkeypatch.setattr(codecs, "_FACTORIES", factories)
-    assert payloads.unpack(payload).dataset[0].text == "ABC"
 
 
 def test_loaders_that_ask_for_a_copy_of_one_dataset_at_one_time_get_the_same() -> None:

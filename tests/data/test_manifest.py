@@ -17,12 +17,12 @@ from loaders.data.manifest import (
     Manifest,
     Place,
     ShardInfo,
-    publish_bytes,
     publish_manifest,
     read_manifest,
 )
 from loaders.errors import ManifestError
 from loaders.schema import Array, Image, Label, Schema, Text
+from loaders.system.publish import publish_bytes
 from tests.refusals import At
 
 Json = dict[str, Any]
@@ -600,14 +600,3 @@ def test_a_folder_that_looks_like_a_url_is_a_folder(
 
     with pytest.raises(ManifestError, check=At("s3:/bucket")):
         read_manifest("s3:/bucket")
-
-
-def test_a_split_of_what_has_none_is_told_so(tmp_path: Path) -> None:
-    (tmp_path / "packed").mkdir()
-    (tmp_path / "packed" / "manifest.json").write_text("{}")
-
-    with pytest.raises(ManifestError) as caught:
-        read_manifest(tmp_path / "packed" / "train")
-
-    assert caught.value.path == tmp_path / "packed" / "train"
-    assert "packdata split" in caught.value.hint

@@ -674,26 +674,6 @@ def test_an_offset_outside_of_the_file_is_named(start: int, tmp_path: Path) -> N
     assert (caught.value.row, caught.value.field) == (2, "text")
 
 
-@pytest.mark.parametrize(
-    "place",
-    [
-        Place(1 << 40, 8),
-        Place(0, 1 << 40),
-        Place(lengths=1 << 40),
-        Place(lengths=-5),
-        Place(lengths=0, starts=1 << 40),
-    ],
-)
-def test_a_place_that_no_manifest_would_have_is_a_shard_error(place: Place, path: Path) -> None:
-    info = write_shard(path, *damaged_columns())
-    wrong = info._replace(places=dict(info.places) | {"label": place})
-
-    with pytest.raises(ShardError) as caught:
-        open_columns(path, wrong)
-
-    assert caught.value.field == "label"
-
-
 def test_checksums_that_cannot_be_read_are_a_shard_error(path: Path) -> None:
     info = write_shard(path, *damaged_columns())
     good = path.read_bytes()

@@ -24,9 +24,8 @@ from loaders import DataLoader, RAMDataset, ShardDataset, concat
 from loaders.data.manifest import read_manifest
 from loaders.errors import CacheError, RemoteError, SampleError
 from loaders.remote import fetcher
-from loaders.remote.cached import CacheFolder
-from loaders.remote.folder import Cache, prepare
-from loaders.remote.needs import Needs, downloads
+from loaders.remote.ahead import Needs, downloads
+from loaders.remote.folder import Cache, CacheFolder, prepare
 from loaders.remote.source import ServedURL
 from loaders.remote.url import URL
 from loaders.remote.wire import File
@@ -119,7 +118,7 @@ def test_what_nobody_needs_goes_first_then_what_is_needed_last_but_not_what_was_
 
     assert left == [["far", "near", "told"], ["near", "told"], ["told"]]
     assert not stored.make_room(0, needs)
-    monkeypatch.setattr("loaders.remote.cached.MAP_S", 0.0)
+    monkeypatch.setattr("loaders.remote.folder.MAP_S", 0.0)
     assert stored.make_room(0, needs)
 
 

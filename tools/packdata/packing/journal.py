@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import xxhash
 
-from loaders.data.manifest import ShardInfo, publish_bytes
+from loaders.data.manifest import ShardInfo
 from loaders.errors import PackError
+from loaders.system.publish import publish_bytes
 from loaders.system.regular import read_regular
 from loaders.text import printable_json
 

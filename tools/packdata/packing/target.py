@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
-from loaders.data.manifest import sync_folder
 from loaders.errors import PackError
+from loaders.system.publish import sync_folder
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
