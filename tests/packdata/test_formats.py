@@ -7,7 +7,7 @@ import os
 import shutil
 import struct
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -734,103 +734,7 @@ def what_is_wrong(path: Path, info: Any) -> str:
     return ""
 
 
-def test_pages_that_are_not_lmdb_are_a_shard_error(tmp_path: Path) -> None:
-    path = tmp_path / "a.lmdb"
-
-    for data in (b"", b"\0" * 100, bytes(20_000), some_bytes(20_000).tobytes(), b"PAR1" * 5000):
-        path.write_bytes(data)
-        with pytest.raises(ShardError, check=At("a.lmdb")):
-            list(lmdb_format.find_values(path))
-
-
-def test_damaged_pages_never_crash_or_hang_the_walk(tmp_path: Path) -> None:
-    path = tmp_path / "a.lmdb"
-    rows = [b"x" * (i % 70) for i in range(3000)]
-    write_shard(path, {"a": var_column(rows)}, {"a": Bytes()})
-    good = path.read_bytes()
-    num_values = sum(1 for _ in lmdb_format.find_values(path))
-    rng = np.random.default_rng(2)
-
-    for _ in range(150):
-        data = np.frombuffer(good, np.uint8).copy()
-        pages = rng.integers(0, len(data) // 4096, 3) * 4096
-        data[pages + rng.integers(0, 64, 3)] = rng.integers(0, 256, 3)  # headers and node tables
-        path.write_bytes(data.tobytes())
-        try:
-            values = list(lmdb_format.find_values(path))
-        except ShardError:
-            continue
-        assert len(values) <= 3 * num_values
-        assert all(0 <= at <= at + size <= len(data) for _, (at, size) in values)
-
-
-def test_a_page_that_leads_back_to_itself_ends_the_walk(tmp_path: Path) -> None:
-    path = tmp_path / "a.lmdb"
-    write_shard(path, {"a": var_column([bytes(50)] * 3000)}, {"a": Bytes()})
-    data = bytearray(path.read_bytes())
-    root = max(struct.unpack_from("<q", data, meta + 24 + 48 + 40)[0] for meta in (16, 4112))
-    node = root * 4096 + struct.unpack_from("<H", data, root * 4096 + 16)[0]
-    struct.pack_into("<HHH", data, node, root & 0xFFFF, root >> 16, 0)
-    path.write_bytes(data)
-
-    with pytest.raises(ShardError, check=At("a.lmdb")):
-        list(lmdb_format.find_values(path))
-
-
-def test_pages_that_are_shared_do_not_multiply_the_walk(tmp_path: Path) -> None:
-    """30 branches, each of which leads to the next one twice, would be 2**30 ways."""
-    path = tmp_path / "a.lmdb"
-    with lmdb.open(str(path), subdir=False, lock=False) as env:
-        env.sync(True)
-    data = bytearray(path.read_bytes()[:8192])
-    for meta in (16, 4112):
-        struct.pack_into("<q", data, meta + 24 + 48 + 40, 2)
-    for number in range(2, 32):
-        page = bytearray(4096)
-        struct.pack_into("<QHHHHHH", page, 0, number, 0, 1, 16 + 4, 100, 100, 200)
-        for node in (100, 200):
-            struct.pack_into("<HHHH", page, node, number + 1, 0, 0, 0)
-        data += page
-    leaf = bytearray(4096)
-    struct.pack_into("<QHHHH", leaf, 0, 32, 0, 2, 16, 4096)
-    path.write_bytes(data + leaf)
-
-    with pytest.raises(ShardError, check=At("a.lmdb")):
-        list(lmdb_format.find_values(path))
-
-
 # -- what the writer refuses -------------------------------------------------------------------
-
-
-def no_columns() -> Iterator[tuple[str, Columns, dict[str, Field]]]:
-    one = var_column([b"a"])
-    yield "nothing", {}, {}
-    yield "no rows", {"a": var_column([])}, {"a": Bytes()}
-    yield "lengths", {"a": one, "b": var_column([b"a", b"b"])}, {"a": Bytes(), "b": Bytes()}
-    yield "names", {"a": one}, {"b": Bytes()}
-    yield "a field too much", {"a": one}, {"a": Bytes(), "b": Bytes()}
-    yield "rows of 0 bytes", {"a": FixedColumn(np.zeros((3, 0), np.uint8))}, {"a": Bytes()}
-    yield "rows of 7 bytes", {"a": FixedColumn(np.zeros((3, 7), np.uint8))}, {"a": Label()}
-    yield "one row of 7 bytes", {"a": var_column([bytes(8), bytes(7)])}, {"a": Label()}
-    huge = VarColumn(np.zeros(1, np.uint8), np.zeros(1, np.int64), np.full(1, 1 << 31))
-    yield "2 GiB", {"a": huge}, {"a": Bytes()}
-
-
-@pytest.mark.parametrize(
-    ("columns", "fields"), [pytest.param(c, f, id=name) for name, c, f in no_columns()]
-)
-def test_columns_that_are_no_shard_are_refused(
-    columns: Columns, fields: dict[str, Field], path: Path
-) -> None:
-    with pytest.raises(ValueError):
-        write_shard(path, columns, fields)
-
-    assert not path.exists()
-
-
-def test_an_unknown_format_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError):
-        write_shard(tmp_path / "a.tar", {"a": var_column([b"a"])}, {"a": Bytes()})
 
 
 def test_what_is_beyond_the_limit_of_a_format_is_refused(
@@ -913,14 +817,6 @@ def test_a_wrong_place_is_found_before_the_shard_is_used(
 
     with pytest.raises(ShardError, check=At(path.name)):
         write_shard(path, {"label": FixedColumn(some_bytes(3, 8))}, {"label": Label()})
-
-
-def test_an_empty_database_has_no_values(tmp_path: Path) -> None:
-    path = tmp_path / "a.lmdb"
-    with lmdb.open(str(path), subdir=False, lock=False) as env:
-        env.sync(True)
-
-    assert list(lmdb_format.find_values(path)) == []
 
 
 def test_values_are_found_also_after_changes_by_other_tools(tmp_path: Path) -> None:

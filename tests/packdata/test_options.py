@@ -424,15 +424,15 @@ def test_names_of_defaults_are_a_list(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("packs", "options", "meant"),
     [
-        (pack_images, {"size": 256}, "'sizes'"),
+        (pack_images, {"size": 256}, "sizes"),
         (pack_images, {"column": "a"}, "image_column"),
         (pack_images, {"zzz": 1}, "sizes, fit"),
         (pack_images, {"sizes": 1.5}, "sizes"),
-        (pack_arrays, {"worker": 2}, "'workers'"),
+        (pack_arrays, {"worker": 2}, "workers"),
         (pack_arrays, {"dtype": np.float32}, "'float32'"),
-        (pack_tables, {"targets": ["a"]}, "'target'"),
+        (pack_tables, {"targets": ["a"]}, "target"),
         (pack_tokens, {"documents": "line"}, "TokenOptions"),
-        (pack_tokens, {"worker": 2}, "'workers'"),
+        (pack_tokens, {"worker": 2}, "workers"),
         (pack_tokens, {"options": {"documents": "line"}}, "TokenOptions"),
     ],
 )

@@ -213,7 +213,7 @@ def test_a_plan_of_another_version_is_refused(
     argv = ["tables", "a.csv", "dst", "--dry-run", "--json"]
     assert main(argv) == 0
     told = json.loads(capsys.readouterr().out)
-    told[KEY]["packer"] = "loaders 0.0.9"
+    told[KEY]["identity"]["packer"] = "loaders 0.0.9"
     Path("plan.json").write_text(json.dumps(told))
 
     assert main([*argv, "--plan", "plan.json"]) == 1

@@ -23,8 +23,7 @@ from packdata.describe import counted
 from packdata.packing.engine import changed
 from packdata.packing.outside import check_outside
 from packdata.packing.progress import Quiet
-from packdata.packing.shards import DEFAULT_SHARD_BYTES
-from packdata.parts.joining import digest_of_parts, finish
+from packdata.parts.joining import finish
 from packdata.parts.making import pack_part
 from packdata.parts.part import Part, in_order
 
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 _FILES_OF_A_PART, _BLOCKS_OF_A_PART = 10_000, 128
 _MAX_RETRIES = 3  # of one part: then it is what kills its worker
 _WAIT_S = 1.0
-_ROOM_S = 120.0  # that a node with room for a part is waited for
 
 
 def usual_parts(plan: SourcePlan) -> int:
@@ -93,9 +91,7 @@ def pack_on_ray(
         samples = _pack_all(ray, shared, of, cores, Quiet() if progress is None else progress)
     if not plan.is_unchanged():
         raise changed(dst)
-    shard_bytes = settings.get("shard_bytes", DEFAULT_SHARD_BYTES)
-    digest = digest_of_parts(recipes, plan.format, shard_bytes, of)
-    summary = finish(dst, overwrite=overwrite, digest=digest)
+    summary = finish(dst, overwrite=overwrite)
     if not summary.datasets:  # all was there
         return summary
     seconds = time.monotonic() - began
@@ -115,10 +111,10 @@ def _ray(address: str | None) -> Iterator[Any]:
         import ray
     except ImportError as error:
         raise LoadersError("engine='ray' needs Ray: pip install 'loaders[ray]'") from error
-    options: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
-    options |= {"include_dashboard": False} if address is None else {}
     try:
-        ray.init(address or "local", **options)
+        dashboard = None if address else False
+        quiet = {"logging_level": "ERROR", "log_to_driver": False, "include_dashboard": dashboard}
+        ray.init(address or "local", **quiet)
     except Exception as error:  # it also raises bare ones: where a node does not start in 30 s
         where = address or "this machine"
         raise LoadersError(f"cannot connect to Ray at {where}: {error}") from error
@@ -140,36 +136,31 @@ def _pack_one(job: Any, part: Part) -> tuple[int, int]:
 
 def _pack_all(ray: Any, job: Any, of: int, cores: int, progress: Progress) -> int:
     """Pack all parts; return how many samples that made."""
+    _check_room(ray, cores)
     task = ray.remote(_pack_one).options(num_cpus=cores, max_retries=_MAX_RETRIES)
-    packed, rejected, had_room = (
-        0,
-        0,
-        -_ROOM_S,
-    )  # without room at the beginning nothing is waited for
+    packed = rejected = 0
     progress.start(None, 0)
-    running: dict[Any, Part] = {}
+    running = {task.remote(job, part): part for part in (Part(i, of) for i in range(of))}
     try:
-        while True:
-            nodes = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]
-            if (most := max(nodes, default=0.0)) >= cores:
-                had_room = time.monotonic()
-            elif time.monotonic() - had_room > _ROOM_S:  # parts would wait for ever
-                what = f"a part takes {counted(cores, 'core')}, and no node has more than {most:g}"
-                hint = "Pass fewer workers=, or add a node; the same command goes on"
-                raise PackError(what, "Ray", hint)
-            if not running:
-                parts = [Part(i, of) for i in range(of)]
-                running = {task.remote(job, part): part for part in parts}
+        while running:
             for each in ray.wait([*running], timeout=_WAIT_S)[0]:
                 samples, rejects = _result(ray, each, running.pop(each))
                 packed, rejected = packed + samples, rejected + rejects
                 progress.advance(rejected, samples)
-            if not running:
-                return packed
+            _check_room(ray, cores)
+        return packed
     finally:
         for each in running:
             ray.cancel(each, force=True)
         progress.close()
+
+
+def _check_room(ray: Any, cores: int) -> None:
+    """Raise PackError if no node has so many cores: parts would wait for ever."""
+    nodes = [node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["Alive"]]
+    if max(nodes, default=0.0) < cores:
+        hint = "Pass fewer workers=, or add a node; the same command goes on"
+        raise PackError(f"no node has {counted(cores, 'core')}, as a part takes", "Ray", hint)
 
 
 def _result(ray: Any, task: Any, part: Part) -> tuple[int, int]:
@@ -178,6 +169,5 @@ def _result(ray: Any, task: Any, part: Part) -> tuple[int, int]:
     except ray.exceptions.RayTaskError as error:
         raise error.cause from error
     except ray.exceptions.RayError as error:
-        what = f"the worker of part {part} was lost {_MAX_RETRIES + 1} times"
-        hint = f"Ray says: {str(error).splitlines()[0]}. More memory, or smaller parts, may help"
-        raise PackError(what, part.name, hint) from error
+        what = f"the worker of part {part} was lost again and again ({str(error).splitlines()[0]})"
+        raise PackError(what, part.name, "More memory, or smaller parts, may help") from error

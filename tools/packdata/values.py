@@ -6,14 +6,14 @@ returns the rest as work for a thread. Nothing keeps an array: the caller may ch
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from loaders.checks import shown
 from loaders.codecs import codec_for
 from loaders.codecs.heads import MAX_PICTURE_MB
 from loaders.codecs.raw import RawCodec, cast_exactly
@@ -66,28 +66,29 @@ class Preparer:
         Raises:
             CodecError: The field cannot hold the value.
         """
+        field = self.field
         # NumPy takes None for an array.
-        if value is None and isinstance(self.field, Image | Images | Mask | Array):
-            raise CodecError(f"takes {_wanted(self.field)}, but the value is missing (None)")
+        if value is None and isinstance(field, Image | Images | Mask | Array):
+            raise CodecError(f"takes {_wanted(field)}, but the value is missing (None)")
         with self._telling(value):
-            if isinstance(self.field, Image | Mask):
-                return self._picture(value, self.field)
+            if isinstance(field, Image | Mask):
+                return self._picture(value, field)
             if self._one is not None:
                 return self._pictures(value, self._one)
-            if isinstance(self.field, Label):
-                value = self._label(value, self.field)
-            elif isinstance(self.field, MultiLabel):
-                value = self._multilabel(value, self.field)
-            elif isinstance(self.field, Boxes):
+            if isinstance(field, Label):
+                value = self._label(value, field)
+            elif isinstance(field, MultiLabel):
+                value = self._multilabel(value, field)
+            elif isinstance(field, Boxes):
                 value = _boxes(value)
-            elif isinstance(self.field, Keypoints):
-                value = to_keypoints(value, self.field.num)
-            elif isinstance(self.field, Array):
-                value = _rows_of_none(value, self.field)
+            elif isinstance(field, Keypoints):
+                value = to_keypoints(value, field.num)
+            elif isinstance(field, Array):
+                value = _rows_of_none(value, field)
             return Encoded(self.codec.encode(value))
 
     def column(self, values: Any) -> Column | None:
-        """Return the records of many values at once, or None where that takes threads.
+        """Return the records of many values at once; None where that takes threads, or one may be wrong.
 
         Raises:
             CodecError: The field cannot hold one of the values; which one, ``__call__`` says.
@@ -97,21 +98,20 @@ class Preparer:
         with self._telling(values):
             if type(self.codec) is RawCodec and self.codec.num_free == 0:
                 array = np.asarray(values)
-                if array.dtype.kind not in "UO":  # names of classes
-                    return FixedColumn(self._rows(array, self.codec))
+                if array.dtype.kind in "uifb":  # else names of classes
+                    return self._rows(array, self.codec)
             records = [made.record for made in map(self, values) if isinstance(made, Encoded)]
-        if len(records) < len(values):
-            return None
-        return column_of(records, self.field.record_nbytes)
+        return (
+            column_of(records, self.field.record_nbytes) if len(records) == len(values) else None
+        )
 
-    def _rows(self, array: np.ndarray[Any, Any], codec: RawCodec) -> npt.NDArray[np.uint8]:
-        """Return values of one shape as the bytes of each; CodecError if one is wrong."""
+    def _rows(self, array: np.ndarray[Any, Any], codec: RawCodec) -> FixedColumn | None:
+        """Return values of one shape as the bytes of each, copied; None if one is wrong."""
         field, is_right = self.field, True
         if isinstance(field, Label):
-            classes = field.classes
-            is_right = array.dtype.kind in "ui" and (
-                classes is None or bool(((array >= 0) & (array < len(classes))).all())
-            )
+            is_right = array.dtype.kind in "ui"
+            if is_right and field.classes is not None:
+                is_right = bool(((array >= 0) & (array < len(field.classes))).all())
         elif isinstance(field, MultiLabel):
             is_right = bool(((array == 0) | (array == 1)).all())
         elif isinstance(field, Image | Mask):
@@ -119,9 +119,9 @@ class Preparer:
                 array = array[..., None]
             is_right = _holds(field, array)
         if not is_right or array.shape[1:] != codec.shape:
-            raise CodecError(f"takes {_wanted(field)}")
+            return None
         flat = np.array(cast_exactly(array, codec.dtype), order="C").reshape(len(array), -1)
-        return flat.view(np.uint8)
+        return FixedColumn(flat.view(np.uint8))
 
     @contextmanager
     def _telling(self, value: Any) -> Iterator[None]:
@@ -137,14 +137,15 @@ class Preparer:
                 raise
             raise CodecError(f"takes {_wanted(self.field)}, got {_shown(value)}") from error
 
+    def _class_number(self, name: str) -> int:
+        if name not in self._classes:
+            known = few(self._classes, 8) or "none is declared"
+            raise CodecError(f"class {name!r} is unknown (known: {known})")
+        return self._classes[name]
+
     def _label(self, value: Any, field: Label) -> int:
         if isinstance(value, str):
-            if value in self._classes:
-                return self._classes[value]
-            known = (
-                f"known: {few(field.classes, 8)}" if field.classes else "no classes are declared"
-            )
-            raise CodecError(f"class {value!r} is unknown ({known})")
+            return self._class_number(value)
         number = np.asarray(value)
         if number.dtype.kind not in "ui" or number.ndim:
             raise CodecError(f"takes {_wanted(field)}, got {_shown(value)}")
@@ -155,16 +156,11 @@ class Preparer:
     def _multilabel(self, value: Any, field: MultiLabel) -> np.ndarray[Any, Any]:
         if isinstance(value, str):
             raise CodecError(f"takes several class names, got the string {value!r}")
-        values = list(value) if isinstance(value, Sequence | set | frozenset) else value
-        if isinstance(values, list) and all(isinstance(name, str) for name in values):
+        if isinstance(value, Sequence | Set) and all(isinstance(name, str) for name in value):
             flags = np.zeros(len(field.classes), np.uint8)
-            for name in values:
-                if name not in self._classes:
-                    known = few(field.classes, 8)
-                    raise CodecError(f"class {name!r} is unknown (known: {known})")
-                flags[self._classes[name]] = 1
+            flags[[self._class_number(name) for name in value]] = 1
             return flags
-        flags = np.asarray(values)
+        flags = np.asarray(value)
         if flags.shape != (len(field.classes),) or not np.isin(flags, (0, 1)).all():
             raise CodecError(f"takes {_wanted(field)}, got {_shown(value)}")
         return flags.astype(np.uint8)
@@ -238,12 +234,9 @@ def _check_picture(array: np.ndarray[Any, Any], field: Image | Mask) -> Size:
     shape = array.shape[:2] if channels is None else (*array.shape[:2], channels)
     fits = array.shape == shape or (channels == 1 and array.ndim == 2)
     if not fits or array.ndim < 2 or 0 in array.shape or not _holds(field, array):
-        values = ""
-        if isinstance(field, Mask) and array.dtype.kind in "ui" and array.size:
-            values = f" with values from {array.min()} to {array.max()}"
-        if array.ndim == 3 and array.shape[0] == channels != array.shape[2]:
-            values = " (as samples are served: permute(1, 2, 0) puts the channels last)"
-        raise CodecError(f"takes {_wanted(field)}, got {_shown(array)}{values}")
+        is_first = array.ndim == 3 and array.shape[0] == channels != array.shape[2]
+        hint = " (permute(1, 2, 0) puts the channels last)" if is_first else ""
+        raise CodecError(f"takes {_wanted(field)}, got {_shown(array)}{hint}")
     size = (int(array.shape[0]), int(array.shape[1]))
     _check_size(size, field)
     return size
@@ -302,11 +295,8 @@ def _wanted(field: Field) -> str:
 
 
 def _shown(value: Any) -> str:
-    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
-    if shape is not None:
-        return f"{dtype} of {tuple(shape)}"
-    text = repr(value)
-    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
+    dtype = getattr(value, "dtype", None)
+    return shown(value) if dtype is None else f"{dtype} of {tuple(value.shape)}"
 
 
 def check_sizes(sizes: Mapping[str, Size | None], fields: Mapping[str, Field]) -> None:
@@ -316,7 +306,5 @@ def check_sizes(sizes: Mapping[str, Size | None], fields: Mapping[str, Field]) -
         return
     want = sizes[images[0]]
     for name, field in fields.items():
-        got = sizes[name]
-        if isinstance(field, Mask) and want != got and want is not None and got is not None:
-            image = f"the image {images[0]!r} {want[0]} x {want[1]}"
-            raise CodecError(f"the mask {name!r} is {got[0]} x {got[1]} (H x W), {image}")
+        if isinstance(field, Mask) and None not in (want, got := sizes[name]) and want != got:
+            raise CodecError(f"the mask {name!r} has {got} pixels (H, W), the image {want}")

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from loaders.data.columns import Column, FixedColumn, row_views
+from loaders.data.columns import row_views
 from loaders.data.formats import open_columns
 from loaders.data.formats.checksums import dump_checksums
 from loaders.data.manifest import ShardInfo
 from loaders.errors import ShardError
-from loaders.schema import MAX_RECORD_NBYTES, Field, Image
+from loaders.schema import Image
 from loaders.system.regular import hash_file, regular
 from packdata.formats import lmdb, parquet
 
@@ -24,7 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-SUFFIXES = (lmdb.SUFFIX, parquet.SUFFIX)
+    from loaders.data.columns import Column
+    from loaders.schema import Field
+
+_FORMATS: dict[str, Any] = {lmdb.SUFFIX: lmdb, parquet.SUFFIX: parquet}
+SUFFIXES = (*_FORMATS,)
 
 
 def write_shard(
@@ -32,15 +36,11 @@ def write_shard(
 ) -> ShardInfo:
     """Write columns as one shard, fsync it, and prove that what can be mapped is what its library reads.
 
-    The suffix chooses the format; columns are of equal length, at least one row. ShardError if what was read back
-    differs, ValueError if the columns are not such a shard's, or too large.
+    The suffix chooses the format; columns are those of the fields, of equal length, at least one row. ShardError if
+    what was read back differs, ValueError if a column is too large.
     """
-    if path.suffix not in SUFFIXES:
-        raise ValueError(f"a shard's name ends in {' or '.join(SUFFIXES)}, got {path.name!r}")
-    _check_columns(columns, fields)
     checksums = dump_checksums(columns, _heads(columns, fields))
-    write = lmdb.write if path.suffix == lmdb.SUFFIX else parquet.write
-    places, checksums_at = write(path, columns, checksums, fields)
+    places, checksums_at = _FORMATS[path.suffix].write(path, columns, checksums, fields)
     num_samples = len(next(iter(columns.values())))
     size, digest = path.stat().st_size, xxhash.xxh3_64_hexdigest(checksums)
     info = ShardInfo(path.name, num_samples, size, "", places, checksums_at, digest)
@@ -71,25 +71,7 @@ def _sync(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def _check_columns(columns: Mapping[str, Column], fields: Mapping[str, Field]) -> None:
-    if set(columns) != set(fields):
-        raise ValueError(f"columns {sorted(columns)} are not the fields {sorted(fields)}")
-    sizes = {name: len(column) for name, column in columns.items()}
-    if len(set(sizes.values())) != 1 or 0 in sizes.values():
-        raise ValueError(f"a shard has columns of one length, at least 1, got {sizes}")
-    for name, column in columns.items():
-        if isinstance(column, FixedColumn):
-            least = most = column.data.shape[1]
-        else:
-            least, most = int(column.lengths.min()), int(column.lengths.max())
-        if most > MAX_RECORD_NBYTES or (isinstance(column, FixedColumn) and most == 0):
-            raise ValueError(f"records have 1 to {MAX_RECORD_NBYTES} bytes, {name!r} has {most}")
-        nbytes = fields[name].record_nbytes
-        if nbytes is not None and not least == most == nbytes:
-            raise ValueError(f"records of {name!r} have {nbytes} bytes, got {least} to {most}")
-
-
 def read_back(path: Path, columns: Mapping[str, Column]) -> str | None:
     """Compare columns with what the format's own library reads; return the first difference, or None."""
-    read = lmdb.read_back if path.suffix == lmdb.SUFFIX else parquet.read_back
-    return read(path, columns)
+    difference: str | None = _FORMATS[path.suffix].read_back(path, columns)
+    return difference

@@ -23,7 +23,6 @@ import xxhash
 
 from loaders.data.columns import Column, FixedColumn, row_views
 from loaders.data.manifest import Place
-from loaders.errors import ShardError
 from loaders.schema import Tokens
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ CHECKSUMS_KEY = b"__checksums"
 VALUE_BYTES = 4 << 10  # rows from here on get a value of their own
 _MAX_VALUE_BYTES = (1 << 32) - 1  # of any value: LMDB's own limit
 _HEADER = 16  # bytes before the body of a page
-_BRANCH, _LEAF = 1, 2
+_BRANCH = 1
 _BIG_DATA = 1
 
 
@@ -126,72 +125,31 @@ def _place(name: str, row_nbytes: int | None, places: Mapping[bytes, tuple[int, 
 
 
 def find_values(path: Path) -> Iterator[tuple[bytes, tuple[int, int]]]:
-    """Yield the key of every value, and its offset and size in the file, in key order.
-
-    Raises:
-        ShardError: The pages are not those of an LMDB file, or lead outside of it.
-    """
-    try:
-        buffer = memoryview(np.memmap(path, np.uint8, "r"))  # type: ignore[arg-type]
-        page_size = _page_size(buffer)
-        yield from _walk(buffer, page_size, _root_page(buffer, page_size), 0, set())
-    except (struct.error, IndexError, ValueError) as error:
-        raise ShardError(f"it is not a well-formed LMDB file ({error})", path) from error
-
-
-# The first two pages are meta pages. After the header they have: magic, version, address, map size,
-# two databases of 48 bytes (the first begins with the page size), last page, transaction.
-
-
-def _page_size(buffer: memoryview) -> int:
-    """Return the size of a page: that of the machine on which the file was made."""
-    magic, version = struct.unpack_from("<II", buffer, _HEADER)
-    if (magic, version) != (0xBEEFC0DE, 1):
-        raise ValueError(f"magic {magic:#x}, version {version}")
-    page_size = int(struct.unpack_from("<I", buffer, _HEADER + 24)[0])
-    if page_size not in (1 << bits for bits in range(8, 17)):
-        raise ValueError(f"pages of {page_size} bytes")
-    return page_size
-
-
-def _root_page(buffer: memoryview, page_size: int) -> int:
+    """Return the key of every value, and its offset and size in the file, in key order; liblmdb made the file."""
+    buffer = memoryview(np.memmap(path, np.uint8, "r"))  # type: ignore[arg-type]
+    # The first two pages are meta pages. After the header they have: magic, version, address, map size,
+    # two databases of 48 bytes (the first begins with the page size), last page, transaction.
+    page_size = struct.unpack_from("<I", buffer, _HEADER + 24)[0]
     metas = (_HEADER, page_size + _HEADER)
-    newest = max(metas, key=lambda meta: struct.unpack_from("<Q", buffer, meta + 128)[0])
-    return int(struct.unpack_from("<q", buffer, newest + 24 + 48 + 40)[0])
+    newest = max(metas, key=lambda meta: struct.unpack_from("<Q", buffer, meta + 128))
+    return _walk(buffer, page_size, struct.unpack_from("<q", buffer, newest + 24 + 48 + 40)[0])
 
 
 def _walk(
-    buffer: memoryview, page_size: int, page: int, depth: int, seen: set[int]
+    buffer: memoryview, page_size: int, page: int
 ) -> Iterator[tuple[bytes, tuple[int, int]]]:
-    if page == -1:  # an empty database
-        return
-    if depth > 32 or page in seen or not 2 <= page < len(buffer) // page_size:
-        raise ValueError(f"a branch at depth {depth} leads to page {page}")
-    seen.add(page)
     base = page * page_size
     flags, lower = struct.unpack_from("<HH", buffer, base + 10)
     for i in range((lower - _HEADER) // 2):
         node = base + struct.unpack_from("<H", buffer, base + _HEADER + 2 * i)[0]
         low, high, node_flags, key_size = struct.unpack_from("<HHHH", buffer, node)
         if flags & _BRANCH:
-            child = low | high << 16 | node_flags << 32
-            yield from _walk(buffer, page_size, child, depth + 1, seen)
-        elif flags & _LEAF:
-            yield _leaf_value(buffer, page_size, node, (node_flags, key_size, low | high << 16))
-        else:
-            raise ValueError(f"page {page} has flags {flags}")
-
-
-def _leaf_value(
-    buffer: memoryview, page_size: int, node: int, header: tuple[int, int, int]
-) -> tuple[bytes, tuple[int, int]]:
-    flags, key_size, size = header
-    key, start = bytes(buffer[node + 8 : node + 8 + key_size]), node + 8 + key_size
-    if flags & _BIG_DATA:  # the value lies on pages of its own
-        start = struct.unpack_from("<Q", buffer, start)[0] * page_size + _HEADER
-    if start + size > len(buffer):
-        raise ValueError(f"value {key!r} ends at byte {start + size}")
-    return key, (start, size)
+            yield from _walk(buffer, page_size, low | high << 16 | node_flags << 32)
+            continue
+        key, start = bytes(buffer[node + 8 : node + 8 + key_size]), node + 8 + key_size
+        if node_flags & _BIG_DATA:  # the value lies on pages of its own
+            start = struct.unpack_from("<Q", buffer, start)[0] * page_size + _HEADER
+        yield key, (start, low | high << 16)
 
 
 def read_back(path: Path, columns: Mapping[str, Column]) -> str | None:

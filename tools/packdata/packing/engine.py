@@ -182,11 +182,7 @@ class Run:
                 for folder, target in targets_of(split, recipe).items()
             }
         )
-        if not earlier:
-            return ""
-        some = counted(earlier, "sample")
-        some = some if total is None else f"{earlier:,} of {counted(total, 'sample')}"
-        return f"continued: {some} packed earlier"
+        return f"continued: {counted(earlier, 'sample')} packed earlier" if earlier else ""
 
     def _pack_split(self, packing: Packing, split: str, recipe: Recipe) -> None:
         from packdata.reading import fetched_ahead  # late: --help is quick without
@@ -293,19 +289,10 @@ def _encode(recipe: Recipe, format: Format, numbered: tuple[int, Any]) -> Outcom
 
 
 class Line:
-    """The way of a split's items into shards: encoded on threads, taken in order, from where its shards end.
+    """The way of a split's items into the shards of its targets, by their folder, from where those end.
 
-    Args:
-        run: Its options.
-        packing: Where shards are written.
-        split: The split; "" where there are none.
-        targets: The datasets to fill, by their folder.
-        encode: Runs on the threads, with the number of an item and the item.
-        limit: ``max_bytes`` of ``OrderedPool``.
-
-    Attributes:
-        is_ended: The split is packed to its end.
-        num_items: The number of the next item.
+    Items are numbered, and encoded on threads (``encode``); what becomes of them is taken in order. ``is_ended`` says
+    that the split is packed to its end, ``num_items`` is the number of the next item.
     """
 
     def __init__(
@@ -315,7 +302,7 @@ class Line:
         split: str,
         targets: Mapping[str, Target],
         encode: Callable[[tuple[int, Any]], Outcome],
-        **limit: int,
+        **limit: int,  # of ``OrderedPool``
     ) -> None:
         self._run, self._packing, self._split = run, packing, split
         state = packing.state
@@ -342,16 +329,12 @@ class Line:
         self._pool.close()
 
     def put(self, item: Any) -> None:
-        """Hand the next item over, and take those that are encoded.
-
-        Raises:
-            LoadersError: An item cannot be packed, and is not to be left out.
-        """
+        """Hand the next item over, and take those that are encoded; LoadersError if one cannot be packed."""
         number, self.num_items = self.num_items, self.num_items + 1
         self._take(self._pool.put((number, item)))
 
     def add(self, block: Block) -> None:
-        """Take a block as the next item, behind all that were handed over; the caller may change it afterwards."""
+        """Take a block as the next item, behind all that were handed over."""
         self._take(self._pool.drain())
         self._take([Outcome(self.num_items, [block], (), len(block))])
         self.num_items += 1

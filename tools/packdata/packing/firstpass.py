@@ -48,7 +48,7 @@ class FirstPass:
         """Raise SourceError if the plan is of other files, or was made with other options."""
         if self._given is None:
             return
-        now, was = json.loads(json.dumps(identity)), self._given["identity"]
+        now, was = json.loads(json.dumps(_versioned(identity))), self._given["identity"]
         differs = [name for name in {**now, **was} if now.get(name, ...) != was.get(name, ...)]
         if differs:
             what = f"the plan is of other files or options ({', '.join(differs[:4])})"
@@ -56,19 +56,18 @@ class FirstPass:
 
     def to_json(self, identity: Mapping[str, Any]) -> dict[str, Any]:
         """Return what a plan has of it."""
-        about = {"packer": PACKER, "identity": dict(identity), "found": self._found}
+        about = {"identity": _versioned(identity), "found": self._found}
         return {KEY: about} if self._found else {}
 
 
+def _versioned(identity: Mapping[str, Any]) -> dict[str, Any]:
+    return {"packer": PACKER, **identity}
+
+
 def _read(path: Path) -> dict[str, Any]:
+    text = read_file(path, str(path))
     try:
-        given = json.loads(read_file(path, str(path)))[KEY]
-        found = {"identity": dict(given["identity"]), "found": dict(given["found"])}
-        packer = given["packer"]
+        given = json.loads(text)[KEY]
+        return {"identity": dict(given["identity"]), "found": dict(given["found"])}
     except (ValueError, KeyError, TypeError) as error:
-        if isinstance(error, SourceError):
-            raise
         raise SourceError("the file is not a plan that parts can use", path, _HOW) from error
-    if packer != PACKER:
-        raise SourceError(f"the plan was made by {packer}, not {PACKER}", path, _HOW)
-    return found

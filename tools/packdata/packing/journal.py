@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -51,12 +51,7 @@ class Reject(NamedTuple):
     error: str
 
 
-def by_item(rejects: Iterable[Reject]) -> list[Reject]:
-    """Return rejects in the order of their items."""
-    return sorted(rejects, key=lambda reject: reject.number)
-
-
-def named(rejects: Iterable[Reject]) -> list[tuple[str, str]]:
+def named(rejects: Sequence[Reject]) -> list[tuple[str, str]]:
     """Return (item, error) of each."""
     return [(each.item, each.error) for each in rejects]
 
@@ -137,7 +132,7 @@ class State:
     @property
     def all_rejects(self) -> list[Reject]:
         """Items left out, split by split in the order of the source."""
-        return [reject for each in self.rejects.values() for reject in by_item(each)]
+        return [reject for each in self.rejects.values() for reject in each]
 
     def header(self) -> dict[str, Any]:
         """Return the first line."""
@@ -179,18 +174,15 @@ def flatten_plan(value: Any, name: str = "") -> dict[str, str]:
 
 
 def differences(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
-    """Say in words where two plans differ; what differs alike in several splits, once."""
-    found: dict[tuple[str, str, str], str] = {}
-    for name in [*before, *sorted(after.keys() - before.keys())]:
+    """Say where two plans differ; what differs alike in several splits, once."""
+    found: dict[str, None] = {}
+    for name in {**before, **after}:
         was, now = (one.get(name, "not there") for one in (before, after))
         if was != now:
-            is_short = max(len(was), len(now)) <= _MAX_SHOWN_CHARS and _HASH not in was
-            short = name.rpartition(".")[2]  # the option; before it stands whose
-            text = f"{short} was {was}, is now {now}" if is_short else f"{short} differs"
-            if short == "files":  # of which a plan has the hash
-                text = "the list of files (names, sizes, times) differs"
-            found.setdefault((short, was, now), text)
-    return list(found.values())
+            option = name.rpartition(".")[2]  # before it stands whose
+            is_short = max(len(was), len(now)) <= _MAX_SHOWN_CHARS and not was.startswith(_HASH)
+            found[f"{option} was {was}, is now {now}" if is_short else f"{option} differs"] = None
+    return list(found)
 
 
 class Journal:
@@ -253,7 +245,7 @@ def parse_journal(data: bytes, path: Path, exists: Exists = lambda *_: True) -> 
         return None
     if (version := header.get("journal")) != JOURNAL_VERSION:
         what = f"the unfinished packing there is of journal version {version}"
-        hint = "Finish it with that release, or pass overwrite=True"
+        hint = f"Finish it with that release, or remove {path.parent}"
         raise PackError(what, path.parent.parent, hint)
     state = State(header["plan"], header["kind"], tuple(header["folders"]), size=len(first))
     for raw in rest:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import cached_property, partial
 from threading import Semaphore
 from types import MappingProxyType
@@ -155,10 +155,7 @@ class Packing:
     @contextmanager
     def _working_place(self) -> Iterator[Path]:
         """Yield the folder in which the lock, the journal and unfinished shards lie, as messages name it."""
-        if not is_url(self.dst):
-            yield self.dst
-            return
-        with claimed_folder(str(self.dst)) as place:
+        with claimed_folder(str(self.dst)) if is_url(self.dst) else nullcontext(self.dst) as place:
             yield place
 
     def _begin(self, opened: ExitStack) -> None:
@@ -215,12 +212,7 @@ class Packing:
     def _open_journal(self) -> Journal:
         """Open the journal that is there, if this packing continues it; else begin one."""
         begun = {*self.folders}
-        try:
-            journal = Journal.open(self._work / JOURNAL_NAME, self._has_shard)
-        except PackError:  # of another version
-            if not self._overwrite:
-                raise
-            journal = None
+        journal = Journal.open(self._work / JOURNAL_NAME, self._has_shard)
         if journal is not None:
             was, differs = journal.state, differences(journal.state.plan, self._plan)
             if was.kind == self.kind != "writer" and not differs:
@@ -254,7 +246,7 @@ class Packing:
         The journal goes last: until then, the command that is run again finishes.
         """
         for path in sorted(self._work.iterdir(), key=lambda path: path.name == JOURNAL_NAME):
-            if path.is_dir() and not path.is_symlink():
+            if path.is_dir():
                 shutil.rmtree(path)
             elif path.name != LOCK_NAME:
                 path.unlink()
@@ -275,20 +267,12 @@ class Packing:
         format: Format,
         reached: Reached,
     ) -> None:
-        """Write the next shard of a target, and put it there, on threads; waits while memory is full of shards.
+        """Write the next shard of a target, and put it there, on threads; PackError if one before could not be.
 
-        Args:
-            folder: The target.
-            columns: Its rows; emptied when they are written.
-            schema: Their fields.
-            format: Of the file.
-            reached: How far the source has come with it.
-
-        Raises:
-            PackError: One before it could not be written.
+        ``columns`` are emptied when they are written; ``reached`` is how far the source has come with them.
         """
-        self._room.acquire()
         self.wait(_AT_ONCE - 1)
+        self._room.acquire()
         number = self._numbers.setdefault(folder, len(self.state.shards.get(folder, ())))
         self._numbers[folder] += 1
         path = self._work / STAGED_NAME / folder / shard_name(number, format, self._prefix)
@@ -339,9 +323,7 @@ class Packing:
     ) -> None:
         """Publish datasets, by their folder.
 
-        Args:
-            datasets: What they are.
-            grown: Of a dataset that whole shards are added to, its manifest, and the mark of that file.
+        ``grown`` is the manifest of a dataset that whole shards are added to, and the mark of that file.
         """
         self.wait()
         before: Sequence[ShardInfo] = ()

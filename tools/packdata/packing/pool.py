@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Generic, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from loaders.system.opencv import use_no_ipp
 
@@ -30,15 +30,6 @@ _MAX_CHUNK = 256
 # keep eight workers busy for 94 % of the time, 16 for 71 %, 4 for 39 %.
 _CHUNKS_PER_WORKER = 64
 _MAX_RESULT_BYTES = 256 << 20
-
-
-class _Done(NamedTuple, Generic[ResultT]):
-    """A chunk that was worked on: what came of it, and what that took."""
-
-    results: list[ResultT]
-    error: BaseException | None
-    seconds: float
-    nbytes: int
 
 
 class OrderedPool(Generic[ItemT, ResultT]):
@@ -61,12 +52,14 @@ class OrderedPool(Generic[ItemT, ResultT]):
     ) -> None:
         self._function, self._size_of, self._max_bytes = function, size_of, max_bytes
         self._threads = ThreadPoolExecutor(num_workers, "packdata", initializer=use_no_ipp)
-        self._pending: deque[Future[_Done[ResultT]]] = deque()
+        self._pending: deque[Future[tuple[list[ResultT], BaseException | None, float, int]]] = (
+            deque()
+        )
         self._chunk: list[ItemT] = []
         self._chunk_size = 1
         self._least, self._most = num_workers + 1, num_workers * _CHUNKS_PER_WORKER
         self._max_chunks = self._least  # in flight
-        self._mean_bytes: float | None = None  # of a result, once there is one
+        self._mean_bytes = 0.0  # of a result
 
     def put(self, item: ItemT) -> Iterator[ResultT]:
         """Hand an item over; yield what is next in order, waiting if too much is in flight."""
@@ -94,32 +87,29 @@ class OrderedPool(Generic[ItemT, ResultT]):
         self._pending.append(self._threads.submit(self._run, self._chunk))
         self._chunk = []
 
-    def _run(self, chunk: list[ItemT]) -> _Done[ResultT]:
-        """Runs on the threads; results from before an error are kept."""
+    def _run(self, chunk: list[ItemT]) -> tuple[list[ResultT], BaseException | None, float, int]:
+        """Return results, those from before an error, the error, the seconds and bytes; runs on the threads."""
         began, results, failed = time.perf_counter(), list[ResultT](), None
         try:
             for item in chunk:
                 results.append(self._function(item))
         except BaseException as error:
             failed = error
-        seconds = time.perf_counter() - began
-        return _Done(results, failed, seconds, sum(map(self._size_of, results)))
+        return results, failed, time.perf_counter() - began, sum(map(self._size_of, results))
 
     def _next_results(self) -> Iterator[ResultT]:
-        done = self._pending.popleft().result()
-        yield from done.results
-        if done.error is not None:
-            raise done.error
-        num = len(done.results)
-        mean, before = done.nbytes / num, self._mean_bytes
-        mean = self._mean_bytes = (
-            mean if before is None else before + (mean - before) * min(1, num / 16)
-        )
-        wanted = num * _CHUNK_S / max(done.seconds, 1e-6)
-        affordable = self._max_bytes / self._least / max(mean, 1.0)
-        size = max(1, int(min(wanted, affordable, 2 * self._chunk_size, _MAX_CHUNK)))
-        num_chunks = int(self._max_bytes / max(1.0, mean * size))
-        self._chunk_size, self._max_chunks = size, max(self._least, min(self._most, num_chunks))
+        results, error, seconds, nbytes = self._pending.popleft().result()
+        yield from results
+        if error is not None:
+            raise error
+        num = len(results)
+        self._mean_bytes += (nbytes / num - self._mean_bytes) * min(1, num / 16)
+        mean = max(self._mean_bytes, nbytes / num, 1.0)
+        wanted = num * _CHUNK_S / max(seconds, 1e-6)
+        affordable = self._max_bytes / self._least / mean
+        self._chunk_size = max(1, int(min(wanted, affordable, 2 * self._chunk_size, _MAX_CHUNK)))
+        num_chunks = int(self._max_bytes / (mean * self._chunk_size))
+        self._max_chunks = max(self._least, min(self._most, num_chunks))
 
     def close(self) -> None:
         """Drop what has not begun and wait for what runs."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, get_args
 
-from loaders.checks import did_you_mean
 from loaders.system.limits import usable_cores
 
 if TYPE_CHECKING:
@@ -60,14 +59,12 @@ def check_options(
     Example:
         >>> check_options(["worker"], own=["format", "workers"])
         Traceback (most recent call last):
-        TypeError: there is no option 'worker': did you mean 'workers'? There are format, workers
+        TypeError: unknown option 'worker'; the options are format, workers
     """
     names = (name for kind in kinds for name in kind.__annotations__ if name != but)
     known = list(dict.fromkeys([*own, *names]))
-    for name in given:
-        if name not in known:
-            near = did_you_mean(name, known) or "."
-            raise TypeError(f"there is no option {name!r}{near} There are {', '.join(known)}")
+    if unknown := [name for name in given if name not in known]:
+        raise TypeError(f"unknown option {unknown[0]!r}; the options are {', '.join(known)}")
 
 
 def check_on_error(on_error: str) -> None:

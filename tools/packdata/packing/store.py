@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import xxhash
 
@@ -17,44 +16,15 @@ from loaders.remote.url import URL
 from loaders.remote.wire import Entry
 from loaders.system.publish import publish_bytes, sync_folder
 from loaders.system.regular import read_regular
-from packdata.bucket import bucket_at
+from packdata.bucket import Bucket, bucket_at
 from packdata.packing.disk import explained
 from packdata.packing.target import PACKING_NAME, PARTS_NAME, make_folder
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-Mark = Mapping[str, Any]
 _NOTHING = {"etag": None, "version": None}
-
-
-class Store(Protocol):
-    """Files by name, below a place; a file is there whole or not at all."""
-
-    @property
-    def url(self) -> Path:
-        """The place, as messages name it."""
-
-    def read(self, name: str) -> tuple[bytes | None, dict[str, Any]]:
-        """Return a file's bytes, None if there is none, and the mark of this state of it."""
-
-    def put(self, name: str, data: bytes, only: Mark | None = None) -> bool:
-        """Write a small file, with ``only`` just in place of what ``read`` has seen ({}: of nothing).
-
-        Return whether it was written.
-        """
-
-    def put_shard(self, name: str, path: Path, size_bytes: int, digest: str) -> None:
-        """Bring a file to a name that no other content has, unless it is there."""
-
-    def delete(self, *names: str) -> None:
-        """Delete files; those that are not there are no error."""
-
-    def in_folder(self, folder: str = "") -> tuple[list[Entry], list[str]]:
-        """Return the files in a folder, and the names of the folders in it."""
-
-    def below(self, folder: str = "") -> Iterator[list[Entry]]:
-        """Yield the files below a folder, some at a time."""
 
 
 def store_of(place: Path, *, link: bool = True) -> Store:
@@ -74,15 +44,18 @@ class FolderStore:
         self.url, self._link = folder, link
 
     def read(self, name: str) -> tuple[bytes | None, dict[str, Any]]:
-        """Return the bytes and the mark of a file; its mark has its hash."""
+        """Return a file's bytes, None if there is none, and the mark of this state of it."""
         try:
             data = read_regular(self.url / name)
         except (FileNotFoundError, NotADirectoryError):
             return None, dict(_NOTHING)
         return data, _NOTHING | {"etag": xxhash.xxh3_128_hexdigest(data), "size": len(data)}
 
-    def put(self, name: str, data: bytes, only: Mark | None = None) -> bool:
-        """Write a file; PackError if the system takes none."""
+    def put(self, name: str, data: bytes, only: Mapping[str, Any] | None = None) -> bool:
+        """Write a small file, with ``only`` just in place of what ``read`` has seen ({}: of nothing).
+
+        Return whether it was written.
+        """
         target = self.url / name
         with explained(target):
             if only and self.read(name)[1] != _NOTHING | dict(only):
@@ -90,7 +63,7 @@ class FolderStore:
             return self._bring(target, lambda beside: publish_bytes(beside, data), only == {})
 
     def put_shard(self, name: str, path: Path, size_bytes: int, digest: str) -> None:
-        """Link a shard, or copy and verify it."""
+        """Bring a file to a name that no other content has, unless it is there: link it, or copy and verify it."""
         target = self.url / name
 
         def write(beside: Path) -> None:
@@ -128,7 +101,7 @@ class FolderStore:
         return True
 
     def delete(self, *names: str) -> None:
-        """Delete files, and folders that this leaves empty."""
+        """Delete files, those that are not there are no error, and folders that this leaves empty."""
         for name in names:
             path = self.url / name
             path.unlink(missing_ok=True)
@@ -139,7 +112,7 @@ class FolderStore:
                     above.rmdir()
 
     def in_folder(self, folder: str = "") -> tuple[list[Entry], list[str]]:
-        """Return files and folders, by name."""
+        """Return the files in a folder, and the names of the folders in it."""
         try:
             found = sorted(os.scandir(self.url / folder), key=lambda each: each.name)
         except (FileNotFoundError, NotADirectoryError):
@@ -156,11 +129,14 @@ class FolderStore:
         return files, folders
 
     def below(self, folder: str = "") -> Iterator[list[Entry]]:
-        """Yield the files of each folder."""
+        """Yield the files below a folder, some at a time."""
         files, folders = self.in_folder(folder)
         yield files
         for inner in folders:
             yield from self.below(inner)
+
+
+Store = FolderStore | Bucket  # files by name, below a place; each is there whole or not at all
 
 
 def _linked(beside: Path, target: Path) -> bool:

@@ -38,13 +38,9 @@ def missing_folders(folder: Path) -> list[Path]:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder durably; PackError where the system takes none, as in ``/proc``."""
+    """Make a folder durably."""
     missing = missing_folders(folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except FileNotFoundError as error:  # though what is above is there
-        what = f"no folder can be made there ({error.strerror})"
-        raise PackError(what, folder, "Check the path, or choose another") from error
+    folder.mkdir(parents=True, exist_ok=True)
     for path in missing:
         with suppress(PermissionError):  # a folder may be writable below one that cannot be read
             sync_folder(path.parent)

@@ -24,10 +24,9 @@ from loaders.remote.url import is_url
 from loaders.schema import Schema
 from packdata.bucket import target_at
 from packdata.describe import counted
-from packdata.packing.engine import plan_of, why_rejected
+from packdata.packing.engine import why_rejected
 from packdata.packing.journal import (
     State,
-    by_item,
     differences,
     named,
     parse_journal,
@@ -59,8 +58,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from packdata.packing.shards import Format
-    from packdata.recipe import Recipe
 
 NUM_PARTS = "num_parts"  # in the provenance of a dataset that was joined of several
 OF = "part."  # prefix of what the plan of a part has, and that of the whole has not
@@ -70,24 +67,17 @@ _SHOWN = 10
 _THREADS = 16  # that wait for a store, or a network drive
 
 
-def finish(
-    dst: Path | str,
-    *,
-    overwrite: bool = False,
-    delete_old: bool = False,
-    digest: str = "",
-) -> Summary:
+def finish(dst: Path | str, *, overwrite: bool = False, delete_old: bool = False) -> Summary:
     """Join the parts of a packing to the dataset, or the datasets, that they are of.
 
     Args:
         dst: Where the parts were packed.
         overwrite: Replace the datasets that are there.
         delete_old: At a URL, delete the shards that no manifest names any more.
-        digest: Of the plan that all parts are to be of: where it made what is there, all is done.
 
     Raises:
         PackError: Parts are missing, or were made of other sources, with other options or versions; the target
-            holds something else, or cannot be written; or there is nothing to be done.
+            holds something else, or cannot be written; or there is neither a part nor a dataset.
     """
     place, began = target_at(dst), time.monotonic()
     if delete_old and not is_url(place):
@@ -98,18 +88,11 @@ def finish(
     store = store_of(place)
     with nullcontext() if is_url(place) else locked(place):
         if parts := _all_parts(store):
-            _check_alike(place, parts, digest)
+            _check_alike(place, parts)
             summary = _join(store, parts, began, overwrite=overwrite)
         else:
-            summary = _nothing_left(store, digest, delete_old=delete_old)
+            summary = _nothing_left(store)
     return _note_deleted(store, summary) if delete_old else summary
-
-
-def digest_of_parts(
-    recipes: Sequence[tuple[str, Recipe]], format: Format, shard_bytes: int, of: int
-) -> str:
-    """Return the hash by which a dataset knows the plan of all its parts."""
-    return digest_of(whole(plan_of(recipes, format, shard_bytes, {"of": of}), of))
 
 
 def whole(plan: Mapping[str, str], of: int) -> dict[str, str]:
@@ -165,15 +148,12 @@ def _all_parts(store: Store) -> list[State]:
     raise PackError(what, dst, "Run the command that packs each again, then this one")
 
 
-def _check_alike(dst: Path, parts: Sequence[State], digest: str) -> None:
-    """Raise PackError if parts are not of one packing (that of a hash, if one is given), or have nothing in them.
+def _check_alike(dst: Path, parts: Sequence[State]) -> None:
+    """Raise PackError if parts are not of one packing, or have nothing in them.
 
-    What their sources are called may differ: the dataset tells the name that the first part saw.
+    What their sources are called may differ: the dataset has the name that the first part saw.
     """
     first, of = parts[0], len(parts)
-    if digest and digest_of(whole(first.plan, of)) != digest:
-        what = "what was packed there was replaced by another packing, meanwhile"
-        raise PackError(what, dst, "Pack one of them into another place")
     for number, part in enumerate(parts):
         differs = differences(first.plan, part.plan)
         if differs or _schemas(part) != _schemas(first):
@@ -195,7 +175,7 @@ def _join(store: Store, parts: Sequence[State], began: float, *, overwrite: bool
     check_target(store.url, [*joined], overwrite=True)
     files = {folder: _kept_files(store, m.schema.files) for folder, m in joined.items()}
     splits = parts[0].ended
-    rejects = [r for split in splits for p in parts for r in by_item(p.rejects.get(split, ()))]
+    rejects = [r for split in splits for part in parts for r in part.rejects.get(split, ())]
     about = store, joined, files, {"": rejects_bytes(rejects)}
     notes = [] if publish(*about, overwrite=overwrite) else [_JOINED]
     _clear(store)
@@ -248,13 +228,11 @@ def _clear(store: Store) -> None:
         shutil.rmtree(store.url / PARTS_NAME, ignore_errors=True)
 
 
-def _nothing_left(store: Store, digest: str, *, delete_old: bool) -> Summary:
-    """Return the summary where no part is left; PackError unless datasets say that they were joined of parts."""
-    there = [each.provenance for each in _manifests_below(store).values()]
-    if not any(delete_old or NUM_PARTS in each or each.get(PLAN) == digest for each in there):
-        what = "no part of a packing is there" + (", but a packed dataset" if there else "")
+def _nothing_left(store: Store) -> Summary:
+    """Return the summary where no part is left; PackError unless there is a dataset."""
+    if not _manifests_below(store):
         hint = "'packdata images SRC... DST --part I/N' packs one, and so do tokens, tables and arrays"
-        raise PackError(what, store.url, hint)
+        raise PackError("no part of a packing is there", store.url, hint)
     rejected = parse_rejects(store.read(REJECTED_NAME)[0] or b"")
     return nothing_done(store.url, "no part lies there: nothing was written", rejected)
 
