@@ -58,9 +58,10 @@ def whole_number(
         whole = None
     if whole is None:
         raise TypeError(f"{name} must be a whole number, got {shown(value)}")
-    if at_least is not None and not at_least <= whole < (whole + 1 if below is None else below):
-        limits = f"at least {at_least}" if below is None else f"in [{at_least}, {below})"
-        raise ValueError(f"{name} must be {limits}, got {whole}")
+    if at_least is not None and whole < at_least:
+        raise ValueError(f"{name} must be at least {at_least}, got {whole}")
+    if below is not None and whole >= below:
+        raise ValueError(f"{name} must be below {below}, got {whole}")
     return whole
 
 
@@ -81,8 +82,6 @@ def real_number(
         raise TypeError(f"{name} must be a number, got {shown(value)}")
     is_limited = (at_least, at_most) != (-math.inf, math.inf)
     if is_limited and not at_least <= real <= at_most:
-        if at_most == math.inf:
-            raise ValueError(f"{name} must be at least {at_least:g}, got {value!r}")
         raise ValueError(f"{name} must be in [{at_least:g}, {at_most:g}], got {value!r}")
     return value
 
@@ -98,13 +97,9 @@ def one_of(name: str, value: Any, choices: Sequence[Any]) -> Any:
         Traceback (most recent call last):
         ValueError: backend must be 'auto' or 'threads', got 'treads': did you mean 'threads'?
     """
-    import numpy as np  # late: the fetcher does without
-
-    plain = value.item() if isinstance(value, np.generic) else value
-    if any(type(plain) is type(choice) and plain == choice for choice in choices):
-        return plain
-    *most, last = map(repr, choices)
-    listed = f"{', '.join(most)} or {last}" if most else last
+    if any(type(value) is type(choice) and value == choice for choice in choices):
+        return value
+    listed = " or ".join(map(repr, choices))
     raise ValueError(f"{name} must be {listed}, got {shown(value)}{did_you_mean(value, choices)}")
 
 

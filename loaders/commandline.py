@@ -121,10 +121,8 @@ class Commands:
     def parser(self, name: str) -> Parser:
         """Return the parser of a command."""
         command = self.commands[name]
-        texts = f"{command.summary[0].upper()}{command.summary[1:]}.\n{command.details}".split(
-            "\n\n"
-        )
-        about = "\n\n".join(textwrap.fill(text, _WIDTH) for text in texts)
+        whole = f"{command.summary[0].upper()}{command.summary[1:]}.\n{command.details}"
+        about = "\n\n".join(textwrap.fill(text, _WIDTH) for text in whole.split("\n\n"))
         example = "example:\n  " + command.example.replace("\n", "\n  ") if command.example else ""
         parser = Parser(prog=f"{self._prog} {name}", description=about, epilog=example)
         command.add(parser)
@@ -134,25 +132,17 @@ class Commands:
     def format_help(self) -> str:
         """Return what ``--help`` prints."""
         width = max(map(len, self.commands))
-        lines = [
-            f"usage: {self._prog} COMMAND ...",
-            "",
-            textwrap.fill(self._description, _WIDTH),
-            "",
-        ]
+        about = textwrap.fill(self._description, _WIDTH)
+        lines = [f"usage: {self._prog} COMMAND ...", "", about, ""]
         for title, commands in self._groups.items():
-            lines.append(f"{title}:")
-            lines += [f"  {each.name:<{width}}  {each.summary}" for each in commands]
-            lines.append("")
-        return "\n".join(
-            [*lines, f"'{self._prog} COMMAND --help' lists what one takes.", self._end, ""]
-        )
+            listed = (f"  {each.name:<{width}}  {each.summary}" for each in commands)
+            lines += [f"{title}:", *listed, ""]
+        end = f"'{self._prog} COMMAND --help' lists what one takes."
+        return "\n".join([*lines, end, self._end, ""])
 
     def parse_args(self, words: Sequence[str]) -> argparse.Namespace:
         """Parse words; exits as argparse does."""
         first, *rest = words or [""]
-        if first == "help":
-            first, rest = (rest[0], ["--help"]) if rest else ("--help", rest)
         if first in ("-h", "--help"):
             sys.stdout.write(self.format_help())
             sys.exit(0)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import json
 import logging
+import math
 import os
 import statistics
 import threading
@@ -115,15 +116,8 @@ class ProfileReport:
             return f"verdict: {said}.\nDo: profile without free=True: the additional time is waiting for data"
         total_s, cpu_s = sum(self.stage_s.values()), sum(span.cpu_s for span in spans)
         wait_s = total_s - cpu_s
-        if share >= SMALL_STALL and (
-            not spans or (wait_s > _WAITING * total_s and not self.has_read)
-        ):
-            why = (
-                "workers wait, but not for a disk"
-                if spans
-                else "what its workers do is not visible here"
-            )
-            said = f"Loading is the limit: the step waits {share:.0%} of the time, and {why}"
+        if share >= SMALL_STALL and wait_s >= _WAITING * total_s and not self.has_read:
+            said = f"Loading is the limit: the step waits {share:.0%} of the time, its workers not for a disk"
             return f"verdict: {said}.\nDo: python -m loaders.bench DATASET, which says what they wait for"
         num_samples = max(1, self.num_batches) * self.batch_size
         # Means, not medians: steps that save or evaluate take their time of the run, too.
@@ -166,8 +160,7 @@ def _later(values: list[float]) -> list[float]:
 
 
 def _spread(values: list[float]) -> str:
-    if not values:
-        return "-"
+    values = values or [math.nan]
     worst = sorted(values)[min(len(values) - 1, int(0.99 * len(values)))]
     return f"median {in_seconds(statistics.median(values))}, p99 {in_seconds(worst)} per step"
 
@@ -193,7 +186,7 @@ class profile:
     logs the report, and writes ``loaders-profile-PID.json`` to ``LOADERS_PROFILE_DIR`` (default: here).
 
     Raises:
-        LoadersError: TensorBoard was asked for and is not installed.
+        ModuleNotFoundError: TensorBoard was asked for and is not installed.
     """
 
     def __init__(
@@ -215,7 +208,11 @@ class profile:
         self.spans = self.report.spans
         self._loader, self._told, self._free = loader, told, free
         self._trace = None if trace is None else as_path("trace", trace, "a file to write")
-        self._writer = _writer(tensorboard)
+        self._writer = tensorboard
+        if tensorboard is not None and not hasattr(tensorboard, "add_scalar"):
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._writer = SummaryWriter(str(tensorboard))
         self._is_on = False
         self._num_left, self._num_read = self.steps, 0
         self._thread = threading.get_ident()
@@ -241,8 +238,7 @@ class profile:
         if not self._is_on:
             return
         self._is_on = False
-        if hasattr(self._loader, "stats"):  # not torch's
-            self.report.gil_share = self._loader.stats().gil_share
+        self.report.gil_share = self._loader.stats().gil_share
         self.report.has_read = _blocks_read() > self._num_read
         if not self._free:  # else the rest of the loop would train on real batches
             self._let_go()
@@ -341,12 +337,12 @@ def _first_of(loader: Any, batches: Any) -> Any:
 
 
 def _blocks_read() -> int:
-    """Return how many blocks of a disk this process has read so far."""
-    try:
+    """Return how many blocks of a disk this process has read so far; 0 where the system does not say."""
+    with suppress(ImportError):
         import resource
-    except ImportError:  # not on this system
-        return 0
-    return resource.getrusage(resource.RUSAGE_SELF).ru_inblock
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_inblock
+    return 0
 
 
 class _Timed:
@@ -410,17 +406,6 @@ def write_trace(spans: list[TimedSpan], path: Path, trainer: int) -> None:
     ]  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
     publish_bytes(path, json.dumps({"displayTimeUnit": "ms", "traceEvents": events}).encode())
-
-
-def _writer(tensorboard: Any) -> Any:
-    if tensorboard is None or hasattr(tensorboard, "add_scalar"):
-        return tensorboard
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        what = "profile(tensorboard=...) needs the tensorboard package"
-        raise LoadersError(f"{what}: pip install tensorboard") from error
-    return SummaryWriter(str(tensorboard))
 
 
 _has_begun: set[int] = set()  # processes whose first loader was iterated

@@ -1,4 +1,4 @@
-"""From figures to a sentence: what bounds a run, how far the next limit is, and what to do.
+"""From figures to a sentence: what bounds a run, and what to do.
 
 Everything here is arithmetic on numbers that were measured elsewhere.
 """
@@ -22,9 +22,7 @@ _SAME = 1.1  # times as much that loading may do within a run as it did alone
 _EXPLAINED = 0.4  # of what a limit allows: a rate below that is not explained by it
 _SHARED = 0.15  # the same of copying, where many cores together do less than each by itself
 _MOSTLY = 0.5  # of the time waiting for data: with less, the step takes most of it
-_COPYING = (
-    2e9  # bytes of a sample per second of its CPU time: what decodes or computes makes fewer
-)
+_COPYING = 2e9  # bytes of a sample per second of its CPU time: decoders and transforms make fewer
 _BEHIND_LOADING = ("transfer", "finish")
 _WORTH = 1.05
 _MORE_THAN_A_STEP = 100_000  # samples/s that hardly any training step takes
@@ -96,9 +94,11 @@ def judge(facts: Facts, changes: Sequence[Change] = ()) -> Verdict:
     if bound == "step":
         useful, changes = [], []
     said = _SAID[bound].format_map(_words(bound, facts, limits))
-    parts = (_busy(facts), said, _next_limit(bound, facts, limits))
+    if facts.available < BUSY:
+        taken = f"{1 - facts.available:.0%}"
+        said = f"Other work took {taken} of the cores meanwhile: measure again on a quiet machine. {said}"
     advice = f"{useful[0]}" if useful else _advice(bound, facts)
-    return Verdict(bound, " ".join(filter(None, parts)), advice, limits, useful)
+    return Verdict(bound, said, advice, limits, useful)
 
 
 def limits_of(facts: Facts) -> dict[str, float]:
@@ -160,11 +160,6 @@ _SAID: dict[Bound, str] = {
     "overhead": "No stage explains the {rate} samples/s: the rest is handing batches over, starting workers, "
     "or other programs on this machine.",
 }  # fmt: skip
-_NAMES = {
-    "storage": "storage", "cpu": "the CPU",
-    "gil": "the GIL", "transfer": "the copy to the device", "finish": "finishing batches",
-    "step": "the training step", "loading": "loading",
-}  # fmt: skip
 _DO: dict[Bound, str] = {
     "storage": "try more workers, shuffle='block', augment.RandomCrop of volumes, which reads less, or RAMDataset, "
     "which reads once",
@@ -202,45 +197,17 @@ def _words(bound: Bound, facts: Facts, limits: dict[str, float]) -> dict[str, An
     }
 
 
-def _busy(facts: Facts) -> str:
-    """Return what puts in doubt whatever follows."""
-    if facts.available >= BUSY:
-        return ""
-    taken = f"{1 - facts.available:.0%}"
-    return f"Other work took {taken} of the cores meanwhile: measure again on a quiet machine."
-
-
-def _next_limit(bound: Bound, facts: Facts, limits: dict[str, float]) -> str:
-    base = limits["step"] if bound == "step" else facts.rate
-    others = {"loading": facts.rate} if bound == "step" else {}
-    own = "cpu" if bound == "memory" else bound  # of which it is a kind
-    above = {n: v for n, v in (limits | others).items() if n != own and v > base}
-    if not above:
-        return ""
-    name = min(above, key=above.__getitem__)
-    times = number(above[name] / base)
-    return f"The next limit is {_NAMES[name]}, at {number(above[name])} samples/s ({times}x)."
-
-
 def _advice(bound: Bound, facts: Facts) -> str:
     """Return what to do where no other settings help."""
-    if bound == "step":
-        return _advice_to_a_step(facts)
-    if not facts.step_s and facts.rate >= _MORE_THAN_A_STEP:
-        return f"measure it beside training, by --step MODULE:FUNCTION: few steps take {number(facts.rate)} samples/s"
-    return _DO[bound]
-
-
-def _advice_to_a_step(facts: Facts) -> str:
+    if bound != "step":
+        if not facts.step_s and facts.rate >= _MORE_THAN_A_STEP:
+            return f"measure it beside training, --step MODULE:FUNCTION: few steps take {number(facts.rate)} samples/s"
+        return _DO[bound]
     if facts.gil_share:
         return f"use backend='subprocess': the step waits for the GIL {facts.gil_share:.0%} of its time"
-    nothing = "change nothing in loading"
-    if facts.stall_share is None:
-        return nothing
-    waits = f"the step waits for data {facts.stall_share:.0%} of the time"
-    if facts.stall_share < SMALL_STALL:
-        return f"{nothing}: {waits}"
+    stall = facts.stall_share or 0.0
+    if stall < SMALL_STALL:
+        return "change nothing in loading"
     if not facts.num_workers:
-        return f"num_workers=1 or more: {waits}, as batches are made on its own thread"
-    why = "training and loading share the cores, or batches come late, as the first of each epoch"
-    return f"prefetch_factor=4, or one thread fewer for training: {waits}, as {why}"
+        return f"num_workers=1 or more: the step waits {stall:.0%} of the time for batches made on its own thread"
+    return f"prefetch_factor=4, or one thread fewer for training: the step waits for data {stall:.0%} of the time"

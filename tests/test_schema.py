@@ -288,7 +288,6 @@ def test_json_that_is_no_field_is_a_schema_error(data: dict[str, Any]) -> None:
         {"fields": {}, "defaults": []},
         {"fields": [], "defaults": []},
         {"fields": {"a": None}, "defaults": []},
-        {"fields": {"a": {"kind": "text"}}, "defaults": "a"},
         {"fields": {"a": {"kind": "text"}}, "defaults": ["b"]},
         {"fields": {"a": {"kind": "text"}}, "defaults": [["a"]]},
         {"fields": {"a": {"kind": "text"}}, "defaults": [{}]},

@@ -8,7 +8,6 @@ float64: exact, so the same on every machine and in any order of summation.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
-Product = Callable[[Floats, Floats], Floats]
 SIDES = (1, 2, 4, 8)  # of what a block becomes at 1/8, 1/4, 1/2 and full scale
 BAND_ROWS = (1, 3, 12, 48)  # coefficients of max(u, v) = 0; 1; 2 and 3; 4 to 7
 # (u, v) of each row: down and across.
@@ -200,23 +198,14 @@ def sums_of(differences: Floats) -> Floats:
     return np.cumsum(result, axis=1)
 
 
-def restore(
-    coefficients: Floats, grid: Grid, quality: int, multiply: Product = product
-) -> UInt8Array:
+def restore(coefficients: Floats, grid: Grid, quality: int) -> UInt8Array:
     """Return the image of stored coefficients as H x W x C, at the scale of their number.
 
-    They are ``(side * side, num_blocks)`` for a side of 1, 2, 4 or 8, row 0 as differences. ``multiply`` makes the
-    product, of whole numbers that it keeps exact.
+    They are ``(side * side, num_blocks)`` for a side of 1, 2, 4 or 8, row 0 as differences.
     """
     side = round(len(coefficients) ** 0.5)
     planes = [
-        _plane(
-            coefficients[:, part],
-            component,
-            inverse(quality, side, chroma=number > 0),
-            side,
-            multiply,
-        )
+        _plane(coefficients[:, part], component, inverse(quality, side, chroma=number > 0), side)
         for number, (part, component) in enumerate(zip(grid.split(), grid.components, strict=True))
     ]
     luma = planes[0] + np.float32(128)
@@ -231,18 +220,12 @@ def restore(
     return join_rgb(luma, blue, red)
 
 
-def _plane(
-    coefficients: Floats,
-    component: Component,
-    weights: Floats,
-    side: int,
-    multiply: Product,
-) -> FloatArray:
+def _plane(coefficients: Floats, component: Component, weights: Floats, side: int) -> FloatArray:
     """Return one plane, around 0."""
     rows, columns = component.rows, component.columns
     coefficients = coefficients.copy()
     coefficients[0] = sums_of(coefficients[0].reshape(rows, columns)).reshape(-1)
-    pixels = multiply(weights, coefficients).reshape(side, side, rows, columns)
+    pixels = product(weights, coefficients).reshape(side, side, rows, columns)
     plane = np.empty((rows, side, columns, side), np.float32)
     plane[...] = pixels.transpose(2, 0, 3, 1)
     plane *= np.float32(1 / INVERSE_UNITS)

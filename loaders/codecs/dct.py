@@ -23,8 +23,6 @@ from loaders.codecs.coefficients import (
     SIDES,
     Grid,
     Ints,
-    Product,
-    product,
     restore,
     transform,
 )
@@ -144,13 +142,13 @@ class DctCodec:
 
     # -- decoding ----------------------------------------------------------------------------------
 
-    def decode(self, record: UInt8Array, side: int = 8, multiply: Product = product) -> UInt8Array:
+    def decode(self, record: UInt8Array, side: int = 8) -> UInt8Array:
         """Return H x W x C pixels of a record.
 
         ``side`` is 8 for full scale; 4, 2 or 1 for 1/2, 1/4 or 1/8, sides rounded up. CodecError if the record is
         damaged, or of other settings than the field's.
         """
-        return restore(self.unpack(record, side), self.grid, self.quality, multiply)
+        return restore(self.unpack(record, side), self.grid, self.quality)
 
     def unpack(self, record: UInt8Array, side: int = 8) -> npt.NDArray[np.float64]:
         """Return the quantized coefficients of a record: ``(side * side, num_blocks)`` whole numbers.

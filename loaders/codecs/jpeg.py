@@ -1,8 +1,7 @@
 """Parts of JPEG files: how little of one a crop needs.
 
-A file is decoded from the top, and may end below a crop. Where it has restart markers, it is a grid of
-segments that decode alone: those of a crop, put together, are a JPEG of the same pixels. An index of the
-segments, which our own files have, spares looking for them.
+A file is decoded from the top, and may end below a crop. Our own files have restart markers and an index of them:
+such a file is a grid of segments that decode alone, and those of a crop, put together, are a JPEG of the same pixels.
 
 Source: ITU-T T.81, annex B; F.2.1.3.1 for what a restart marker resets.
 """
@@ -10,9 +9,8 @@ Source: ITU-T T.81, annex B; F.2.1.3.1 for what a restart marker resets.
 from __future__ import annotations
 
 import struct
-from bisect import bisect_left
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +23,9 @@ from loaders.codecs.heads import (
     jpeg_head,
 )
 from loaders.codecs.markers import EOI, SOS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 UInt8Array = npt.NDArray[np.uint8]
 Bounds = npt.NDArray[np.integer[Any]]
@@ -58,46 +59,13 @@ class PicturePart(NamedTuple):
     ends_early: bool = False
 
 
-class SegmentBox(NamedTuple):
-    """Some of the segments of a JPEG, side by side and below each other."""
-
-    first_row: int  # of segments
-    last_row: int  # the one behind it
-    first_column: int  # of segments
-    last_column: int  # the one behind it
-    height: int  # of all of them, in pixels
-    width: int  # the same
-    top: int  # where they begin in the whole picture
-    left: int  # the same
-    num_segments: int  # of the whole picture
-    num_columns: int  # of these, side by side
-
-
-class SegmentBoxes(NamedTuple):
-    """The blocks of some of several pictures, as numbers."""
-
-    pictures: list[int]  # which pictures have one, ascending
-    rows: npt.NDArray[np.int64]  # ``(M, 10)`` int64: of each what a ``SegmentBox`` says
-
-    def between(self, first: int, last: int) -> list[SegmentBox | None]:
-        """Return the block of each picture from ``first`` to ``last``; None of those that have none."""
-        blocks: list[SegmentBox | None] = [None] * (last - first)
-        part = slice(bisect_left(self.pictures, first), bisect_left(self.pictures, last))
-        if pictures := self.pictures[part]:
-            for picture, row in zip(pictures, self.rows[part].tolist(), strict=True):
-                blocks[picture - first] = SegmentBox._make(row)
-        return blocks
-
-
-def part_of(
-    record: UInt8Array, head: PictureHead, end: int, block: SegmentBox | None
-) -> PicturePart:
+def part_of(record: UInt8Array, head: PictureHead, end: int, block: Sequence[int]) -> PicturePart:
     """Make a picture of what a crop needs, by ``ends_of`` and ``blocks_of``: its pixels are those of the whole.
 
     Other formats, progressive and cut files, and what is not worth it, stay as they are. Damage in what is left out
     goes unnoticed.
     """
-    part = _cut_out(record, head, block) if block and head.interval else None
+    part = _cut_out(record, head, block) if any(block) else None
     if head.height_at and end and part is None:
         rows = first_rows(record, head.height_at, end, head.width)
         part = None if rows is None else PicturePart(rows, end, head.width, ends_early=True)
@@ -106,15 +74,19 @@ def part_of(
 
 def blocks_of(
     heads: npt.NDArray[np.int64], boxes: npt.NDArray[np.int64], num_threads: int = 1
-) -> SegmentBoxes:
-    """Return which segments are enough of each picture that has some, and of which enough pixels are saved.
+) -> npt.NDArray[np.int64]:
+    """Return which segments are enough of each picture, ``(N, 10)``; zeros where too few pixels would be saved.
+
+    First row of segments, the one behind the last, the same of columns; height and width of all of them in pixels;
+    where they begin in the picture, y and x; the number of its segments, and of those side by side.
 
     Heads are ``(N, 7)`` as of ``picture_heads``, boxes ``(N, 4)``: y, x, height, width, which may reach outside. The
     more threads share the interpreter, the more must be saved.
     """
+    blocks = np.zeros((len(heads), 10), np.int64)
     numbers = np.flatnonzero(heads[:, 4])
     if not len(numbers):
-        return SegmentBoxes([], np.empty((0, 10), np.int64))
+        return blocks
     counts, sides = _grids(heads[numbers])
     numbers, counts, sides = (each[counts[:, 0] > 0] for each in (numbers, counts, sides))
     sizes, starts, extents = heads[numbers, :2], boxes[numbers, :2], boxes[numbers, 2:]
@@ -129,7 +101,8 @@ def blocks_of(
     found = np.hstack(
         [rows, columns, parts, corners, counts.prod(1, keepdims=True), counts[:, 1:]]
     )
-    return SegmentBoxes(numbers[is_worth].tolist(), found[is_worth])
+    blocks[numbers[is_worth]] = found[is_worth]
+    return blocks
 
 
 def num_segments(head: PictureHead) -> int:
@@ -140,15 +113,12 @@ def num_segments(head: PictureHead) -> int:
 def _grids(heads: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return how many segments of each picture lie below and beside each other, and their sides, ``(N, 2)`` each.
 
-    0 where segments are neither parts of rows of units nor rows of them.
+    0 where segments are not equal parts of rows of units.
     """
     sizes, (interval, unit_height, unit_width) = heads[:, :2], heads[:, 4:].T
-    units = -(-sizes[:, 1] // unit_width)  # side by side
-    is_part, are_rows = units % interval == 0, interval % units == 0
-    rows = np.where(is_part, 1, interval // units)
-    sides = np.stack([rows * unit_height, np.where(is_part, interval, units) * unit_width], axis=1)
-    counts = -(-sizes // np.maximum(sides, 1)) * (is_part | are_rows)[:, None]
-    return counts, sides
+    is_part = -(-sizes[:, 1] // unit_width) % interval == 0
+    sides = np.stack([unit_height, interval * unit_width], axis=1)
+    return -(-sizes // sides) * is_part[:, None], sides
 
 
 def ends_of(sizes: npt.NDArray[np.int64], boxes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -201,18 +171,18 @@ def with_index(record: UInt8Array) -> UInt8Array:
         return record
     start = _scan_start(record.data, head, head.tables_end)
     data = record[start:]
-    bounds = _found_bounds(data, count)
-    if not start or bounds is None:
-        return record
-    body = INDEX + bounds.astype(_index_dtype(data)).tobytes()
-    if len(body) + 2 > _MAX_APP_BYTES:
+    marks = np.flatnonzero(data[:-1] == 0xFF)
+    marks = marks[data[marks + 1] != 0]  # a zero follows where 0xFF is data
+    bounds = np.concatenate([[0], marks + 2]).astype(_index_dtype(data))
+    body = INDEX + bounds.tobytes()
+    if not start or len(marks) != count or len(body) + 2 > _MAX_APP_BYTES:
         return record
     index = struct.pack(">HH", 0xFF00 | APP9, len(body) + 2) + body
     tables, scan = record[: head.tables_end], record[head.tables_end :]
     return np.frombuffer(b"".join([tables.data, index, scan.data]), np.uint8)
 
 
-def _cut_out(record: UInt8Array, head: PictureHead, block: SegmentBox) -> PicturePart | None:
+def _cut_out(record: UInt8Array, head: PictureHead, block: Sequence[int]) -> PicturePart | None:
     """Make a picture of segments; None if they are not all there."""
     first_row, last_row, first_column, last_column, height, width, top, left, count, stride = block
     found = _bounds(record, head, count) if _has_end(record) else None
@@ -260,20 +230,19 @@ def _numbers(count: int) -> UInt8Array:
 def _bounds(record: UInt8Array, head: PictureHead, count: int) -> tuple[int, Bounds] | None:
     """Return where the scan's data begin, and how far behind that each segment begins and the last one ends.
 
-    None if they are not ``count``.
+    None if there is no index of ``count`` segments, as ``with_index`` writes it, or that of another file.
     """
-    file, at = record.data, head.tables_end
-    if len(file) < at + 4:
+    file, at, first = record.data, head.tables_end, 4 + len(INDEX)
+    if len(file) < at + 4 or file[at + 1] != APP9:
         return None
-    index = record[at : _segment_end(file, at)] if file[at + 1] == APP9 else record[:0]
+    index = record[at : _segment_end(file, at)]
     start = _scan_start(file, head, at + len(index))
-    if not start:
+    dtype = _index_dtype(record[start:])
+    if not start or len(index) != first + (count + 1) * dtype.itemsize:
         return None
-    data = record[start:]
-    bounds = _indexed_bounds(index, data, count)
-    if bounds is None:
-        bounds = _found_bounds(data, count)
-    return None if bounds is None else (start, bounds)
+    bounds = index[first:].view(dtype)
+    is_own = index[4:first].tobytes() == INDEX and bounds[-1] == len(record) - start
+    return (start, bounds) if is_own else None
 
 
 def _scan_start(file: memoryview, head: PictureHead, at: int) -> int:
@@ -289,21 +258,5 @@ def _segment_end(file: memoryview, at: int) -> int:
     return at + 2 + (file[at + 2] << 8 | file[at + 3])
 
 
-def _indexed_bounds(index: UInt8Array, data: UInt8Array, count: int) -> Bounds | None:
-    """Read what ``with_index`` has written; None if there is nothing, or that of another file."""
-    dtype, first = _index_dtype(data), 4 + len(INDEX)
-    if len(index) != first + (count + 1) * dtype.itemsize or index[4:first].tobytes() != INDEX:
-        return None
-    bounds = index[first:].view(dtype)
-    return bounds if bounds[-1] == len(data) else None
-
-
 def _index_dtype(data: UInt8Array) -> np.dtype[Any]:
     return _SHORT if len(data) < 1 << 16 else _LONG
-
-
-def _found_bounds(data: UInt8Array, count: int) -> Bounds | None:
-    """Look for the markers."""
-    marks = np.flatnonzero(data[:-1] == 0xFF)
-    marks = marks[data[marks + 1] != 0]  # a zero follows where 0xFF is data
-    return np.concatenate([[0], marks + 2]) if len(marks) == count else None

@@ -8,6 +8,7 @@ encoded; any of the three is read, because files are often kept as they came. Wh
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import cv2
@@ -17,7 +18,6 @@ import simplejpeg
 
 from loaders.codecs.heads import MAX_PICTURE_MB, check_pixels, picture_size, pixels_within
 from loaders.codecs.jpeg import restart_interval, with_index
-from loaders.codecs.markers import with_end
 from loaders.errors import CodecError
 from loaders.schema import Field, Image, Mask
 
@@ -128,11 +128,7 @@ class PictureCodec:
                 record, self.colorspace, False, False, *least, reduction, out, not ends_early
             )
         except ValueError as error:
-            whole = with_end(record.tobytes()) if "Premature end" in str(error) else None
-            if whole is None:
-                raise CodecError(f"the JPEG cannot be decoded ({error})") from error
-        file = np.frombuffer(whole, np.uint8)
-        return self.decode_jpeg(file, reduction, height, width, out, ends_early)
+            raise CodecError(f"the JPEG cannot be decoded ({error})") from error
 
     def _decode_cv2(self, record: UInt8Array) -> npt.NDArray[Any]:
         picture_size(record, self.max_pixels)  # OpenCV knows more formats, and larger pictures
@@ -199,17 +195,12 @@ def _encode_cv2(array: npt.NDArray[Any], suffix: str, quality: int) -> UInt8Arra
     channels = array.shape[2] if array.ndim == 3 else 1
     if channels > 1:
         array = cv2.cvtColor(array, cv2.COLOR_RGB2BGR if channels == 3 else cv2.COLOR_RGBA2BGRA)
-    try:
+    done, data = False, array
+    with suppress(cv2.error):
         done, data = cv2.imencode(suffix, array, _cv2_options(suffix, array, quality))
-    except cv2.error as error:
-        raise CodecError(f"{_not_held(suffix, array)} ({error.err})") from error
     if not done:
-        raise CodecError(_not_held(suffix, array))
+        raise CodecError(f"{suffix[1:]} cannot hold {array.dtype} of {array.shape}")
     return data.reshape(-1)
-
-
-def _not_held(suffix: str, array: npt.NDArray[Any]) -> str:
-    return f"{suffix[1:]} cannot hold {array.dtype} of {array.shape}"
 
 
 def _cv2_options(suffix: str, array: npt.NDArray[Any], quality: int) -> list[int]:

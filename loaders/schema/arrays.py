@@ -61,8 +61,7 @@ class Array(Field):
 
 def _check_dims(dims: Any) -> tuple[int | None, ...]:
     # An axis of length 0 would make records of no bytes, which no format can tell apart.
-    if not isinstance(dims, tuple | list) or not all(n is None or is_count(n) for n in dims):
-        raise SchemaError(f"dims must be lengths of at least 1, or None, got {dims!r}")
-    if len(dims) > _MAX_AXES:
-        raise SchemaError(f"an array has up to {_MAX_AXES} axes, got {len(dims)}")
+    is_list = isinstance(dims, tuple | list) and len(dims) <= _MAX_AXES
+    if not is_list or not all(n is None or is_count(n) for n in dims):
+        raise SchemaError(f"dims must be up to {_MAX_AXES} lengths from 1, or None, got {dims!r}")
     return tuple(dims)

@@ -52,7 +52,6 @@ class Image(Field):
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", _check_size(self.size))
         object.__setattr__(self, "dtype", check_dtype(self.dtype, "u"))
-        _check_spelling(self.codec)
         if not is_count(self.channels) or self.channels > 64:
             raise SchemaError(f"channels must be in [1, 64], got {self.channels!r}")
         for name, (default, allowed) in _DCT_OPTIONS.items():
@@ -146,7 +145,6 @@ class Mask(Field):
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", _check_size(self.size))
         object.__setattr__(self, "dtype", check_dtype(self.dtype, "ui"))
-        _check_spelling(self.codec)
         check_nbytes(self)
 
     @property
@@ -225,18 +223,6 @@ class Keypoints(Field):
         return (None, self.num, None)
 
 
-def _check_spelling(codec: Any) -> None:
-    """Refuse another spelling of a codec's name now; other names may be of codecs registered later."""
-    meant = codec.lower() if isinstance(codec, str) else ""
-    meant = "jpeg" if meant == "jpg" else meant
-    if meant in PICTURE_CODECS and meant != codec:
-        raise SchemaError(f"codec {codec!r} is spelled {meant!r}")
-    if not meant:
-        raise SchemaError(
-            f"codec must be a name, such as {', '.join(PICTURE_CODECS)}, got {codec!r}"
-        )
-
-
 def _check_pairs(pairs: Any, num: int | None) -> tuple[tuple[int, int], ...]:
     try:
         found = tuple((int(first), int(second)) for first, second in pairs)
@@ -245,8 +231,7 @@ def _check_pairs(pairs: Any, num: int | None) -> tuple[tuple[int, int], ...]:
     points = [point for pair in found for point in pair]
     most = max(points, default=0) if num is None else num - 1
     if len(set(points)) < len(points) or not all(0 <= point <= most for point in points):
-        what = "flip_pairs name each point once" + ("" if num is None else f", from 0 to {most}")
-        raise SchemaError(f"{what}, got {pairs!r}")
+        raise SchemaError(f"flip_pairs name each point once, from 0 to num - 1, got {pairs!r}")
     return found
 
 

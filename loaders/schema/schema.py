@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import keyword
 import unicodedata
-from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from loaders.checks import shown
+from loaders.checks import did_you_mean, shown
 from loaders.errors import SchemaError
 from loaders.schema.field import FIELD_KINDS, Field
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 # Samples and batches are named tuples; ``batch.valid`` tells real rows from padding.
 _TAKEN = frozenset({"count", "index", "valid"})
@@ -61,9 +59,8 @@ class Schema:
         known = [*self.fields, *sorted(VIRTUAL_FIELDS), *also]
         for name in names:
             if name not in known:
-                near = get_close_matches(str(name), known, 1)
-                guess = f": is it {near[0]!r}?" if near else ""
-                raise SchemaError(f"there is no field {name!r}; there are {known}{guess}")
+                near = did_you_mean(name, known)
+                raise SchemaError(f"there is no field {name!r}; there are {known}{near}")
         if len(set(names)) != len(names):
             raise SchemaError(f"each field can be asked for once, got {list(names)}")
 
@@ -75,15 +72,12 @@ class Schema:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Schema:
         """Build the schema that ``to_json`` described; SchemaError if it is none."""
-        known = isinstance(data, Mapping)
-        described = data.get("fields") if known else None
-        defaults = data.get("defaults") if known else None
-        if not isinstance(described, Mapping) or not isinstance(defaults, list):
-            raise SchemaError("a schema is {'fields': {name: field}, 'defaults': [name]}")
-        if not all(isinstance(field, Mapping) for field in described.values()):
-            raise SchemaError("each field of a schema is {'kind': ..., ...}")
-        fields = {name: field_from_json(field) for name, field in described.items()}
-        return cls(fields, tuple(defaults))
+        try:
+            fields = {name: field_from_json(field) for name, field in data["fields"].items()}
+            return cls(fields, tuple(data["defaults"]))
+        except (KeyError, TypeError, AttributeError) as error:
+            what = "a schema is {'fields': {name: field}, 'defaults': [name]}"
+            raise SchemaError(f"{what}, got {shown(data)}") from error
 
 
 def field_from_json(data: Mapping[str, Any]) -> Field:
@@ -103,9 +97,8 @@ def field_from_json(data: Mapping[str, Any]) -> Field:
 def _check_field(name: str, field: Any) -> None:
     if type(field) is not FIELD_KINDS.get(getattr(field, "kind", None) or ""):
         kinds = ", ".join(sorted(kind.__name__ for kind in FIELD_KINDS.values()))
-        is_class = isinstance(field, type) and issubclass(field, Field)
-        hint = f": write {field.__name__}()" if is_class else ", such as Array('float32')"
-        raise SchemaError(f"field {name!r} is {shown(field)}, not one of {kinds}{hint}")
+        what = f"one of {kinds}, such as Array('float32')"
+        raise SchemaError(f"field {name!r} must be {what}, got {shown(field)}")
     if not isinstance(field.codec, str):
         raise SchemaError(f"field {name!r} has codec {field.codec!r}, which is not a name")
 

@@ -133,13 +133,12 @@ def _check_columns(columns: Any) -> tuple[str, ...]:
 
 
 def _check_sources(sources: Any, length: int) -> tuple[tuple[str, str], ...]:
-    pairs = tuple(map(tuple, sources)) if isinstance(sources, tuple | list) else None
-    is_list = pairs is not None and len(pairs) in (0, length)
-    if not is_list or not all(
-        len(p) == 2 and all(isinstance(t, str) for t in p) for p in pairs or ()
+    pairs = tuple(map(tuple, sources))
+    if len(pairs) not in (0, length) or not all(
+        [*map(type, pair)] == [str, str] for pair in pairs
     ):
         raise SchemaError(f"sources must be {length} pairs of texts, or none, got {sources!r:.60}")
-    return pairs or ()
+    return pairs
 
 
 def _check_numbers(name: str, numbers: Any, length: int) -> tuple[float, ...]:

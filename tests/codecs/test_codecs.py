@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from loaders import codecs
 from loaders.codecs import codec_for, register_codec
 from loaders.codecs.heads import MAX_PIXELS, picture_head, picture_size
-from loaders.codecs.jpeg import SegmentBox, part_of
+from loaders.codecs.jpeg import part_of
 from loaders.codecs.picture import PictureCodec, encode_jpeg
 from loaders.codecs.raw import cast_exactly
 from loaders.codecs.text import TextCodec
@@ -749,7 +749,7 @@ def test_a_reduced_picture_is_an_average_of_pixels() -> None:
 
 
 def test_others_than_jpeg_are_not_reduced_or_cut() -> None:
-    block = SegmentBox(0, 1, 0, 1, height=8, width=8, top=0, left=0, num_segments=1, num_columns=1)
+    block = [0, 1, 0, 1, 8, 8, 0, 0, 1, 1]
     for name in ("png", "rgba png", "mask", "webp"):
         field, data = PICTURES[name]
         codec = PictureCodec(field)

@@ -66,7 +66,7 @@ class WholeImages:
         self._options: dict[str, Any] = {}
         size = field.size
         if isinstance(self._codec, DctCodec):
-            self._options = {"side": side_of(scale), "multiply": _multiply}
+            self._options = {"side": side_of(scale)}
             size = self._codec.grid.components[0].at(side_of(scale))
         options: dict[str, Any] = dict.fromkeys(("quality", "subsampling", "compression"))
         self.served = replace(field, codec="raw", size=size, **options)
@@ -75,13 +75,6 @@ class WholeImages:
         """Return H x W x C pixels."""
         image: UInt8Array = self._codec.decode(record, **self._options)
         return image
-
-
-def _multiply(
-    matrix: npt.NDArray[np.float64], columns: npt.NDArray[np.float64]
-) -> npt.NDArray[np.float64]:
-    """Leave the product to torch, which uses one thread where a worker asks."""
-    return torch.mm(torch.from_numpy(matrix), torch.from_numpy(columns)).numpy()
 
 
 @dataclass(frozen=True, slots=True)

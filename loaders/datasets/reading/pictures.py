@@ -15,7 +15,7 @@ from loaders.augment.pixels import moved_steps, reduced_box, reductions, steps_o
 from loaders.augment.warps import carry_out
 from loaders.buffers import Memory, scratch
 from loaders.codecs.heads import HEAD, PictureHead, picture_heads
-from loaders.codecs.jpeg import PicturePart, SegmentBoxes, blocks_of, ends_of, first_rows, part_of
+from loaders.codecs.jpeg import PicturePart, blocks_of, ends_of, first_rows, part_of
 from loaders.codecs.picture import PictureCodec
 from loaders.datasets.reading.fixed import Layout
 from loaders.datasets.reading.known import geometry_of
@@ -49,7 +49,7 @@ class WantedPictures:
     records: list[UInt8Array]  # the files
     heads: Ints  # ``(N, 7)``: what their headers say, as ``PictureHead``
     plans: list[Geometry]  # boxes, sizes and flips of each view
-    blocks: SegmentBoxes  # which segments are enough, of those that have some
+    blocks: Ints  # ``(N, 10)``: which segments are enough of each, as of ``blocks_of``; zeros: none are
     ends: list[int]  # how many rows are enough of each of the others; 0: all
     reductions: list[int]  # by which factor the decoder may shrink each: 1, 2, 4 or 8
     # What happens to each that is ready: for each view 8 lists of N, the numbers of a ``Step``.
@@ -77,8 +77,7 @@ class WantedPictures:
             self.reductions,
         )
         steps = [zip(*[numbers[first:last] for numbers in view]) for view in self.steps]  # noqa: B905  # costs
-        blocks = self.blocks.between(first, last)
-        heads = self.heads[first:last].tolist()
+        heads, blocks = self.heads[first:last].tolist(), self.blocks[first:last].tolist()
         parts = [column[first:last] for column in lists]
         return zip(*parts, heads, blocks, zip(*steps), strict=True)  # noqa: B905
 
@@ -88,10 +87,8 @@ class WantedPictures:
 
     def part(self, i: int) -> PicturePart:
         """Return what of a picture is needed."""
-        if not self.ends[i] and not self.blocks.pictures:  # raw pixels, say
-            return PicturePart(self.records[i], *self.heads[i, :2].tolist())
-        (block,) = self.blocks.between(i, i + 1)
-        return part_of(self.records[i], PictureHead(*self.heads[i].tolist()), self.ends[i], block)
+        head = PictureHead(*self.heads[i].tolist())
+        return part_of(self.records[i], head, self.ends[i], self.blocks[i].tolist())
 
 
 class KnownHeads:
@@ -177,7 +174,7 @@ class PictureReader(Reader):
                 decode(record, 1, height, width, outs[0], False)
                 continue
             ends_early = False
-            if block is not None:
+            if block[1]:
                 part = part_of(record, PictureHead._make(head), end, block)
                 record, height, width, top, left, ends_early = part
                 steps = moved_steps(steps, top // reduction, left // reduction)

@@ -80,14 +80,6 @@ class TestEndMarker:
         assert with_end(whole[:-2]) == whole
         assert with_end(whole[: whole.rfind(b"\xff\xc4", 0, last)]) is None
 
-    @pytest.mark.parametrize("reduction", [1, 2])
-    def test_it_is_served_too(self, reduction: int) -> None:
-        codec, whole = PictureCodec(Image(codec="jpeg")), np.frombuffer(saved("JPEG"), np.uint8)
-
-        assert np.array_equal(codec.decode(whole[:-2], reduction), codec.decode(whole, reduction))
-        with pytest.raises(CodecError):
-            codec.decode(whole[:-9], reduction)
-
 
 class TestKinds:
     @pytest.mark.parametrize(
