@@ -124,11 +124,6 @@ class Item:
         return self.read if isinstance(self.read, File) else None
 
 
-def read_each(reads: Sequence[Callable[[], bytes]]) -> list[bytes]:
-    """Return the files of one item; SourceError."""
-    return [read() for read in reads]
-
-
 class Source(ABC):
     """Lists pictures (or other files) in a fixed order."""
 
@@ -158,6 +153,43 @@ class Source(ABC):
     @abstractmethod
     def keys(self) -> Iterator[str]:
         """Yield the key of each item, without a look at pictures."""
+
+
+class ColumnsSource(Source):
+    """A source of rows with a column of files, or of lists of them, and others of masks and labels."""
+
+    _image: str
+    _mask: str | None
+    _fields: Mapping[str, str]  # of the columns of labels, by name
+
+    @abstractmethod
+    def _file(self, value: Any, where: str, what: str, folder: Path) -> tuple[Any, str | None]:
+        """Return what reads the picture or mask (``what``) of a cell, and its path, if it has one."""
+
+    def _item(self, key: str, where: str, row: Mapping[str, Any], folder: Path) -> Item:
+        labels = {field: self._value(field, row[name]) for name, field in self._fields.items()}
+        value = row[self._image]
+        if self.has_several:
+            cells = enumerate(value or ())
+            files = [self._file(each, where, f"picture {n}", folder)[0] for n, each in cells]
+            read: Any = partial(_read_each, files)
+        else:
+            read, _ = self._file(value, where, "picture", folder)
+        if self._mask is None:
+            return Item(key, where, read, labels)
+        mask, name = self._file(row[self._mask], where, "mask", folder)
+        return Item(key, where, read, labels, mask, mask_name=name)
+
+    def _value(self, field: str, value: Any) -> Any:
+        column = self.labels[field]
+        if value is None:
+            return "" if column.kind == "text" else None
+        is_name = column.kind == "class" and not column.numbered
+        return str(value) if column.kind == "text" or is_name else value
+
+
+def _read_each(reads: Sequence[Callable[[], bytes]]) -> list[bytes]:
+    return [read() for read in reads]
 
 
 class ExtendedSource(Source):

@@ -15,7 +15,7 @@ from array import array
 from collections import Counter
 from functools import partial
 from itertools import repeat
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -30,10 +30,10 @@ from packdata.rows import DELIMITED, HEAD_BYTES, JSON_LINES, open_text, suffix_i
 from packdata.sources.base import (
     OWN_KEYS,
     PICTURES,
+    ColumnsSource,
     FileHash,
     FileKind,
     Item,
-    Source,
     check_unique,
     column_of,
     fail,
@@ -41,7 +41,6 @@ from packdata.sources.base import (
     first_named,
     is_missing,
     key_of,
-    read_each,
     shared_keys,
 )
 from packdata.sources.listed import Listing
@@ -61,7 +60,7 @@ _NAN = re.compile(r"[+-]?nan", re.IGNORECASE)  # of a label, a missing one
 _AT_ONCE = 1024  # rows
 
 
-class ListSource(Source):
+class ListSource(ColumnsSource):
     """The pictures that a list names, in its order.
 
     Columns that are None are the first usual one of the kind for paths, ``mask`` if there is one, and the first
@@ -141,21 +140,23 @@ class ListSource(Source):
         rows = (row for batch in batches for row in batch.to_pylist())
         for line, row in zip(self._lines[start:], rows, strict=True):
             values = {name: _json(cell) for name, cell in row.items()} if self._is_json else row
-            where, cell = f"{self.path}, line {line}", values[self._image]
+            cell, where = values[self._image], f"{self.path}, line {line}"
             key = self._key(line, values.get("key"), cell)
             if self.has_several:
-                paths = self._listed(cell)
-                read: Any = partial(read_each, [self._file(p, f"{where} ({p})") for p in paths])
+                values = {**values, self._image: self._listed(cell)}
             else:
                 where = f"{where} ({cell})"
-                read = self._file(cell, where)
-            labels = {
-                field: self._value(field, values[name]) for name, field in self._fields.items()
-            }
-            yield Item(key, where, read, labels, **self._mask_of(values, where))
+            yield self._item(key, where, values, self.path.parent)
 
-    def _file(self, cell: str, where: str) -> File:
-        """Return what reads the file of a cell."""
+    def _file(self, value: Any, where: str, what: str, folder: Path) -> tuple[Any, str | None]:
+        if value is None:
+            hint = f"Give each row a path in column {self._mask!r}, or leave the column out"
+            return partial(fail, f"the {what} is missing, others have one", where, hint), None
+        place = where if what == "picture" else f"{where} ({what} {value})"
+        return self._at(str(value), place), str(value)
+
+    def _at(self, cell: str, where: str) -> File:
+        """Return the file at the path or URL in a cell."""
         if self._beside is not None and (found := self._beside.find(self._inside(cell))):
             return found.placed(where)
         return LocalFile(os.path.join(self._folder, cell), where)
@@ -184,29 +185,12 @@ class ListSource(Source):
             return os.path.relpath(name, self._folder)
         return str(PurePosixPath(name)) if "./" in name or "//" in name else name
 
-    def _mask_of(self, values: Mapping[str, Any], where: str) -> dict[str, Any]:
-        """Return what an item says of its mask; ``where`` is the place of its picture."""
-        if self._mask is None:
-            return {}
-        if (cell := values[self._mask]) is None:
-            hint = f"Give each row a path in column {self._mask!r}, or leave the column out"
-            return {
-                "read_mask": partial(fail, "the mask is missing, others have one", where, hint)
-            }
-        name = str(cell)
-        return {"read_mask": self._file(name, f"{where} (mask {name})"), "mask_name": name}
-
-    def _value(self, field: str, value: Any) -> Any:
-        if value is None:
-            return "" if self.labels[field].kind == "text" else None
-        return str(value) if self.labels[field].kind in ("class", "text") else value
-
     def _identity(self, digest: str) -> dict[str, Any]:
         files, columns = FileHash(), [self._image, self._mask]
         cells = map(self._values, filter(None, columns))
         for image, *mask in zip(*cells, strict=True):
             for cell in [*self._listed(image), *mask]:
-                files.add(str(cell), *_state(self._file(str(cell), "")))
+                files.add(str(cell), *_state(self._at(str(cell), "")))
         return {"kind": self.kind, "list": digest, "columns": columns, "files": files.hexdigest()}
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
@@ -19,15 +20,14 @@ from packdata.reading import read_file
 from packdata.sources.base import (
     OWN_KEYS,
     Column,
+    ColumnsSource,
     Item,
-    Source,
     check_unique,
     column_of,
     fail,
     field_names,
     files_identity,
     first_named,
-    read_each,
     relative_names,
 )
 from packdata.sources.row_kinds import open_row_file, row_kind
@@ -43,7 +43,7 @@ _IMAGE_NAMES = ("image", "img", "picture", "photo", "jpg", "jpeg", "png", "webp"
 _IMAGES_NAMES = ("images", "imgs", "pictures", "photos", "frames", *_IMAGE_NAMES)
 
 
-class RowsSource(Source):
+class RowsSource(ColumnsSource):
     """The rows of files that share a schema, in order.
 
     Columns that are None are that of pictures which looks like it, ``mask`` if there is one, and the first usual one
@@ -102,36 +102,22 @@ class RowsSource(Source):
         return f"{self._stems[path]}/{row:08d}"
 
     def _rows(self, file: TypedRows, group: Part, start: int) -> Iterator[Item]:
-        row = group.line
+        number, folder = group.line, file.path.parent
         for batch in file.batches(group):
-            for i in range(max(0, start - row), len(batch)):
-                yield self._item(batch, i, file.path, row + i)
-            row += len(batch)
+            rest = batch.slice(max(0, start - number))
+            for i, row in enumerate(rest.to_pylist(), number + len(batch) - len(rest)):
+                key = str(row["key"]) if self._has_keys else self._row_key(file.path, i)
+                yield self._item(key, f"{file.path}, row {i}", row, folder)
+            number += len(batch)
 
-    def _item(self, batch: pa.RecordBatch, i: int, path: Path, row: int) -> Item:
-        where = f"{path}, row {row}"
-        key = batch.column("key")[i].as_py() if self._has_keys else self._row_key(path, row)
-        labels = {
-            field: self._value(field, batch.column(name)[i].as_py())
-            for name, field in self._fields.items()
-        }
-        value, folder = batch.column(self._image)[i].as_py(), path.parent
-        if self.has_several:
-            named = ((f"picture {n}", each) for n, each in enumerate(value or ()))
-            read = partial(read_each, [_reader(v, folder, where, what) for what, v in named])
-        else:
-            read = _reader(value, folder, where, "picture")
-        if self._mask is None:
-            return Item(str(key), where, read, labels)
-        value = batch.column(self._mask)[i].as_py()
-        name = value.get("path") if isinstance(value, Mapping) else None
-        mask = _reader(value, folder, where, "mask")
-        return Item(str(key), where, read, labels, mask, mask_name=name)
-
-    def _value(self, field: str, value: Any) -> Any:
-        if self.labels[field].kind != "text":
-            return value
-        return "" if value is None else str(value)
+    def _file(self, value: Any, where: str, what: str, folder: Path) -> tuple[Any, str | None]:
+        path = value.get("path") if isinstance(value, Mapping) else None
+        data = value.get("bytes") if isinstance(value, Mapping) else value
+        if data is not None:
+            return partial(bytes, data), path
+        if path:
+            return partial(read_file, folder / path, f"{where} ({path})"), path
+        return partial(fail, f"the {what} is missing", where), path
 
     def _label(self, name: str, field: str) -> Column:
         file, types = self._files[0], pa.types
@@ -144,9 +130,10 @@ class RowsSource(Source):
             found = column_of(field, chain.from_iterable(values))
             if not is_number:
                 return found
-            is_float, missing = types.is_floating(kind), found.num_missing
             is_double = types.is_float64(kind)
-            return Column("float" if is_float else "int", (), False, is_double, missing)
+            return replace(
+                found, kind="float" if types.is_floating(kind) else "int", is_double=is_double
+            )
         if _is_binary(kind):
             return Column("bytes")
         # Text: strings, dates, decimals, maps as Python shows them.
@@ -182,17 +169,6 @@ def _stems(paths: Sequence[Path]) -> list[str]:
     files = relative_names(paths)
     ways = [path.stem for path in paths], [os.path.splitext(file)[0] for file in files]
     return next((way for way in ways if len(set(way)) == len(paths)), files)
-
-
-def _reader(value: Any, folder: Path, where: str, what: str) -> Any:
-    """Return what reads a picture or mask: its bytes, or a mapping of them, or of the path of its file."""
-    path = value.get("path") if isinstance(value, Mapping) else None
-    data = value.get("bytes") if isinstance(value, Mapping) else value
-    if data is not None:
-        return partial(bytes, data)
-    if path:
-        return partial(read_file, folder / path, f"{where} ({path})")
-    return partial(fail, f"the {what} is missing", where)
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
