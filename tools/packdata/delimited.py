@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from packdata.reading import File
-    from packdata.rows import Part, Text
+    from packdata.rows import Part
     from packdata.types import Kind
 
 _PART_COLUMNS = (
@@ -137,7 +137,7 @@ class CsvRows(TextRows):
             hint="Is there a quote that is never closed?",
         )
 
-    def _check_last(self, data: Text, line: int) -> None:
+    def _check_last(self, data: bytes, line: int) -> None:
         if not last_record_end(data + b"\n", ord(self.delimiter)):
             raise SourceError("a quote is opened and never closed", f"{self.path}, line {line}")
 
@@ -213,11 +213,11 @@ def _not_utf8(name: str, cell: str) -> str:
     return ""
 
 
-def last_record_end(data: Text, delimiter: int) -> int:
+def last_record_end(data: bytes, delimiter: int) -> int:
     """Return where the last complete row ends, its line end included; 0 if there is none.
 
     Args:
-        data: Text from the beginning of a row on.
+        data: bytes from the beginning of a row on.
         delimiter: Code of the separator.
     """
     end = data.rfind(b"\n")

@@ -42,7 +42,6 @@ PART_ROWS = 1 << 16  # of columns that are declared
 FEW_ROWS = 32  # of pictures, say
 MAX_ROW_BYTES = 64 << 20
 HEAD_BYTES = 1 << 16  # looked at first
-Text = bytes | bytearray
 # What a text may be where nothing says, and where a file has numbers and flags of its own, but no dates.
 ANY_KIND = frozenset[Kind](("number", "flag", "date", "zoned"))
 DATES = frozenset[Kind](("date", "zoned"))
@@ -167,17 +166,11 @@ class TypedRows(RowFile):
 def class_names(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
     """Return the names of classes by column, as Hugging Face's ``datasets`` wrote them into the schema."""
     try:
-        features = dict(json.loads(schema.metadata[b"huggingface"])["info"]["features"])
-    except (TypeError, KeyError, ValueError):
+        features = json.loads(schema.metadata[b"huggingface"])["info"]["features"].items()
+        labels = {n: each for n, each in features if each.get("_type") == "ClassLabel"}
+        return {n: tuple(map(str, each["names"])) for n, each in labels.items() if each["names"]}
+    except (TypeError, KeyError, ValueError, AttributeError):  # none, or of another tool
         return {}
-    return {
-        name: tuple(map(str, feature["names"]))
-        for name, feature in features.items()
-        if isinstance(feature, dict)
-        and feature.get("_type") == "ClassLabel"
-        and isinstance(feature.get("names"), list)
-        and feature["names"]
-    }
 
 
 def _named(array: pa.Array, classes: tuple[str, ...] | None) -> pa.Array:
@@ -271,7 +264,7 @@ class TextRows(RowFile):
     def _cut(
         self,
         number: int,
-        last_end: Callable[[Text], int],
+        last_end: Callable[[bytes], int],
         begin: int = 0,
         line: int = 1,
         *,
@@ -284,14 +277,10 @@ class TextRows(RowFile):
         on ``line``. Parts are ``times`` as large as usual; ``hint`` says what to do about a row of no end.
         """
         with self._open() as file:
-            whole, start, rest = os.fstat(file.fileno()).st_size, begin, 0
-            data = bytearray()  # filled again and again: fresh memory takes longer than reading
+            start, rest = begin, 0
             while True:
                 file.seek(start)  # again what belongs to no whole row yet
-                size = min(rest + times * PART_BYTES, max(0, whole - start))
-                data.extend(bytes(max(0, size - len(data))))
-                del data[size:]
-                del data[file.readinto(data) :]
+                data: bytes = file.read(rest + times * PART_BYTES)
                 if len(data) <= rest:
                     break
                 length = last_end(data)
@@ -307,5 +296,5 @@ class TextRows(RowFile):
                 self._check_last(data, line)
                 yield Part(number, start, start + len(data), line)
 
-    def _check_last(self, data: Text, line: int) -> None:
+    def _check_last(self, data: bytes, line: int) -> None:
         """Look at a last row without an end, and its line."""
