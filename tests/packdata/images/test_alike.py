@@ -14,7 +14,7 @@ import pytest
 from PIL.JpegImagePlugin import JpegImageFile, get_sampling
 
 from loaders.schema import Image
-from packdata.images.alike import encode_alike
+from packdata.images.jpegs import encode_alike
 from packdata.images.pictures import decode_picture
 from packdata.images.plan import plan_images
 from packdata.images.stored import stored_picture
@@ -123,6 +123,7 @@ def test_what_is_encoded_has_an_index_of_segments() -> None:
     large = photo(960, 1280)
     data = jpeg(large, 3, quality=75)
 
-    record = encode_alike(decode_picture(data))
+    picture = decode_picture(data)
+    record = encode_alike(picture.head, picture.orientation, picture.pixels)
 
     assert struct.unpack_from(">H", record, record.index(b"SEGMENTS") - 4) == (0xFFE9,)

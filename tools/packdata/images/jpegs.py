@@ -1,8 +1,11 @@
-"""JPEG files: to pixels, strictly, and to files that are divided into segments.
+"""JPEG files: to pixels, strictly; encoded again as they were; and divided into segments.
 
 libjpeg fills what is missing with gray, and only warns. Three oddities of many photos cost no pixel: padding before the
 end, no end marker, and the scan header of some phones. They are mended in a copy of the file, and the copy has to
 decode without a warning: libjpeg names its first only, and another may be behind.
+
+What cannot be kept as it is (turned, CMYK) is encoded with the source's quantization tables and sampling, so that
+little is lost but what was lost before: values come back to the steps on which they were.
 
 The program ``jpegtran`` divides files into segments that decode alone (``loaders.codecs.jpeg``): coefficients stay as
 they are. Its bytes depend on its version, so that is among the options of a packing.
@@ -10,6 +13,7 @@ they are. Its bytes depend on its version, so that is among the options of a pac
 
 from __future__ import annotations
 
+import io
 import re
 import shutil
 import subprocess
@@ -18,7 +22,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import PIL.Image
 import simplejpeg
+from PIL.JpegImagePlugin import JpegImageFile, get_sampling
 
 from loaders.codecs.heads import jpeg_head
 from loaders.codecs.jpeg import num_segments, restart_interval, with_index
@@ -31,6 +37,7 @@ JPEGTRAN = "jpegtran"
 _TIMEOUT_S = 600
 _PADDING = re.compile(r"(\d+) extraneous bytes before marker 0x([0-9a-f]{2})")
 _MAX_ODDITIES = 8
+_TRANSPOSED = 5  # from this orientation of Exif on, rows become columns
 
 
 def decode_strictly(data: bytes, **options: Any) -> tuple[UInt8Array, bytes | None]:
@@ -83,6 +90,35 @@ def _with_plain_scan(data: bytes) -> bytes | None:
             behind = at + 5 + 2 * data[at + 4]
             plain[behind : behind + 3] = b"\0\x3f\0"
     return None if plain == data else bytes(plain)
+
+
+def encode_alike(head: Any, orientation: int, pixels: UInt8Array) -> bytes:
+    """Return upright pixels (H x W x C) as a JPEG with the tables and sampling of ``head``, the file they are of."""
+    assert isinstance(head, JpegImageFile)
+    is_transposed, gray = orientation >= _TRANSPOSED, pixels.shape[2] == 1
+    subsampling = "4:4:4" if gray else _subsampling(head, is_transposed)
+    components = [table for *_, table in head.layer]
+    used = [components[0], components[min(1, len(components) - 1)]][: 1 if gray else 2]
+    tables = (np.reshape(head.quantization[number], (8, 8)) for number in used)
+    file = io.BytesIO()
+    PIL.Image.fromarray(pixels[:, :, 0] if gray else pixels).save(
+        file,
+        "JPEG",
+        qtables=[(table.T if is_transposed else table).ravel().tolist() for table in tables],
+        subsampling=subsampling,
+        restart_marker_blocks=restart_interval(
+            *pixels.shape[:2], 8 if subsampling == "4:4:4" else 16
+        ),
+    )
+    return with_index(np.frombuffer(file.getvalue(), np.uint8)).tobytes()
+
+
+def _subsampling(head: JpegImageFile, is_transposed: bool) -> str:
+    """Return the sampling; of gray, which has no chroma, the coarsest. Of CMYK and rare ratios all chroma is stored."""
+    if len(head.layer) == 1:
+        return "4:2:0"
+    coarser = {2: "4:2:0"} if is_transposed else {1: "4:2:2", 2: "4:2:0"}
+    return coarser.get(get_sampling(head), "4:4:4")
 
 
 def check_jpegtran() -> None:

@@ -71,6 +71,7 @@ class Picture:
     changes: tuple[str, ...] = ()
     kept: bytes | None = None  # the file, or what is mended of an odd JPEG, if that can be stored
     head: PIL.Image.Image | None = None  # what Pillow read of the file
+    orientation: int = 1  # Exif's, of the file
     has_profile: bool = False  # whether the file says by a colour profile what its numbers mean
 
 
@@ -117,6 +118,7 @@ def decode_picture(
         changes=tuple(changes),
         kept=mended if changes == [ODD_JPEG] else None if changes else data,
         head=head,
+        orientation=orientation,
         has_profile=bool(profile),
     )
 

@@ -29,9 +29,13 @@ from loaders.system.opencv import use_no_ipp
 from packdata.describe import numbered
 from packdata.files.labels import LABEL
 from packdata.files.recipe import FilesRecipe
-from packdata.images.alike import encode_alike
 from packdata.images.fit import MAX_SIDE, Fit, SizeOption
-from packdata.images.jpegs import check_jpegtran, divide_without_loss, jpegtran_version
+from packdata.images.jpegs import (
+    check_jpegtran,
+    divide_without_loss,
+    encode_alike,
+    jpegtran_version,
+)
 from packdata.images.marks import Marks
 from packdata.images.pictures import (
     CONVERTED,
@@ -44,7 +48,7 @@ from packdata.images.pictures import (
 )
 from packdata.images.shapes import encode_shape
 from packdata.options import changed, check_options, opt, parse_target
-from packdata.reading import fetched_ahead
+from packdata.reading import File, fetched_ahead
 from packdata.recipe import Tally, Target
 
 if TYPE_CHECKING:
@@ -266,7 +270,7 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
     def _encode(self, item: Item, data: bytes | Pixels) -> list[dict[str, bytes]]:
         """Return what a sample has of its picture, for each target."""
         picture = self._decode(data)
-        mask = self._checked_mask(item, picture)
+        mask = None if self._mask_dtype is None else self._mask(item, picture)
         samples = []
         for output in self._outputs:
             sample = {"image": self._stored(output, picture)}
@@ -317,54 +321,50 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
     def _stored(self, output: _Output, picture: Picture) -> bytes:
         """Return the record of a picture for a target: the file itself where that can be."""
         options = self.options
-        if picture.kept is not None and self._is_kept(output, picture):
-            divided = divide_without_loss(picture.kept) if options.segments else None
+        if (kept := self._kept(output, picture)) is not None:
+            divided = divide_without_loss(kept) if options.segments else None
             self.tally.add(DIVIDED, int(divided is not None))
-            return divided or picture.kept
+            return divided or kept
         is_jpeg = picture.format == "jpeg" and options.codec is None and not options.keep_depth
         if is_jpeg and output.resize.keeps(picture.size):
-            return encode_alike(picture)
+            return encode_alike(picture.head, picture.orientation, picture.pixels)
         pixels = output.resize.apply(picture.pixels, picture.size)
         if isinstance(output.codec, PictureCodec):
             return output.codec.encode(pixels, options.quality)
         return output.codec.encode(pixels)
 
-    def _is_kept(self, output: _Output, picture: Picture) -> bool:
-        options = self.options
-        is_as_wanted = options.codec is None and (picture.gray or not options.gray)
-        return picture.kept is not None and is_as_wanted and output.resize.keeps(picture.size)
+    def _kept(self, output: _Output, picture: Picture) -> bytes | None:
+        """Return the file to be stored as it is; None if it is encoded anew."""
+        is_as_wanted = self.options.codec is None and (picture.gray or not self.options.gray)
+        return picture.kept if is_as_wanted and output.resize.keeps(picture.size) else None
 
-    def _checked_mask(self, item: Item, picture: Picture) -> npt.NDArray[Any] | None:
-        if self._mask_dtype is None:
-            return None
-        name = item.mask_name if self.masks is None else self.masks.name(item.key)
-        where, data = item.place_of_mask(name), self._mask_bytes(item)
-        try:
-            mask = self._read_mask(data)
-        except CodecError as error:
-            raise SourceError(f"the mask cannot be read: {error}", where) from error
+    def _mask(self, item: Item, picture: Picture) -> npt.NDArray[Any]:
+        """Return the mask of a picture; SourceError if it is of another size, or deeper than the first ones."""
+        mask, where = self._read_mask(item)
         if mask.shape != picture.size:
             what = f"its mask is of {mask.shape}, the picture of {picture.size} pixels"
             raise SourceError(f"{what} (height, width), both turned upright", where)
-        if mask.max() > np.iinfo(self._mask_dtype).max:
+        if mask.max() > np.iinfo(self._mask_dtype or mask.dtype).max:
             what = f"the mask holds {mask.max()}, and the first {_NUM_PEEKED} masks have 8 bits"
             raise SourceError(what, where, "Pass keep_depth=True")
         return mask.astype(self._mask_dtype)
 
-    def _mask_bytes(self, item: Item) -> bytes:
-        if self.masks is not None:
-            return self.masks.find(item)()
-        if item.read_mask is None:
+    def _read_mask(self, item: Item) -> tuple[npt.NDArray[Any], str]:
+        """Return an item's mask, and its place; SourceError."""
+        read = item.read_mask if self.masks is None else self.masks.find(item)
+        if read is None:
             raise SourceError("it has no mask, others have", item.where)
-        return item.read_mask()
-
-    def _read_mask(self, data: bytes) -> npt.NDArray[Any]:
-        marks, max_pixels = self.options.marks, self.options.max_pixels
-        return decode_mask(data, max_pixels) if marks is None else marks.read(data, max_pixels)
+        where = read.where if isinstance(read, File) else item.place_of_mask(item.mask_name)
+        marks, data = self.options.marks, read()
+        try:
+            decode = decode_mask if marks is None else marks.read
+            return decode(data, self.options.max_pixels), where
+        except CodecError as error:
+            raise SourceError(f"the mask cannot be read: {error}", where) from error
 
     def _count(self, picture: Picture) -> None:
         """Count what became of a picture in the first target."""
-        kept = self._is_kept(self._outputs[0], picture)
+        kept = self._kept(self._outputs[0], picture) is not None
         self.tally.add(KEPT_FILES if kept else ENCODED)
         for change in picture.changes:
             self.tally.add(MENDED if kept else change)
@@ -406,19 +406,18 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         for item in fetched_ahead(islice(self.source.items(0), _NUM_PEEKED)):
             with suppress(SourceError, CodecError):  # it is rejected in its turn
                 data = item.read()
-                names = [
-                    format_of(open_picture(f)) for f in (data if self._is_several else [data])
-                ]
-                formats.update(name if name in KEPT else "png" for name in names)
-        return formats.most_common(1)[0][0] if formats else "jpeg"
+                for file in data if self._is_several else [data]:
+                    name = format_of(open_picture(file))
+                    formats[name if name in KEPT else "png"] += 1
+        return max(formats, key=formats.__getitem__, default="jpeg")
 
     def _find_mask_dtype(self) -> str:
         """Return uint16 if asked for, or if one of the first masks is; else uint8."""
-        known = self.options.marks and self.options.marks.dtype
-        if known or self.options.keep_depth:
-            return known or "uint16"
+        marks = self.options.marks
+        if marks is not None or self.options.keep_depth:
+            return "uint16" if marks is None else marks.dtype
+        dtypes = {"uint8"}
         for item in islice(self.source.items(0), _NUM_PEEKED):
-            with suppress(SourceError, CodecError):  # it is rejected in its turn
-                if decode_mask(self._mask_bytes(item), self.options.max_pixels).dtype == np.uint16:
-                    return "uint16"
-        return "uint8"
+            with suppress(SourceError):  # it is rejected in its turn
+                dtypes.add(self._read_mask(item)[0].dtype.name)
+        return "uint16" if "uint16" in dtypes else "uint8"

@@ -152,13 +152,11 @@ def _split_format(text: str) -> tuple[str, str]:
 
 def _find(text: str, source: Source) -> tuple[str, list[str]]:
     """Return the field of a column or member, and the way to its values from the column that holds them."""
-    column, *path = text.split(".")
-    for name in (text, identifier_of(text)):
-        if name in source.labels:
-            return name, [name]
+    is_whole = {text, identifier_of(text)} & {*source.labels}
+    column, *path = [text] if is_whole else text.split(".")
     for name in (column, identifier_of(column)):
-        if path and name in source.labels:
-            return identifier_of(text.replace(".", "_")), [name, *path]
+        if name in source.labels:
+            return identifier_of(text.replace(".", "_")) if path else name, [name, *path]
     what = f"no column {text!r} for boxes or keypoints among {list(source.labels)}"
     raise SourceError(what, source.name)
 
