@@ -167,7 +167,7 @@ def _record_reader(dataset: PackedDataset, batch_size: int) -> Callable[[], int]
     names = [name for name in dataset.fields if name in dataset.schema.fields]
 
     def read() -> int:
-        rows = dataset.rows_of(rng.integers(len(dataset), size=batch_size))
+        rows = dataset.view.rows(rng.integers(len(dataset), size=batch_size))
         for name in names:
             for record in dataset.store.records(name, rows):
                 np.array(record)

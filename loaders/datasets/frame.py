@@ -20,10 +20,15 @@ if TYPE_CHECKING:
 def to_pandas(dataset: Any, fields: Sequence[str] | None) -> Any:
     """Return a DataFrame; see ``PackedDataset.to_pandas``."""
     pd, known = _pandas(), dataset.schema.fields
-    if fields is not None:
-        fields = as_list("fields", fields, "names, such as ['label', 'key']")
-        dataset.schema.check_names(fields)
-    names = _names_served(dataset) if fields is None else list(fields)
+    usable = [name for name, field in known.items() if has_place(field)]
+    if fields is None:
+        names = [name for name in dataset.fields if name not in known or name in usable]
+    else:
+        names = as_list("fields", fields, "names, such as ['label', 'key']")
+    dataset.schema.check_names(names)
+    bad = [name for name in names or dataset.fields if name in known and name not in usable]
+    if bad:
+        raise SchemaError(f"fields {bad} cannot be columns of a DataFrame; {usable} can")
     columns: dict[str, Any] = {}
     for name in names:
         for column, values in _columns(dataset, name, known.get(name)):
@@ -39,17 +44,6 @@ def _pandas() -> Any:
     return pd
 
 
-def _names_served(dataset: Any) -> list[str]:
-    """Return what samples have, as far as it has a place; SchemaError if that is nothing."""
-    known = dataset.schema.fields
-    names = [name for name in dataset.fields if name not in known or has_place(known[name])]
-    if not names:
-        usable = [name for name, field in known.items() if has_place(field)]
-        what = f"none of {list(dataset.fields)} is a column of a DataFrame"
-        raise SchemaError(f"{what}; ask for fields=[...] of {usable}")
-    return names
-
-
 def has_place(field: Field) -> bool:
     """Tell whether a field becomes one or more columns of a DataFrame."""
     is_scalar = field.record_nbytes is not None and field.shape == ()
@@ -58,9 +52,6 @@ def has_place(field: Field) -> bool:
 
 def _columns(dataset: Any, name: str, field: Field | None) -> Iterator[tuple[str, Any]]:
     """Yield the columns that a field becomes; None is the position of each sample."""
-    if field is not None and not has_place(field):
-        usable = [n for n, f in dataset.schema.fields.items() if has_place(f)]
-        raise SchemaError(f"field {name!r} cannot be a column of a DataFrame; {usable} can")
     if isinstance(field, Features):
         values = dataset.column(name)
         yield from ((column, values[:, i]) for i, column in enumerate(field.columns))

@@ -118,9 +118,9 @@ class Mixture(Settled, SamplesOf[BatchDataset]):
         return any(getattr(source, "augment", ()) for source in self.sources)
 
     def _read_as(self) -> BatchDataset:
-        """Return the sources as one dataset; a bad sample is replaced by one of its source."""
+        """Return the sources as one dataset."""
         try:
-            return _concat(self.sources).in_parts(self._ends)
+            return _concat(self.sources)
         except SchemaError as error:
             self._why_apart = str(error)
             return Sources(self.sources)
@@ -202,6 +202,8 @@ def _concat(sources: Sequence[BatchDataset]) -> PackedDataset:
         raise SchemaError("datasets of packed samples in host memory can be joined, no others")
     if len({source.store.check for source in packed}) > 1:
         raise SchemaError("their check= differs")
+    if packed[0].on_error == "replace":
+        raise SchemaError("on_error='replace' takes another sample of the same source")
     return concat(packed)
 
 

@@ -36,9 +36,8 @@ from loaders.datasets.reading.coefficients import check_scale, makers_of
 from loaders.datasets.reading.halves import Finisher, with_groups
 from loaders.datasets.reading.known import check_followed, check_known
 from loaders.datasets.reading.readers import as_forms, first_picture, forms_of, make_readers
-from loaders.datasets.reading.request import ReadPlan, Request
+from loaders.datasets.reading.request import BadSamples, ReadPlan, Request
 from loaders.datasets.reading.transforming import Transforming
-from loaders.datasets.replaced import BadSamples
 from loaders.datasets.settings import (
     SETTINGS,
     as_batching,
@@ -49,7 +48,7 @@ from loaders.datasets.settings import (
     check_pixel_ops,
     note_unmoved,
 )
-from loaders.errors import LoadersError, NoValueError, SampleError, SchemaError
+from loaders.errors import NoValueError, SchemaError
 from loaders.sampling.batch import IndexBatch
 from loaders.schema import (
     VIRTUAL_FIELDS,
@@ -67,11 +66,8 @@ from loaders.schema import (
 from loaders.schema.tables import column_names, find_column
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import torch
 
-    from loaders.data.finder import Rows
     from loaders.data.store import Store
     from loaders.data.view import View
     from loaders.datasets.base import Halves
@@ -86,13 +82,11 @@ class PackedDataset(Settled, BatchDataset[SampleT]):
 
     Attributes:
         view: The samples, with all fields that are stored.
-        part_ends: Of datasets that were joined, where each ends: a bad sample is replaced by one of its own part.
         leader: The picture field that boxes follow, by the schema as it was packed, even if not all of it is here.
     """
 
     _settled = frozenset(SETTINGS)
     has_own_samples = False
-    part_ends: Indices | None = None
 
     def __init__(
         self,
@@ -163,7 +157,6 @@ class PackedDataset(Settled, BatchDataset[SampleT]):
             forms={} if transform is None else forms_of(readers, fields, forms),
             transforming=None if transform is None else Transforming(transform),
             is_replacing=self.on_error == "replace",
-            part_ends=self.part_ends,
             bad=bad or self.plan.bad,
             fields=tuple(name for name, field in fields.items() if field is not None),
         )
@@ -285,8 +278,7 @@ class PackedDataset(Settled, BatchDataset[SampleT]):
         else:
             seed, epoch, draws = self._drawing_of(indices, self.seed)
         array = from_start(array, len(self), "sample")
-        rows = self.rows_of(array)
-        return Request(self.plan, array, rows, epoch, draws, seed, num_workers)
+        return Request(self.plan, array, self.view.rows(array), epoch, draws, seed, num_workers)
 
     def by_shard(self) -> tuple[Indices, Indices | None]:
         """Return how many samples of each shard are here, and the samples shard by shard (None: they lie so)."""
@@ -297,11 +289,7 @@ class PackedDataset(Settled, BatchDataset[SampleT]):
         return (self.store,)
 
     def shards_read(self, indices: Indices) -> tuple[Indices, ...]:
-        return (self.rows_of(indices).shards,)
-
-    def rows_of(self, indices: Indices) -> Rows:
-        """Find samples in the store."""
-        return self.view.rows(indices)
+        return (self.view.rows(indices).shards,)
 
     @property
     def is_random(self) -> bool:
@@ -315,16 +303,6 @@ class PackedDataset(Settled, BatchDataset[SampleT]):
     @property
     def num_replaced(self) -> int:  # type: ignore[override]  # counted where samples are read
         return self.plan.bad.num_replaced
-
-    # -- errors ------------------------------------------------------------------------------------
-
-    def place(self, index: int) -> tuple[Path, int]:
-        """Return the file of a sample and its row there."""
-        return self.view.place(index)
-
-    def sample_error(self, index: int, what: str | LoadersError) -> SampleError:
-        """Return the error of a sample that cannot be served, with its place and key."""
-        return self.plan.sample_error(index, what)
 
     # -- looking things up -------------------------------------------------------------------------
 
@@ -358,11 +336,9 @@ class PackedDataset(Settled, BatchDataset[SampleT]):
         Raises:
             SchemaError: The field is no text, and has no fixed shape.
         """
-        if not isinstance(name, str):
-            raise TypeError(f"column() takes the name of a field, got {shown(name)}")
+        self.schema.check_names([name], also=column_names(self.schema))
         if (place := find_column(self.schema, name)) is not None:
             return _read_only(self.column(place[0])[:, place[1]])
-        self.schema.check_names([name], also=column_names(self.schema))
         if name == "sample_id":
             return _read_only(np.arange(len(self)))
         field = self.schema.fields[name]
@@ -385,8 +361,6 @@ class PackedDataset(Settled, BatchDataset[SampleT]):
         Raises:
             SchemaError: It is of another kind, or several of its axes vary.
         """
-        if not isinstance(name, str):
-            raise TypeError(f"lengths() takes the name of a field, got {shown(name)}")
         self.schema.check_names([name])
         field = self.schema.fields.get(name)
         unit = None if field is None else _unit_nbytes(field)
@@ -406,8 +380,6 @@ class PackedDataset(Settled, BatchDataset[SampleT]):
             SchemaError: The field holds no pictures.
             SampleError: The size of one cannot be read.
         """
-        if not isinstance(name, str):
-            raise TypeError(f"sizes() takes the name of a field, got {shown(name)}")
         self.schema.check_names([name])
         if name in VIRTUAL_FIELDS:
             raise SchemaError(f"field {name!r} holds no images")
@@ -491,15 +463,7 @@ class PackedDataset(Settled, BatchDataset[SampleT]):
                 )
             array = np.flatnonzero(array)
         indices = from_start(whole_numbers(array), len(self), "sample")
-        return self._with(view=self.view.select(indices), part_ends=None, _num_untold=0)
-
-    def in_parts(self, ends: Indices) -> Self:
-        """Return the same samples, of which a bad one is replaced by one of its own part.
-
-        Args:
-            ends: The sample behind the last one of each part.
-        """
-        return self._with(part_ends=ends)
+        return self._with(view=self.view.select(indices), _num_untold=0)
 
     def split(
         self,

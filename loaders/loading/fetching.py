@@ -39,7 +39,6 @@ _STRETCHES = 128  # of an epoch
 _MAX_SAMPLES = 1 << 24  # that are looked ahead
 _MUCH_READ = 4  # times the bytes of the samples of a view
 _MUCH_MORE = 1.3  # times its share: a node reads a shard more at the ends of its lanes
-_ODD_LANES = ": let the number of nodes divide that of lanes, and that the samples of a step"
 
 
 class LoaderPass:
@@ -118,35 +117,22 @@ class LoaderPass:
             CacheError: Less fits into the cache than what the ranks of this node read at a time.
         """
         budget, size = self.origin.budget(), self.size_bytes
-        is_whole = size <= budget
-        ranks = _ranks_of_node(self._plan)
-        nodes = self._plan.world_size // (ranks or 1)
-        if is_whole and (nodes == 1 or all(map(self._is_here, self.files))):
+        if size <= budget:
             return
-        node = self.needs(self._plan.of_node(ranks or 1))
-        files = [self.files[n] for n in node.upcoming()]
-        read = sum(file.size for file in files)
-        downloaded = node.epoch_bytes(budget) / 2  # of two epochs
-        if is_whole:
-            downloaded = sum(file.size for file in files if not self._is_here(file))
-        elif (least := node.least_bytes()) > budget:
+        ranks = _ranks_of_node(self._plan)
+        node = self.needs(self._plan.of_node(ranks))
+        if (least := node.least_bytes()) > budget:
             raise self._refusal(least, budget)
-        share = min(read, size / nodes)
+        downloaded = node.epoch_bytes(budget) / 2  # of two epochs
+        share = size * ranks / self._plan.world_size
         if downloaded > _MUCH_MORE * share:
             self._warn(
-                "%s: %s downloads about %s%s for each %s, whose share is %s%s",
+                "%s: %s downloads about %s in each epoch for a node whose share is %s; shuffle='lanes' reads no more "
+                "where the number of nodes divides that of lanes",
                 type(self._order).__name__,
                 describe_size(downloaded),
-                "" if is_whole else " in each epoch",
-                "rank" if ranks is None else "node",
                 describe_size(share),
-                _ODD_LANES
-                if isinstance(self._order, Lanes)
-                else "; shuffle='lanes' reads no more",
             )
-
-    def _is_here(self, file: File) -> bool:
-        return self.origin.place(file.file, file.hash).exists()
 
     def _refusal(self, least: int, budget: int) -> CacheError:
         name, order = type(self._order).__name__, self._order
@@ -196,11 +182,10 @@ def _position(current: Pass) -> tuple[int, bool]:
     return current.num_steps * current.plan.batch_size, current.is_over
 
 
-def _ranks_of_node(plan: Plan) -> int | None:
-    """Return how many ranks of this node read, as launchers say it; None: they do not."""
-    given = os.environ.get("LOCAL_WORLD_SIZE", "")
-    ranks = int(given) if given.isdecimal() else 0
-    return ranks if ranks and not plan.world_size % ranks else None
+def _ranks_of_node(plan: Plan) -> int:
+    """Return how many ranks of this node read, as launchers say it, else 1."""
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+    return ranks if not plan.world_size % ranks else 1
 
 
 def remote_counts(dataset: BatchDataset[Any]) -> dict[str, float]:

@@ -144,7 +144,6 @@ class DataLoader(OrderedLoader[BatchT]):
     ``stall_warning_s`` count from the next iteration on; any other option is refused.
     """
 
-    _is_warned_of_no_batch = False
     _num_restarts = 0
     _profile: profile | None = None  # while one is on
     _has_drawn = False  # the seed of workers that persist
@@ -196,16 +195,16 @@ class DataLoader(OrderedLoader[BatchT]):
         super().__init__(**asked.for_torch(asked.own_sampler()))
         self._number_steps()
         self._is_accelerate_prepared = self._steps is not None  # divided by rank already
-        if self.pad == "mark" and self._steps is None:  # which is never padded
+        has_marks = self._steps is not None and self._singles is None and self.in_order
+        if self.pad == "mark" and not has_marks:
             raise ValueError(
-                "pad='mark' cannot be combined with sampler, batch_sampler or generator, "
-                "and needs a dataset with a length"
+                "pad='mark' marks rows of batches in an order of loaders: set batch_size, and leave out sampler, "
+                "batch_sampler, generator and in_order=False"
             )
         self._others = ThirdParty(self) if self._steps is None else None
         is_counted = self._steps is not None and self._steps.sampler.given_ranks == (None, None)
-        self._number = (
-            next_number() if is_counted else 0
-        )  # until it was compared with other ranks'
+        # Until it was compared with other ranks'.
+        self._number = next_number() if is_counted else 0
         self._settle_collate()
         self._pins = pins(self.device) or (self.pin_memory and torch.cuda.is_available())
         self._stats = LoaderStats()
@@ -409,7 +408,7 @@ class DataLoader(OrderedLoader[BatchT]):
             locks_slots=pins(self.device),
             slots=self._slots,
             count_replaced=self._count_replaced,
-            group_bytes=group_bytes(self.backend),
+            group_bytes=min([group_bytes(self.backend), *_shares_of_caches(self.dataset)]),
             watched=None if self._profile is None else self._profile.watched,
         )
 
@@ -430,8 +429,7 @@ class DataLoader(OrderedLoader[BatchT]):
                 self._number = 0
         self._check_length(steps.sampler)
         plan = steps.sampler.go_on(steps.plan)
-        if plan.drop_last and not plan.num_steps and not self._is_warned_of_no_batch:
-            self._is_warned_of_no_batch = True
+        if plan.drop_last and not plan.num_steps:
             what = f"{plan.length} samples, batch_size={plan.batch_size}, world_size={plan.world_size}"
             remedy = "use a smaller batch_size, or drop drop_last=True"
             warnings.warn(f"drop_last=True leaves no batch ({what}): {remedy}", stacklevel=3)
@@ -516,6 +514,12 @@ DataLoader.__init__.__signature__ = signature(LoaderOptions.__init__)  # type: i
 def _is_remote(dataset: Any) -> TypeGuard[BatchDataset[Any]]:
     """Tell whether some of a dataset lies at a URL."""
     return isinstance(dataset, BatchDataset) and any(s.is_remote for s in dataset.stores)
+
+
+def _shares_of_caches(dataset: Any) -> list[int]:
+    """Return how many bytes a group may have of each cache in use: the shards of several groups are mapped at once."""
+    stores = dataset.stores if _is_remote(dataset) else ()
+    return [o.budget() // 8 for store in stores if not store.is_all_open for o in store.remotes]
 
 
 def _close_all(ahead: list[Ahead]) -> None:

@@ -120,7 +120,6 @@ class LoaderOptions:
         self._keep("device", None if self.device is None else as_device(self.device))
         if not self.has_own_order:
             _check_foreign_order(self)
-        self._check_pad()
         _ = self.chosen_backend, self.chosen_seed, self.chosen_workers  # refused now, not later
 
     def _keep(self, name: str, value: Any) -> None:
@@ -132,21 +131,11 @@ class LoaderOptions:
                 raise TypeError(f"{name} must be a function, got {shown(given)}")
         if self.generator is not None and not isinstance(self.generator, torch.Generator):
             raise TypeError(f"generator must be a torch.Generator, got {shown(self.generator)}")
-        if self.batch_size is not None:
-            try:
-                self._keep("batch_size", whole_number("batch_size", self.batch_size, at_least=1))
-            except TypeError as error:
-                raise ValueError(str(error)) from None  # as torch does
-        if self.prefetch_factor is not None:
-            factor = whole_number("prefetch_factor", self.prefetch_factor, at_least=1)
-            self._keep("prefetch_factor", factor)
-        real_number("timeout", self.timeout)
-        if not self.timeout >= 0:  # in torch's words
-            raise ValueError(f"timeout option should be non-negative, got {self.timeout}")
+        for name, least in (("batch_size", 1), ("prefetch_factor", 1), ("device_prefetch", 0)):
+            if (number := getattr(self, name)) is not None:
+                self._keep(name, whole_number(name, number, at_least=least))
+        real_number("timeout", self.timeout, at_least=0)
         real_number("stall_warning_s", self.stall_warning_s, at_least=0)
-        self._keep(
-            "device_prefetch", whole_number("device_prefetch", self.device_prefetch, at_least=0)
-        )
         one_of("augment_on", self.augment_on, ("auto", "host", "device"))
 
     # -- order -------------------------------------------------------------------------------------
@@ -229,19 +218,6 @@ class LoaderOptions:
             return own.pad
         return True if self.pad is None else self.pad
 
-    def _check_pad(self) -> None:
-        """Refuse marks that have no place."""
-        if self.chosen_pad != "mark":
-            return
-        if self.batch_size is None and self.batch_sampler is None:
-            raise ValueError(
-                "pad='mark' marks rows of batches, and batch_size is None: set batch_size, or use pad=False"
-            )
-        if not self.in_order:
-            raise ValueError(
-                "pad='mark' needs batches in order, which in_order=False gives up: leave one of them out"
-            )
-
     # -- who makes the batches ---------------------------------------------------------------------
 
     @cached_property
@@ -267,13 +243,8 @@ class LoaderOptions:
     def chosen_workers(self) -> int:
         """How many workers to have: as was said, or measured; else what the samples cost."""
         num_workers, dataset = self.num_workers, self.dataset
-        if isinstance(num_workers, str) and num_workers != "auto":
-            raise ValueError(f"num_workers must be 'auto' or a number from 0, got {num_workers!r}")
         if num_workers != "auto":
-            num_workers = whole_number("num_workers", num_workers)
-            if num_workers < 0:
-                raise ValueError(f"num_workers option should be non-negative, got {num_workers}")
-            return num_workers
+            return whole_number("num_workers", num_workers, at_least=0)
         if not isinstance(dataset, BatchDataset):
             return 0
         cores = cores_of_rank()
@@ -325,15 +296,9 @@ def _check_foreign_order(options: LoaderOptions) -> None:
     """Refuse what only an order of loaders can do, where another decides; and what is no order."""
     dataset, sampler, batch_sampler = options.dataset, options.sampler, options.batch_sampler
     for name, given in (("sampler", sampler), ("batch_sampler", batch_sampler)):
-        if isinstance(dataset, IterableDataset):
-            break  # torch refuses any
         if given is not None and (isinstance(given, str) or not hasattr(given, "__iter__")):
             what = "an order such as Balanced(...), or yield indices"
             raise TypeError(f"{name} must be {what}, got {shown(given)}")
-    if isinstance(options.shuffle, str):
-        raise ValueError(
-            f"shuffle={options.shuffle!r} cannot be combined with sampler, batch_sampler or generator: leave them out"
-        )
     if (
         options.uses_torch_sampler
         and isinstance(dataset, BatchDataset)
@@ -341,28 +306,21 @@ def _check_foreign_order(options: LoaderOptions) -> None:
     ):
         what = f"a {type(dataset).__name__} has an order of its own"
         raise ValueError(f"{what}: leave out generator; seed= chooses the order")
-    ranks = options.rank, options.world_size
-    if ranks != (None, None) and isinstance(dataset, IterableDataset):
-        raise ValueError(
-            "rank and world_size do not apply to an IterableDataset: it must divide itself"
-        )
-    if ranks == (None, None):
-        return
-    # Ranks that have no effect: a sampler of loaders divides the samples by its own.
+    # A sampler of loaders divides the samples by its own ranks, of which frameworks make loaders anew.
     samplers = sampler, getattr(batch_sampler, "sampler", None)
     own = next((each for each in samplers if isinstance(each, EpochSampler)), None)
-    if own is None:
-        raise ValueError(
-            "rank and world_size cannot be combined with sampler, batch_sampler or generator: leave those out"
-        )
-    # Frameworks make loaders anew, of the sampler and of what it was made with.
-    if any(
-        given not in (None, theirs) for given, theirs in zip(ranks, own.given_ranks, strict=True)
-    ):
-        theirs = "rank={} and world_size={}".format(*own.given_ranks)
-        raise ValueError(
-            f"rank={ranks[0]} and world_size={ranks[1]}, but the sampler was made with {theirs}: pass them to it"
-        )
+    theirs = (None, None) if own is None else own.given_ranks
+    asked = {
+        "shuffle": options.shuffle if isinstance(options.shuffle, str) else None,
+        "rank": None if options.rank == theirs[0] else options.rank,
+        "world_size": None if options.world_size == theirs[1] else options.world_size,
+    }
+    for name, value in asked.items():
+        if value is not None:
+            raise ValueError(
+                f"{name}={value!r} is for orders of loaders, and cannot be combined with sampler, batch_sampler, "
+                "generator or an IterableDataset: leave it out, or pass it to a sampler of loaders"
+            )
 
 
 def check_alone() -> None:

@@ -83,13 +83,10 @@ class OrderedLoader(torch.utils.data.DataLoader[BatchT]):
         """
         options, dataset = self._options, self._options.dataset
         is_given = options.sampler is not None or not options.has_own_order
-        if isinstance(dataset, BatchDataset) or is_given:
-            return
-        length, made_for = len(dataset), len(sampler.dataset)
-        if length != made_for:
-            what = (
-                f"the dataset has {length} samples, and had {made_for} when this loader was made"
-            )
+        if not (
+            isinstance(dataset, BatchDataset) or is_given or len(dataset) == len(sampler.dataset)
+        ):
+            what = f"the dataset has {len(dataset)} samples, and had {len(sampler.dataset)} when this loader was made"
             raise ValueError(f"{what}: make another DataLoader")
 
     @property

@@ -25,27 +25,17 @@ def frozen_copy(values: npt.ArrayLike, name: str, like: str = "[1, 2, ...]") -> 
     if not is_list and not hasattr(values, "__array__"):
         what = f"{name} must have one value for each sample or source, such as {like}"
         raise TypeError(f"{what}, got {shown(values)}")
-    try:
-        array = np.array(np.asarray(values))  # of a tensor, np.array alone warns
-    except ValueError as error:  # rows of different lengths
-        raise ValueError(f"{name} must have one axis, got {shown(values)}: {error}") from error
+    array = np.array(np.asarray(values))  # of a tensor, np.array alone warns
     if array.ndim != 1:
         raise ValueError(f"{name} must have one axis, got shape {array.shape}")
     # Of a table: texts as objects, which have no bytes to tell them by.
     if array.dtype.kind in "OT":
-        array = _of_objects(array, name)
+        listed = array.tolist()
+        array = np.array(listed)
+        if array.dtype.kind not in "biufU" or len({isinstance(v, str) for v in listed}) > 1:
+            raise TypeError(f"{name} must be numbers, or all texts, got {shown(values)}")
     array.flags.writeable = False
     return array
-
-
-def _of_objects(array: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
-    values = array.tolist()
-    plain = np.array(values)
-    is_text = [isinstance(value, str) for value in values]
-    if plain.dtype.kind not in "biufU" or any(is_text) != all(is_text):
-        bad = values[is_text.index(not is_text[0])] if len(set(is_text)) == 2 else values[0]
-        raise TypeError(f"{name} must be numbers, or all texts, got {shown(bad)} among them")
-    return plain
 
 
 def as_floats(array: npt.NDArray[Any], name: str) -> npt.NDArray[np.float64]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from loaders.checks import did_you_mean, shown, whole_number
+from loaders.checks import did_you_mean, whole_number
 from loaders.errors import StateError
 from loaders.rng import key64, uniform
 from loaders.sampling.derived import digest, frozen_copy
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 Stop: TypeAlias = int | Literal["first_exhausted", "all_exhausted"]
 _STOPS = ("first_exhausted", "all_exhausted")
-_TURNS_AT_ONCE = 1 << 17  # that are computed together: bounds the memory of scattered positions
 _FEW = 16  # sources whose numbers are told one by one
 _FUZZ = 1e-9  # by which a quotient of weights may miss the whole number that it means
 
@@ -169,9 +168,14 @@ class MixtureOrder(Computed):
         Raises:
             StateError: The state is of other sources, or another seed; or lies within a turn.
         """
-        epoch, position = state["epoch"], state["delivered"]
+        epoch, position, here = state["epoch"], state["delivered"], self.describe()
+        for name in ("kind", "sizes", "seed"):
+            if state.get(name) != here[name]:
+                raise StateError(
+                    f"the state has {name} {state.get(name)!r}, this mixture has {here[name]!r}"
+                )
         if weights is None:
-            return replace(self, history=self._history_of(state)), (epoch, position)
+            return replace(self, history=_history_of(state)), (epoch, position)
         given = self._of_state(state).given(epoch, position)
         if position % self.block_size:
             what = f"the state was taken at sample {position} of its epoch"
@@ -181,40 +185,15 @@ class MixtureOrder(Computed):
         history = History(epoch, position, sum(given), given)
         return replace(self, history=history), (epoch, position)
 
-    def _history_of(self, state: Mapping[str, Any]) -> History | None:
-        if "history" not in state:
-            return None
-        try:
-            history = History.parse(state["history"])
-        except (AttributeError, TypeError, ValueError) as error:
-            raise StateError(
-                f"the history in a state must be numbers, got {shown(state['history'])}"
-            ) from error
-        if len(history.given) != np.size(self.sizes):
-            raise StateError(
-                f"the state is of {len(history.given)} sources, here are {np.size(self.sizes)}"
-            )
-        return history
-
     def _of_state(self, state: Mapping[str, Any]) -> MixtureOrder:
-        here = self.describe()
-        for name in ("kind", "sizes", "seed"):
-            if state.get(name) != here[name]:
-                what = f"the state has {name} {state.get(name)!r}, the mixture {here[name]!r}"
-                raise StateError(f"{what}: new weights are for the same sources and seed")
-        weights: Any = str(state.get("turns", state["quotas"])).split()
+        """Return the order that a state is of; its quotas are weights, too, where these never changed."""
+        weights: Any = list(map(int, str(state.get("turns", state["quotas"])).split()))
         stop: Any = state["length"]
         if "weights" in state:
             phases = json.loads(state["weights"])
             weights = phases if len(phases) > 1 else phases[0][1]
             stop = int(state["stop"]) if state["stop"].isdecimal() else state["stop"]
-        elif len(weights) < np.size(self.sizes):
-            raise StateError(
-                "the state is of an earlier release, which did not save the weights of so many sources"
-            )
-        else:
-            weights = list(map(int, weights))
-        rest = self.seed, state["block_size"], self._history_of(state)
+        rest = self.seed, state["block_size"], _history_of(state)
         return MixtureOrder(self.sizes, weights, stop, *rest)
 
     @cached_property
@@ -270,6 +249,10 @@ class MixtureOrder(Computed):
         return places + begin, passes - at_begin // size
 
 
+def _history_of(state: Mapping[str, Any]) -> History | None:
+    return History.parse(state["history"]) if "history" in state else None
+
+
 def check_stop(stop: Any) -> None:
     """Raise unless it says where an epoch can end: TypeError or ValueError."""
     if not isinstance(stop, str):
@@ -303,19 +286,7 @@ class _Schedule(NamedTuple):
 
     def at(self, turns: Int64s) -> tuple[Int64s, Int64s]:
         """Say whose each turn is, and which of that source's."""
-        sources, numbers = np.empty_like(turns), np.empty_like(turns)
-        windows, where = distinct(self.windows_of(turns))
-        at_once = max(1, _TURNS_AT_ONCE * self.num_windows // self.num_turns)
-        if len(windows) <= at_once:
-            return self.look_up(turns, windows, where)
-        by_window = np.argsort(where, kind="stable")
-        for first in range(0, len(windows), at_once):
-            begin, end = np.searchsorted(where[by_window], [first, first + at_once])
-            some = by_window[begin:end]
-            sources[some], numbers[some] = self.look_up(
-                turns[some], windows[first : first + at_once], where[some] - first
-            )
-        return sources, numbers
+        return self.look_up(turns, *distinct(self.windows_of(turns)))
 
     def counts_before(self, turn: int) -> Int64s:
         """Return how many of the turns before one each source has."""

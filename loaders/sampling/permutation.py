@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 TABLE_MAX = 1 << 16
 SORTED_MAX = 256  # elements of one of many permutations that are sorted anew each time
-_FEW = 8  # distinct numbers that are looked for one by one
 _TILE = 1 << 14  # 128 KiB of numbers: with four tiles of scratch it stays in the cache of one core
 # With four rounds, distances between elements a row apart repeat more often than by chance
 # (tests/sampling/test_permutation.py sees it); with five nothing there shows. One to spare.
@@ -127,16 +126,13 @@ def distinct(numbers: Int64s) -> tuple[Int64s, Int64s]:
 def groups(numbers: Int64s) -> Iterator[tuple[int, Int64s | slice]]:
     """Yield each distinct number, and where it stands."""
     found, where = distinct(numbers)
-    if len(found) == 1:
-        yield int(found[0]), slice(None)
-    elif len(found) < _FEW:
-        for i, number in enumerate(found.tolist()):
-            yield number, np.flatnonzero(where == i)
-    else:
-        narrow = where.astype(np.uint16) if len(found) < 1 << 16 else where  # sorted in one go
-        ends = np.cumsum(np.bincount(where))
-        rows = np.split(np.argsort(narrow, kind="stable"), ends[:-1])
-        yield from zip(found.tolist(), rows, strict=True)
+    if len(found) < 2:
+        yield from ((number, slice(None)) for number in found.tolist())
+        return
+    narrow = where.astype(np.uint16) if len(found) < 1 << 16 else where  # sorted in one go
+    ends = np.cumsum(np.bincount(where))
+    rows = np.split(np.argsort(narrow, kind="stable"), ends[:-1])
+    yield from zip(found.tolist(), rows, strict=True)
 
 
 def check_positions(positions: npt.NDArray[np.int64], n: int) -> None:

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 Pad: TypeAlias = bool | Literal["mark"]
 # Positions that an order evaluates at once: enough to hide a call's cost, 0.5 MiB of indices.
 CHUNK = 1 << 16
+_SPAN = 1 << 20  # positions of all ranks that these are spread over
 _FIRST_CHUNK = 1 << 10  # takes an order hardly longer than one position does
 
 
@@ -167,11 +168,11 @@ class Plan:
     def chunks(self, multiple: int = 1) -> Iterator[tuple[Int64s, Bools | None]]:
         """Yield the positions of all remaining steps, and which are real, as ``(steps, rows)`` arrays.
 
-        Few rows at first, then twice as many each time, up to ``CHUNK`` rows; at least one step. If as many as
-        ``multiple`` fit, a number of steps that it divides.
+        Few rows at first, then twice as many each time, up to ``CHUNK`` rows (of fewer than ``_SPAN`` on all ranks);
+        at least one step. If as many as ``multiple`` fit, a number of steps that it divides.
         """
         first, num_full = 0, self.num_full_steps
-        most = max(1, CHUNK // self.batch_size)
+        most = max(1, min(CHUNK // self.batch_size, _SPAN // self.global_batch_size))
         num = max(min(multiple, most), _FIRST_CHUNK // self.batch_size)
         while first < num_full:
             num = min(num - num % multiple or num, num_full - first)

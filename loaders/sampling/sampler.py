@@ -17,7 +17,7 @@ from loaders.checks import Settled, one_of, shown, whole_number
 from loaders.errors import StateError
 from loaders.sampling.batch import SampleIndex, index_batches, samples
 from loaders.sampling.cursor import Cursor, Pass
-from loaders.sampling.first import VARIABLE, sampled
+from loaders.sampling.first import sampled
 from loaders.sampling.order import Order, Sequential, Shuffled, batch_starts
 from loaders.sampling.plan import BatchPlan, Pad, Plan
 from loaders.sampling.ranks import is_distributed, resolve_rank
@@ -391,10 +391,7 @@ def check_state(state: Mapping[str, Any], order: Order) -> None:
         told = ", ".join(
             f"{name} {state.get(name)!r} (here {expected[name]!r})" for name in differing
         )
-        hint = f". States of runs with {VARIABLE} are for such runs alone" * (
-            "sample" in differing
-        )
-        raise StateError(f"the sampler's state belongs to another order: {told}{hint}")
+        raise StateError(f"the sampler's state belongs to another order: {told}")
     _check_range(state, "delivered", order.length + 1)
 
 

@@ -316,10 +316,10 @@ def test_a_bad_picture_of_a_chunk_costs_its_own_batch_alone(
     tmp_path: Path, on_error: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing tells before it is decoded: its label goes with it."""
-    monkeypatch.setattr("loaders.datasets.replaced._MAX_FEW", 100)
+    monkeypatch.setattr("loaders.datasets.reading.request._MAX_FEW", 100)
     pack_pictures(tmp_path / "a", "png")
     whole = ShardDataset(tmp_path / "a", fields=FIELDS)
-    record = whole.store.records("image", whole.rows_of(np.array([13])))[0].tobytes()
+    record = whole.store.records("image", whole.view.rows(np.array([13])))[0].tobytes()
     for file in tmp_path.glob("a/*.lmdb"):
         file.write_bytes(file.read_bytes().replace(record, record[:60] + bytes(len(record) - 60)))
     settings: dict[str, Any] = {"augment": [augment.RandomCrop(24)], "on_error": on_error}

@@ -190,8 +190,8 @@ def test_slots_are_used_again(large: ShardDataset) -> None:
 def damaged(folder: Path, index: int) -> Path:
     path = pack_samples(folder, 12, format="parquet", per_shard=12)
     data = ShardDataset(path, fields=["image"])
-    record = data.store.records("image", data.rows_of(np.array([index])))[0].tobytes()
-    shard, _ = data.place(index)
+    record = data.store.records("image", data.view.rows(np.array([index])))[0].tobytes()
+    shard, _ = data.view.place(index)
     content = shard.read_bytes()
     shard.write_bytes(content.replace(record, b"\x00" * len(record)))
     return path
@@ -551,7 +551,7 @@ def test_a_kept_child_verifies_in_its_first_epoch_only(tmp_path: Path) -> None:
     again = ShardDataset(
         path, fields=["pixels"]
     )  # not the one of the loaders: it would know the sample
-    shard, _ = again.place(7)
+    shard, _ = again.view.place(7)
     record = again[7].pixels.permute(1, 2, 0).numpy().tobytes()
     at = shard.read_bytes().index(record)
     with shard.open("r+b") as file:

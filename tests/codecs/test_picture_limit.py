@@ -1,17 +1,14 @@
 """One limit of memory for a picture of any format: at packing, at serving, and never in silence."""
 
 import io
-import logging
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import PIL.Image
 import pytest
 
 from loaders import RAMDataset, ShardDataset, augment
 from loaders.codecs.heads import MAX_PICTURE_MB, MAX_PIXELS, pixels_within
-from loaders.datasets.reading import pictures
 from loaders.errors import CodecError, LoadersError, SampleError
 from packdata.images.pictures import decode_mask, decode_picture
 from packdata.images.plan import pack_images
@@ -95,28 +92,3 @@ def test_the_limit_of_serving_is_a_setting(tmp_path: Path) -> None:
     assert ShardDataset(tmp_path / "out", max_picture_mb=2)[0].image.shape == (3, SIDE, SIDE)
     with pytest.raises(ValueError):
         ShardDataset(tmp_path / "out", max_picture_mb=0)
-
-
-@pytest.mark.parametrize("ops", [[], [augment.RandomHorizontalFlip()], [augment.CenterCrop(16)]])
-def test_much_memory_is_told_once(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    ops: list[Any],
-) -> None:
-    monkeypatch.setattr(pictures, "_LARGE_BATCH", 1 << 20)
-    monkeypatch.setattr(pictures, "_told", set())
-    (tmp_path / "in").mkdir()
-    for i in range(3):
-        (tmp_path / f"in/{i}.jpg").write_bytes(saved("JPEG", SIDE + i))
-    pack_images(tmp_path / "in", tmp_path / "out")
-    dataset = ShardDataset(tmp_path / "out", augment=ops)
-
-    with caplog.at_level(logging.WARNING):
-        for _ in range(2):
-            dataset[0:3].batch([0, 1, 2]) if hasattr(dataset, "batch") else [
-                dataset[i] for i in range(3)
-            ]
-
-    assert sum("at once, decoded" in record.message for record in caplog.records) == 1
-    assert np.prod(dataset[0].image.shape) > 0

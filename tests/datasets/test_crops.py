@@ -426,7 +426,7 @@ def test_each_chunk_is_verified_once_unless_always(tmp_path: Path, format: str) 
 def test_a_part_that_was_verified_vouches_for_no_other(tmp_path: Path, format: str) -> None:
     dataset = ShardDataset(pack_large(tmp_path / "a", format))
     records = PartialRecords(dataset.store, "array")
-    (record,) = records.find(dataset.rows_of(np.array([1])))
+    (record,) = records.find(dataset.view.rows(np.array([1])))
     flip_byte(tmp_path / "a", 1, 5 * checksums.CHUNK_BYTES)
 
     for chunk in (4, 6):
@@ -501,7 +501,7 @@ def test_of_chunks_that_were_verified_before_nothing_is_looked_at_again(
 ) -> None:
     dataset = ShardDataset(pack_large(tmp_path / "a", format))
     records = PartialRecords(dataset.store, "array")
-    other, record = records.find(dataset.rows_of(np.array([0, 1])))
+    other, record = records.find(dataset.view.rows(np.array([0, 1])))
     spans = BoxBytes(5 * checksums.CHUNK_BYTES, [3 * checksums.CHUNK_BYTES], [1])
     records.verify(records.part(0, 0, other, spans))
 

@@ -123,7 +123,7 @@ def test_batches_of_packed_rows_equal_their_records(
         batch = dataset.__getitems__(indices.tolist()).batch
 
         for name, values in zip(batch._fields, batch, strict=True):
-            records = dataset.store.records(name, dataset.rows_of(indices))
+            records = dataset.store.records(name, dataset.view.rows(indices))
             rows = values.permute(0, 2, 3, 1) if name == "pixels" else values
             for row, record in zip(rows, records, strict=True):
                 assert row.contiguous().numpy().tobytes() == record.tobytes()

@@ -340,34 +340,17 @@ def with_one_bad(folder: Path) -> ShardDataset:
     return ShardDataset(folder, on_error="replace")
 
 
-@pytest.mark.parametrize("is_joined", [True, False])
 @pytest.mark.parametrize("begin", [0, 2])  # at 2 the bad sample is the first one
-def test_a_bad_sample_is_replaced_by_one_of_its_source(
-    tmp_path: Path, is_joined: bool, begin: int
-) -> None:
+def test_a_bad_sample_is_replaced_by_one_of_its_source(tmp_path: Path, begin: int) -> None:
     others = RAMDataset.from_arrays(values=np.full((300, 40_000), 99, np.uint8))
-    bad = with_one_bad(tmp_path / "c")[begin:]
-    good = others.replace(on_error="replace") if is_joined else others
+    bad, good = with_one_bad(tmp_path / "c")[begin:], others.replace(on_error="replace")
     mixture = Mixture([good, bad, good], [0, 1, 0])
-    assert (mixture.joined is not None) == is_joined
 
     served = torch.cat([batch.values[:, 1] for batch in DataLoader(mixture, 2)])
 
     assert len(served) == len(bad)
     assert 99 not in served
     assert mixture.num_replaced >= 1
-
-
-def test_a_selection_of_joined_sources_replaces_a_bad_sample_by_its_own(tmp_path: Path) -> None:
-    bad = with_one_bad(tmp_path / "c")
-    joined = Mixture([bad, bad.select([0, 1])]).joined
-    assert joined is not None
-
-    chosen = joined.select([2, 1])
-
-    for epoch in range(8):
-        chosen.set_epoch(epoch)
-        assert chosen[0].values[0] == 1
 
 
 class Backwards(RAMDataset):

@@ -102,7 +102,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 
 
 def rows_of(dataset: ShardDataset, *indices: int) -> Any:
-    return dataset.rows_of(np.array(indices, np.int64))
+    return dataset.view.rows(np.array(indices, np.int64))
 
 
 def unread(dataset: ShardDataset, *indices: int) -> list[np.ndarray[Any, Any]]:

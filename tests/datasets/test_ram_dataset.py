@@ -203,30 +203,10 @@ def test_files_are_samples(files: list[Path], decode: bool) -> None:
     assert numbered.fingerprint != dataset.fingerprint
 
 
-@pytest.mark.parametrize("number", [0, 1, 2])
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
-def test_a_cut_file_is_named(files: list[Path], number: int, share: float) -> None:
-    data = files[number].read_bytes()
-    files[number].write_bytes(data[: int(len(data) * share)])
-
-    with pytest.raises(SourceError, check=At(files[number])):
-        RAMDataset.from_files(files, progress=False)
-
-
 def test_a_jpeg_with_bytes_after_its_end_is_taken(files: list[Path]) -> None:
     files[0].write_bytes(files[0].read_bytes() + b"more")
 
     assert RAMDataset.from_files(files, progress=False)[0].image.shape == (3, 20, 24)
-
-
-def test_a_film_behind_a_picture_does_not_make_it_a_cut_one(files: list[Path]) -> None:
-    whole = files[0].read_bytes()
-    files[0].write_bytes(whole + b"film \xff\xda and more")
-
-    assert RAMDataset.from_files(files, progress=False)[0].image.shape == (3, 20, 24)
-    files[0].write_bytes(whole[:-40] + b"film \xff\xda and more")
-    with pytest.raises(SourceError, check=At("0.jpg")):
-        RAMDataset.from_files(files, progress=False)
 
 
 def test_files_that_are_not_pictures_are_named(files: list[Path], tmp_path: Path) -> None:

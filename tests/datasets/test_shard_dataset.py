@@ -21,8 +21,7 @@ from loaders.codecs import heads
 from loaders.codecs.picture import encode_jpeg
 from loaders.data.manifest import ShardInfo, publish_manifest, read_manifest
 from loaders.data.shards import Check
-from loaders.datasets import replaced
-from loaders.datasets.reading import known, pictures
+from loaders.datasets.reading import known, pictures, request
 from loaders.datasets.views import unwrap
 from loaders.errors import (
     BatchError,
@@ -816,7 +815,7 @@ def test_a_flipped_bit_is_found_and_named(damaged: Path) -> None:
 def test_a_bad_sample_says_each_thing_once(damaged: Path) -> None:
     """File and row are the sample's; what its cause says besides stays."""
     dataset = ShardDataset(damaged, fields=["image"])
-    path, row = dataset.place(5)
+    path, row = dataset.view.place(5)
 
     with pytest.raises(SampleError) as caught:
         dataset[5]
@@ -829,7 +828,7 @@ def test_a_bad_sample_says_each_thing_once(damaged: Path) -> None:
     with pytest.raises(SampleError) as caught:
         ShardDataset(damaged, fields=["image"])[5]
     assert str(caught.value).startswith(f"sample 5 ({path}, row {row}): the shard is missing. Run")
-    elsewhere = str(dataset.sample_error(5, ShardError("it is cut", path, 0, "image")))
+    elsewhere = str(dataset.plan.sample_error(5, ShardError("it is cut", path, 0, "image")))
     assert elsewhere.endswith("): field image, row 0: it is cut.")
 
 
@@ -888,7 +887,7 @@ def test_too_many_bad_samples_end_the_run(damaged: Path, monkeypatch: pytest.Mon
     for _ in range(20):
         served(dataset, num_workers=2)
     assert dataset.num_replaced == 20
-    monkeypatch.setattr(replaced, "_MAX_FEW", 0)
+    monkeypatch.setattr(request, "_MAX_FEW", 0)
     with pytest.raises(LoadersError, match="sample 5 "):
         served(dataset, num_workers=2)
     with pytest.raises(LoadersError):
@@ -984,7 +983,7 @@ def test_threads_serve_what_one_serves_also_of_samples_that_are_replaced(
     tmp_path: Path, damaged: dict[str, tuple[int, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Small fields are read when all parts of a batch are done: by then some samples are others."""
-    monkeypatch.setattr(replaced, "_MAX_FEW", 100)
+    monkeypatch.setattr(request, "_MAX_FEW", 100)
     packed = of_pictures_and_arrays(tmp_path / "a", damaged)
     for batch_size in (10, 42):  # of which the arrays are small, and are not
         assert_threads_serve_what_one_serves(packed, damaged, batch_size)

@@ -112,8 +112,6 @@ def test_other_fields_have_none(folder: Path) -> None:
     for name in ("label", "sample_id", "imag"):
         with pytest.raises(SchemaError):
             dataset.sizes(name)
-    with pytest.raises(TypeError):
-        dataset.sizes(["image"])  # type: ignore[arg-type]
 
 
 def test_a_bad_one_is_an_error_of_its_sample(tmp_path: Path) -> None:

@@ -649,8 +649,8 @@ def test_torchs_threads_are_left_alone(one: Path) -> None:
 def damage(folder: Path, index: int) -> Path:
     """Turn the picture of one sample into noise."""
     dataset = ShardDataset(folder, fields=["image"])
-    record = dataset.store.records("image", dataset.rows_of(np.array([index])))[0].tobytes()
-    path, _ = dataset.place(index)
+    record = dataset.store.records("image", dataset.view.rows(np.array([index])))[0].tobytes()
+    path, _ = dataset.view.place(index)
     data = path.read_bytes()
     assert data.count(record) == 1
     path.write_bytes(data.replace(record, record[:40] + bytes(len(record) - 40)))

@@ -31,7 +31,7 @@ def jpeg(number: int, height: int = 12, width: int = 16, **options: Any) -> byte
 
 def stored(dataset: ShardDataset) -> dict[str, list[bytes]]:
     """Return the files of each sample by key."""
-    rows = dataset.rows_of(np.arange(len(dataset)))
+    rows = dataset.view.rows(np.arange(len(dataset)))
     records = dataset.store.records("images", rows)
     files = [[file.tobytes() for file in split_files(record)] for record in records]
     return dict(zip(dataset.view.keys(), files, strict=True))

@@ -36,7 +36,7 @@ def files(dataset: ShardDataset, i: int) -> list[bytes]:
     """Return the stored files of a sample."""
     from loaders.codecs.several import split_files
 
-    record = dataset.store.record("images", dataset.rows_of(np.array([i])))
+    record = dataset.store.record("images", dataset.view.rows(np.array([i])))
     return [file.tobytes() for file in split_files(record)]
 
 

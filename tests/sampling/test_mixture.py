@@ -103,9 +103,6 @@ def test_the_windows_it_is_computed_in_do_not_show(
         of = staticmethod(lambda *given, num=num: own(*given)._replace(num_windows=num))
         monkeypatch.setattr(mixture._Schedule, "of", of)
         assert np.array_equal(every(MixtureOrder(**case)), expected)
-    monkeypatch.setattr(mixture._Schedule, "of", own)
-    monkeypatch.setattr(mixture, "_TURNS_AT_ONCE", 300)
-    assert np.array_equal(every(MixtureOrder(**case)), expected)
 
 
 def test_sources_are_gone_through_pass_by_pass_across_epochs(case: dict[str, Any]) -> None:

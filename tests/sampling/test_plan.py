@@ -390,17 +390,14 @@ def test_the_audit_finds_plans_that_do_not_fit_together(kind: str) -> None:
     assert str(report).startswith("FAILED: 30 positions")
 
 
-def test_the_audit_names_the_first_positions_and_their_indices() -> None:
-    order = Shuffled(30, seed=4)
+def test_the_audit_names_the_first_positions() -> None:
     plans = plans_of(3, length=30, batch_size=4)
     plans[2] = plans[1]
 
-    text = str(audit_plans(plans, order=order, epoch=1))
+    text = str(audit_plans(plans))
 
-    index = int(order.at(1, np.array([8]))[0][0])
-    assert f"delivered less often than promised: 8 (index {index}), 9 (index" in text
-    assert "delivered more often than promised: 4 (index" in text
-    assert text.count(", ...") == 2
+    assert "delivered less often than promised, the first is 8" in text
+    assert "delivered more often than promised, the first is 4" in text
 
 
 def test_the_audit_counts_repeats_within_one_step() -> None:
@@ -411,7 +408,7 @@ def test_the_audit_counts_repeats_within_one_step() -> None:
     report = audit_plans([Stuck(8, 2)])
 
     assert (report.num_missed, report.num_repeated) == (7, 1)
-    assert "1 positions delivered more often than promised: 0" in str(report)
+    assert "1 positions delivered more often than promised, the first is 0" in str(report)
 
 
 def test_the_audit_finds_ranks_with_too_few_steps() -> None:
@@ -428,5 +425,5 @@ def test_the_audit_finds_orders_that_repeat() -> None:
     assert audit(9, order=Sequential(9)).ok
     assert audit(900, order=Weighted([1.0, 2.0], 900)).ok  # repeats, but with other draws
     report = audit(9, order=Stuck(9))
-    assert "4 positions hold the same index and draw as another: 1 (index 0), 3" in str(report)
+    assert "4 positions hold the same index and draw as another, the first is 1" in str(report)
     assert "the order has 8 positions, not 9" in str(audit(9, order=Sequential(8)))

@@ -91,7 +91,7 @@ def plan_columns(
     With ``decode`` pictures become pixels: their sizes are then read, and so all of them are verified, unless the
     schema has the size. ``num_threads`` decode; default: as many as this rank has cores.
     """
-    rows = dataset.rows_of(np.arange(len(dataset)))
+    rows = dataset.view.rows(np.arange(len(dataset)))
     plans = {}
     for name in names_to_load(dataset):
         field = dataset.schema.fields[name]
@@ -189,10 +189,10 @@ def _plan_pixels(
                 try:
                     pixels = np.frombuffer(encode(decode(record)), np.uint8)
                 except CodecError as error:
-                    raise dataset.sample_error(i, error) from error
+                    raise dataset.plan.sample_error(i, error) from error
                 if len(pixels) != lengths[i]:
                     what = f"it is not of size {sizes[i].tolist()} after all"
-                    raise dataset.sample_error(i, what)
+                    raise dataset.plan.sample_error(i, what)
                 column.row(i)[:] = pixels
             return int(lengths[part].sum())
 

@@ -1,4 +1,4 @@
-"""Columns in one anonymous file of memory (a memfd), which other processes of this user can map.
+"""Columns in one anonymous file of memory (a memfd), which child processes, and others of this user, can map.
 
 It has no name in any file system: nothing is left when the last process that maps it has ended. Once filled it is
 sealed: from then on neither its size nor a byte of it can change, in any process.
@@ -16,16 +16,19 @@ import mmap
 import os
 import sys
 import weakref
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from loaders.data.columns import Column, FixedColumn, VarColumn
-from loaders.datasets.memory.loading import meter
+from loaders.data.shards import MemoryShard
+from loaders.datasets.memory.loading import check_fits, copy_plan, meter
 from loaders.errors import LoadersError
 from loaders.schema import Field, field_from_json
 from loaders.system.hugepages import collapse, lay
+from loaders.system.locks import ForkLock
 
 if sys.platform == "linux":
     import fcntl
@@ -34,6 +37,7 @@ if sys.platform == "linux":
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from loaders.datasets.memory.loading import ColumnToLoad, Report
 
@@ -41,6 +45,8 @@ if TYPE_CHECKING:
     Place = tuple[int, int, int]  # process, descriptor, inode
 
 _NAME = "loaders"
+_OWN = "one process and its children"
+_copying = ForkLock()  # loaders of one dataset may ask for its copy at one time
 _PAGE = 4096
 # Huge pages are asked for so much at a time, and so far ahead of what is filled.
 _PIECE_BYTES, _AHEAD_BYTES = 64 << 20, 32 << 20
@@ -169,3 +175,43 @@ def _fill(
 
 def _whole_pages(nbytes: int) -> int:
     return -(-nbytes // _PAGE) * _PAGE
+
+
+@dataclass(frozen=True, slots=True)
+class HeldShard(MemoryShard):
+    """Columns of this process; ``file`` has them for its child."""
+
+    # None until somebody asked for it, or one.
+    files: list[MemoryFile] = field(default_factory=list, compare=False)
+
+    def file(self) -> MemoryFile:
+        """Return the memory file: the one in which the columns lie, else a copy that is made once.
+
+        Raises:
+            LoadersError: There is no room for a copy; the message has the figures.
+        """
+        with _copying.plain:
+            if not self.files:
+                plans = {name: copy_plan(column) for name, column in self.columns.items()}
+                nbytes = sum(plan.nbytes for plan in plans.values())
+                check_fits(nbytes, False, " copied for a child process")
+                self.files.append(fill_memory_file(_OWN, plans, False))
+        return self.files[0]
+
+    def __reduce__(self) -> Any:
+        return HeldShard, (self.path, dict(self.columns))
+
+
+def load_shard(path: Path, plans: Mapping[str, ColumnToLoad], progress: bool) -> MemoryShard:
+    """Load columns: into a memory file, where the system has such."""
+    if sys.platform != "linux":
+        columns = {
+            name: plan.column([np.empty(n, np.uint8) for n in plan.array_nbytes])
+            for name, plan in plans.items()
+        }
+        with meter(sum(plan.data_nbytes for plan in plans.values()), progress) as bar:
+            for name, plan in plans.items():
+                plan.fill(columns[name], bar.tick)
+        return MemoryShard(path, columns)
+    file = fill_memory_file(_OWN, plans, progress)
+    return HeldShard(path, file.columns, [file])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
@@ -13,13 +14,11 @@ import xxhash
 
 from loaders.checks import as_list, as_path, one_of, shown
 from loaders.codecs.heads import MAX_PICTURE_MB, picture_size, pixels_within
-from loaders.codecs.picture import PictureCodec
 from loaders.codecs.raw import cast_exactly
 from loaders.data.columns import Column, FixedColumn, var_column
 from loaders.data.store import ShardRuns, Store
 from loaders.data.view import View
 from loaders.datasets.base import SampleT, check_stored
-from loaders.datasets.memory.held import HeldShard, load_shard
 from loaders.datasets.memory.loading import (
     ColumnToLoad,
     check_fits,
@@ -28,6 +27,7 @@ from loaders.datasets.memory.loading import (
     parts,
     plan_columns,
 )
+from loaders.datasets.memory.memfile import HeldShard, load_shard
 from loaders.datasets.memory.resident import ResidentDataset
 from loaders.datasets.memory.shared import share_columns
 from loaders.datasets.packed import PackedDataset
@@ -51,7 +51,6 @@ _SOURCE = (
     "RAMDataset.from_files loose files)"
 )
 _CHANNELS = (1, 3, 4)  # of what is guessed to be pictures
-_OPTIONS = ("batching", "decode", "device", "on_error", "pin", "progress", "scale", "shared")
 Targets = Sequence[int] | Sequence[str] | npt.NDArray[Any] | torch.Tensor
 
 
@@ -196,7 +195,7 @@ class RAMDataset(ResidentDataset[SampleT]):
             fields["label"], labels = _label_column(targets, len(files))
             plans["label"] = copy_plan(labels)
         fields["key"] = Text()
-        plans["key"] = copy_plan(var_column([_key_of(file) for file in files]))
+        plans["key"] = copy_plan(var_column([str(file).encode() for file in files]))
         shard = load_shard(Path("files"), plans, progress)
         if decode:
             encoded = cls.__new__(cls)
@@ -272,12 +271,20 @@ def _loaded(
 
 def _plan_files(files: Sequence[Path], max_pixels: int) -> ColumnToLoad:
     """Plan to load files as they are; many at a time, for they may be far away."""
-    lengths = np.array([_size(file) for file in files], np.int64)
+    lengths = np.zeros(len(files), np.int64)
+    for i, file in enumerate(files):
+        with _naming(file):
+            lengths[i] = file.stat().st_size
 
     def fill(column: Column, report: Report) -> None:
         def read(part: slice) -> int:
             for i in range(part.start, part.stop):
-                _read_image(files[i], column.row(i), max_pixels)
+                with _naming(files[i]):
+                    data = read_regular(files[i])
+                    picture_size(data, max_pixels)
+                if len(data) != lengths[i]:
+                    raise SourceError("it changed while it was read", files[i])
+                column.row(i)[:] = np.frombuffer(data, np.uint8)
             return int(lengths[part].sum())
 
         on_threads(read, parts(len(files), 64), 8, report)
@@ -285,65 +292,21 @@ def _plan_files(files: Sequence[Path], max_pixels: int) -> ColumnToLoad:
     return ColumnToLoad(Image(), lengths, fill)
 
 
-def _key_of(file: Path) -> bytes:
+@contextmanager
+def _naming(file: Path) -> Iterator[None]:
     try:
-        return str(file).encode()
-    except UnicodeEncodeError:
-        what = "the path is not UTF-8, so it cannot be the key of its sample"
-        raise SourceError(what, ascii(str(file)), "Rename it") from None
-
-
-def _size(file: Path) -> int:
-    try:
-        return file.stat().st_size
-    except OSError as error:
-        raise SourceError(f"it cannot be read ({error.strerror})", file) from error
-
-
-def _read_image(file: Path, out: npt.NDArray[np.uint8], max_pixels: int) -> None:
-    try:
-        data = read_regular(file)
-        picture_size(data, max_pixels)
+        yield
     except (OSError, CodecError) as error:
-        what = getattr(error, "strerror", None) or str(error)
-        raise SourceError(what, file) from error
-    if _is_cut(data):
-        raise SourceError("the picture is cut: its end is missing", file)
-    if len(data) != len(out):
-        raise SourceError("it changed while it was read", file)
-    out[:] = np.frombuffer(data, np.uint8)
-
-
-def _is_cut(data: bytes) -> bool:
-    """Tell whether a file ends before its picture does, without decoding it if that can be."""
-    if data.startswith(b"\xff\xd8"):  # the end marker follows the last scan
-        return data.rfind(b"\xff\xd9") < max(0, data.rfind(b"\xff\xda")) and not _decodes(data)
-    if data.startswith(b"RIFF"):
-        return len(data) < 8 + int.from_bytes(data[4:8], "little")
-    return b"IEND" not in data
-
-
-def _decodes(data: bytes) -> bool:
-    """Tell whether all of a picture is there: what follows it, as a film, may look like a scan."""
-    try:
-        PictureCodec(Image()).decode(np.frombuffer(data, np.uint8))
-    except CodecError:
-        return False
-    return True
+        raise SourceError(getattr(error, "strerror", None) or str(error), file) from error
 
 
 def _label_column(targets: Targets, num_samples: int) -> tuple[Field, Column]:
     plain: Any = targets.cpu() if isinstance(targets, torch.Tensor) else targets
-    what = "one class number or name per path"
+    what = "one class number per path, or one name"
     plain = plain if hasattr(plain, "__array__") else as_list("targets", plain, what)
     values = np.asarray(plain)
-    # Of numbers among names it makes names.
-    if values.dtype.kind == "U" and isinstance(plain, list):
-        for number, target in enumerate(plain):
-            if not isinstance(target, str):
-                got = f"{shown(target)} for path {number}"
-                raise TypeError(f"targets must be {what}, all of a kind, got {got}")
-    if values.ndim != 1 or values.dtype.kind not in "biuU":
+    is_mixed = values.dtype.kind == "U" and not all(isinstance(each, str) for each in plain)
+    if values.ndim != 1 or values.dtype.kind not in "biuU" or is_mixed:
         got = f"{shown(targets)} ({values.dtype})"
         raise TypeError(f"targets must be {what}, got {got}; packdata.Writer takes other targets")
     if len(values) != num_samples:
@@ -369,21 +332,15 @@ def _as_array(name: str, value: Any) -> npt.NDArray[Any]:
     """Return an array of one row per sample; an error that says what else to do with other things."""
     try:
         array = np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value)
-    except TypeError as error:  # a type that numpy has not
-        raise SchemaError(f"array {name!r} cannot be stored: {error}; convert it") from error
-    except ValueError as error:  # rows of different shapes
-        raise SchemaError(
-            f"array {name!r} has samples of different shapes: load pictures with "
-            "RAMDataset.from_files, or pack them with packdata.Writer"
-        ) from error
+    except (TypeError, ValueError) as error:  # a type that numpy has not; rows of different shapes
+        what = f"array {name!r} cannot be stored: {error}"
+        raise SchemaError(f"{what}; packdata.Writer takes samples of different shapes") from error
     if not array.ndim or array.dtype.kind not in "biuf":
-        hint = ""
-        if name in _OPTIONS:
-            hint = f"; {name}= is for RAMDataset(RAMDataset.from_arrays(...), {name}=...)"
-        elif array.ndim and array.dtype.kind in "US":
-            hint = "; number texts with numpy.unique(..., return_inverse=True)"
-        what = f"array {name!r} must be numbers, one row per sample"
-        raise SchemaError(f"{what}, got {shown(value)} ({array.dtype}){hint}")
+        what = f"array {name!r} must be numbers, one row per sample, got {shown(value)}"
+        raise SchemaError(
+            f"{what} ({array.dtype}): number texts with numpy.unique(..., return_inverse=True), and pass options to "
+            "RAMDataset(RAMDataset.from_arrays(...))"
+        )
     return array
 
 

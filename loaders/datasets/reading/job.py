@@ -24,13 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from loaders.buffers import Memory
-    from loaders.data.view import View
     from loaders.datasets.reading.request import Request
     from loaders.datasets.reading.transforming import Transforming
 
 logger = logging.getLogger(__name__)
 _MAX_REPLACEMENTS = 32
-_KEY_TIMEOUT_S = 1.0
 
 
 class BatchJob:
@@ -115,7 +113,7 @@ class BatchJob:
                 # A store that does not answer has no bad samples.
                 if not self.plan.is_replacing or isinstance(cause, RemoteError | CacheError):
                     raise self.plan.sample_error(index, cause) from cause
-                self.plan.count_replaced(self.plan.sample_error(index, cause))
+                self.plan.bad.note(self.plan.sample_error(index, cause), len(self.plan.samples))
             with self._lock:  # other threads replace samples of the same request
                 self._replace(position, attempt)
         raise self.plan.sample_error(
@@ -128,10 +126,9 @@ class BatchJob:
         draw = 0 if request.draws is None else int(request.draws[position])
         key = key64(request.seed, request.epoch, draw, attempt, 0x5EED)
         number = hash64(key, request.numbers[position : position + 1])[0]
-        first, num = self.plan.part_with(int(request.indices[position]))
-        indices = request.indices.copy()
-        indices[position] = first + int(number % np.uint64(num))
-        rows = self.plan.rows_of(indices)
+        view, indices = self.plan.samples, request.indices.copy()
+        indices[position] = int(number % np.uint64(len(view)))
+        rows = view.rows(indices)
         self.request = replace(request, indices=indices, rows=rows, whole=None)
         self._num_replaced[position] = attempt + 1
 
@@ -202,19 +199,6 @@ class BatchJob:
         return "; ".join([what, *self.plan.view.store.waits()])
 
     def _place(self, position: int) -> str:
-        view, index = self.plan.view, int(self.request.indices[position])
-        assert view is not None
-        path, row = view.place(index)
-        key = _key_in_time(view, index)
-        return f"{path}, row {row}" + ("" if key is None else f", key {key!r}")
-
-
-def _key_in_time(view: View, index: int) -> str | None:
-    """Return the key of a sample, or None after a timeout, so that reports of errors never wait for a stalled disk."""
-    found: list[str | None] = []
-    thread = threading.Thread(
-        target=lambda: found.append(view.key(index)), name="loaders-key", daemon=True
-    )
-    thread.start()
-    thread.join(_KEY_TIMEOUT_S)
-    return found[0] if found else None
+        # No key: it is read, and a report never waits for a stalled disk.
+        path, row = self.plan.samples.place(int(self.request.indices[position]))
+        return f"{path}, row {row}"

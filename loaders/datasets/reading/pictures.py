@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -36,9 +35,6 @@ if TYPE_CHECKING:
     UInt8Array = npt.NDArray[np.uint8]
     Ints = npt.NDArray[np.int64]
 
-_log = logging.getLogger(__name__)
-_LARGE_BATCH = 1 << 30  # bytes
-_told: set[str] = set()
 _FEW = 4  # pictures: preparing takes as long as looking at so many one by one
 
 
@@ -239,12 +235,9 @@ class PictureReader(Reader):
         if self._is_bytes:  # which are there, all of them
             reductions[:], ends[:] = 1, 0
         ready = self._steps(heads, plans, reductions)
-        wanted = WantedPictures(
+        return WantedPictures(
             records, heads, plans, blocks, ends.tolist(), reductions.tolist(), *ready
         )
-        num = min(request.num_workers, len(records))  # that are decoded at once
-        _tell_if_large(self.name, num, num * wanted.most_pixels * self._channels)
-        return wanted
 
     def _steps(
         self, heads: Ints, plans: Sequence[Geometry], reductions: Ints
@@ -323,14 +316,10 @@ class PictureReader(Reader):
         return image, 1 if image.shape[:2] == size else reduction
 
     def finish(self, values: list[Any]) -> list[Any]:
-        finished: list[Any] = []
-        for name, layout, value in zip(self.names, self._layouts, values, strict=True):
-            if layout is None:
-                # A transform begins with the first part of a batch: others are still to be read.
-                read = [picture for picture in value if picture is not None]
-                _tell_if_large(name, len(read), sum(picture.nbytes for picture in read))
-            finished.append(value if layout is None else layout.tensor(value[0], len(value[1])))
-        return finished
+        return [
+            value if layout is None else layout.tensor(value[0], len(value[1]))
+            for layout, value in zip(self._layouts, values, strict=True)
+        ]
 
 
 def _needed(plans: Sequence[Geometry], lengths: Ints) -> tuple[Ints, Ints]:
@@ -349,17 +338,6 @@ def _reductions(plan: Geometry) -> Ints:
         return np.ones(len(plan), np.int64)
     # The boxes of warped pictures enclose more than is shown.
     return np.where(plan.is_warped, 1, reductions(plan.boxes, plan.sizes))
-
-
-def _tell_if_large(name: str, num: int, nbytes: int) -> None:
-    """Say once, in the log, that pictures take much memory."""
-    if nbytes > _LARGE_BATCH and name not in _told:
-        _told.add(name)
-        _log.warning(
-            "%d pictures %r take %.1f GB at once, decoded: pack them smaller (packdata images --size), or "
-            "take smaller batches or fewer workers; max_picture_mb refuses the largest",
-            *(num, name, nbytes / 1e9),
-        )
 
 
 def _channels_first(array: npt.NDArray[Any]) -> torch.Tensor:

@@ -89,7 +89,7 @@ def make_readers(
             readers.append(_picture_reader(store, name, field, views, scale, max_picture_mb))
         elif isinstance(field, Images):
             one = _picture_reader(store, name, field.one, views, scale, max_picture_mb)
-            readers.append(_images_reader(store, name, one, batching.get(name, LIST)))
+            readers.append(ImagesReader(store, name, one, batching.get(name, LIST)))
         elif name in crops:
             readers.append(crops[name])
         elif field.record_nbytes is not None:
@@ -106,13 +106,6 @@ def make_readers(
             is_leader = name == first_boxes(stored)
             readers.append(ShapeReader(*stored_as, picture, drops, is_guess, is_leader))
     return tuple(readers)
-
-
-def _images_reader(store: Store, name: str, one: PictureReader, form: Form) -> ImagesReader:
-    if form.kind == "pad" and None in one.sizes:
-        what = f"batching[{name!r}] = 'pad' needs images of one size, and these differ"
-        raise SchemaError(f"{what}: add a crop or Resize to augment, or use 'offsets' or 'list'")
-    return ImagesReader(store, name, one, form)
 
 
 def forms_of(
@@ -146,13 +139,13 @@ def _followed(
     boxes: str, fields: Mapping[str, Field | None], stored: Mapping[str, Field], leader: str | None
 ) -> tuple[str, Image | Mask]:
     """Return the picture whose crops boxes follow, also if samples have others only."""
-    if not any(isinstance(stored.get(name), Image | Mask) for name in fields):
-        what = f"boxes {boxes!r} are moved with an image or a mask, and fields has none"
-        raise SchemaError(f"{what}: add one, or leave out augment")
     field = stored.get(leader or "")
-    if leader is None or not isinstance(field, Image | Mask):
-        what = f"boxes {boxes!r} are moved with {leader!r}, which was not loaded into memory"
-        raise SchemaError(f"{what}: add it to fields there, or leave out augment")
+    is_shown = any(isinstance(stored.get(name), Image | Mask) for name in fields)
+    if leader is None or not is_shown or not isinstance(field, Image | Mask):
+        what = f"boxes {boxes!r} are moved with the picture {leader!r}, which is not in fields"
+        raise SchemaError(
+            f"{what}: add it (for a RAMDataset when it is loaded), or leave out augment"
+        )
     return leader, field
 
 
@@ -204,23 +197,23 @@ def _check_form(name: str, given: Any, form: Form, field: Field | None) -> None:
         return  # for what a transform makes of them
     if not isinstance(field, Array | Boxes | Keypoints | Images) or field.is_fixed:
         _refuse(name, given)
-    if isinstance(field, Images) and form.axis != 0:
-        _refuse(name, given)
     if form.kind == "pad" and not holds(torch_dtype(field.served_dtype), form.value):
         what = f"{form.value} is no value of {field.served_dtype}"
         raise SchemaError(
             f"batching[{name!r}] = {given!r}: {what}: pad with another, or pack a wider dtype"
         )
-    if form.kind != "list" and form.axis is None:
-        raise SchemaError(
-            f"batching[{name!r}] = {given!r}: its arrays vary along more than one axis: use 'list'"
-        )
+    is_odd = isinstance(field, Images) and form.axis != 0
+    if is_odd or (
+        form.kind != "list" and form.axis is None
+    ):  # of arrays that vary along several axes
+        _refuse(name, given)
 
 
 def _refuse(name: str, given: Any) -> NoReturn:
     raise SchemaError(
         f"batching[{name!r}] = {given!r}: use 'list', 'pad', ('pad', value, axis) or ('offsets', axis) for Images, "
-        "arrays and boxes of varying length, 'list' for pictures; other fields need a transform that makes such arrays"
+        "arrays and boxes that vary along one axis, 'list' for pictures and arrays that vary along several; other "
+        "fields need a transform that makes such arrays"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from abc import ABC, abstractmethod
 from contextlib import suppress
@@ -12,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 
 from loaders.data.finder import Rows
-from loaders.datasets.replaced import BadSamples
-from loaders.errors import LoadersError, SampleError, ShardError
+from loaders.errors import LoadersError, SampleError, ShardError, StaleDatasetError
+from loaders.system.locks import ForkLock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -28,6 +29,12 @@ if TYPE_CHECKING:
     UInt8Array = npt.NDArray[np.uint8]
     Indices = npt.NDArray[np.int64]
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
+_counting = ForkLock()  # one for all: few are replaced, and datasets are copied and pickled
+_MAX_SHARE, _MAX_FEW = (
+    0.01,
+    10,
+)  # of samples that are replaced; so many are in a small dataset, too
 ALL_ROWS = 1 << 30  # ``min_rows`` of what one thread reads
 _NO_ROWS = Rows(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
@@ -196,6 +203,28 @@ class Reader(ABC):
         return values
 
 
+class BadSamples:
+    """The samples that were replaced so far, in any number of epochs."""
+
+    def __init__(self) -> None:
+        self.num_replaced = 0  # how often one was
+        self._indices: set[int] = set()
+
+    def note(self, error: SampleError, num_samples: int) -> None:
+        """Note that one of so many samples was replaced; an error if too many were, or the dataset was."""
+        with _counting.plain:
+            self.num_replaced += 1
+        if isinstance(error.__cause__, StaleDatasetError):
+            raise error  # every sample may be another one now: replacing this one helps nothing
+        if error.index not in self._indices:
+            self._indices.add(error.index)
+            logger.warning("replaced: %s", error)
+        if (num := len(self._indices)) > max(_MAX_FEW, _MAX_SHARE * num_samples):
+            raise LoadersError(
+                f"{num} samples had to be replaced, more than 1 %; the last one: {error}"
+            )
+
+
 @dataclass(frozen=True)
 class ReadPlan:
     """How the samples of a view become batches. It never changes; what it counts is beside it."""
@@ -209,8 +238,6 @@ class ReadPlan:
     transforming: Transforming | None = None  # the user's function of samples
     # Whether another sample stands for one that cannot be read; else it is an error.
     is_replacing: bool = False
-    # The sample behind the last one of each part, where samples are replaced by those of their own.
-    part_ends: Indices | None = None
     bad: BadSamples = field(default_factory=BadSamples)  # the samples that were replaced
     # Makes of a batch, and the request it came of, what a device finishes; None leaves the batch.
     unfinished: Callable[[Any, Request], Any] | None = None
@@ -284,35 +311,20 @@ class ReadPlan:
         return all(store.is_settled(name, rows) for name in self.fields)
 
     @property
-    def _samples(self) -> View:
+    def samples(self) -> View:
+        """The view, where there is one."""
         assert self.view is not None
         return self.view
-
-    def rows_of(self, indices: Indices) -> Rows:
-        """Find samples in the store."""
-        return self._samples.rows(indices)
 
     # -- errors ------------------------------------------------------------------------------------
 
     def sample_error(self, index: int, what: str | LoadersError) -> SampleError:
         """Return the error of a sample that cannot be served, with its place and key."""
-        path, row = self._samples.place(index)
+        path, row = self.samples.place(index)
         cause = what.beside(path, row) if isinstance(what, ShardError) else str(what)
-        error = SampleError(cause, index, path, row, self._samples.key(index))
+        error = SampleError(cause, index, path, row, self.samples.key(index))
         error.__cause__ = what if isinstance(what, LoadersError) else None
         return error
-
-    def count_replaced(self, error: SampleError) -> None:
-        """Count a sample that was replaced; too many are an error."""
-        self.bad.note(error, len(self._samples))
-
-    def part_with(self, index: int) -> tuple[int, int]:
-        """Return the first one, and the number, of the samples that may replace a bad one."""
-        if self.part_ends is None:
-            return 0, len(self._samples)
-        part = int(np.searchsorted(self.part_ends, index, "right"))
-        first = int(self.part_ends[part - 1]) if part else 0
-        return first, int(self.part_ends[part]) - first
 
 
 class SamplesReader(Reader):

@@ -14,11 +14,8 @@ from loaders.codecs.several import split_files
 from loaders.datasets.reading.objects import ListReader
 from loaders.datasets.reading.request import Request
 from loaders.datasets.reading.samples import Form, with_own_storage
-from loaders.errors import CodecError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from loaders.data.store import Store
     from loaders.datasets.reading.pictures import PictureReader
     from loaders.datasets.reading.request import UInt8Array
@@ -57,11 +54,7 @@ class ImagesReader(ListReader):
         # All at once; their numbers are those of samples.
         reader = replace(self.pictures, read_records=lambda name, rows: files, known=None)
         values = reader.begin(len(files), Memory())
-        try:
-            reader.read(values, request, 0, len(files))
-        except CodecError:
-            self._tell_which(files)
-            raise
+        reader.read(values, request, 0, len(files))
         return reader.finish(values)
 
     def _none(self, size: tuple[int, int] | None) -> Any:
@@ -69,14 +62,6 @@ class ImagesReader(ListReader):
             return []
         field = replace(self.pictures.field, size=size)
         return torch.from_numpy(np.empty((0, *(n or 0 for n in field.shape)), field.dtype))
-
-    def _tell_which(self, files: Sequence[UInt8Array]) -> None:
-        """Raise CodecError with the number of the picture that cannot be decoded."""
-        for number, file in enumerate(files):
-            try:
-                self.pictures.codec.decode(file)
-            except CodecError as error:
-                raise CodecError(f"picture {number}: {error}") from error
 
 
 def _of_pictures(request: Request, first: int, last: int, counts: list[int]) -> Request:

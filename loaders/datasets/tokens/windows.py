@@ -300,10 +300,7 @@ class TokenWindows(Settled, BatchDataset):
             ends = self.stream.document_ends
             cuts[1:-1] = ends[np.searchsorted(ends, cuts[1:-1])]
             if (np.diff(cuts) <= 0).any():
-                what = (
-                    f"a part of {[*parts]} would get no document, as parts end where documents end"
-                )
-                raise ValueError(f"{what}; use a larger share, or divide by 'packdata split'")
+                raise ValueError(f"a part of {[*parts]} would get no document: use a larger share")
         return tuple(self._of_span(int(a), int(b)) for a, b in itertools.pairwise(cuts))
 
     def _of_span(self, start: int, stop: int) -> Self:
