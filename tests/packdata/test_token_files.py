@@ -15,9 +15,9 @@ from tests.refusals import At
 IDS = np.array([50256, 40, 716, 257, 50256, 3290, 13], np.int64)
 
 
-def llmc(ids: Any, magic: int = 20240520, version: int = 1, dtype: str = "<u2") -> bytes:
+def llmc(ids: Any, magic: int = 20240520, dtype: str = "<u2") -> bytes:
     header = np.zeros(256, "<i4")
-    header[:3] = magic, version, len(ids)
+    header[:3] = magic, 1, len(ids)
     return header.tobytes() + np.asarray(ids, dtype).tobytes()
 
 
@@ -26,7 +26,7 @@ def llmc(ids: Any, magic: int = 20240520, version: int = 1, dtype: str = "<u2") 
 
 def test_files_of_llmc_and_modded_nanogpt_are_read_behind_their_header(tmp_path: Path) -> None:
     write(tmp_path / "src/a.bin", llmc(IDS))
-    write(tmp_path / "src/b.bin", llmc([128_000, 7], 20240801, 7, "<u4"))
+    write(tmp_path / "src/b.bin", llmc([128_000, 7], 20240801, "<u4"))
 
     folder = pack(tmp_path / "src", tmp_path / "p")
 
@@ -41,8 +41,6 @@ def test_files_of_llmc_and_modded_nanogpt_are_read_behind_their_header(tmp_path:
 @pytest.mark.parametrize(
     "data",
     [
-        llmc(IDS, version=2),
-        llmc(IDS, 20240801, 1, "<u4"),
         llmc(IDS)[:-2],
         llmc(IDS) + b"\0\0",
         llmc(IDS)[:600],
@@ -114,15 +112,6 @@ def test_datatrove_without_an_index_that_fits_is_refused(
 
 
 # -- refused ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("data", ["plain ascii".encode("utf-16-le"), bytes([1, 0, 2, 0] * 9)])
-def test_utf16_and_ids_that_are_utf8_by_chance_are_not_text(tmp_path: Path, data: bytes) -> None:
-    with pytest.raises(SourceError, check=At("a.txt")):
-        pack(write(tmp_path / "a.txt", data), tmp_path / "p")
-
-    write(tmp_path / "b.txt", "a NUL \0 among other characters is text")
-    assert texts(pack(tmp_path / "b.txt", tmp_path / "q"))[0][6] == "\0"
 
 
 @pytest.mark.parametrize("text", ["First Citizen: ä\n" * 4, '{"text": "a line of JSON"}\n' * 2000])

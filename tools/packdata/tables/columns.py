@@ -15,7 +15,7 @@ from loaders.data.manifest import read_manifest
 from loaders.errors import SchemaError, SourceError
 from loaders.schema import Array, Categories, Features, Field, Label, Schema
 from packdata.moments import Moments
-from packdata.tables.values import in_words
+from packdata.tables.files import check_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -92,14 +92,6 @@ class ColumnPlan:
         """Return what ``to_json`` wrote."""
         targets = tuple(TargetColumn(**each) for each in given[TARGETS])
         return cls(Schema.from_json(given["schema"]), targets, tuple(given["notes"]))
-
-
-def check_names(names: Sequence[str], columns: Sequence[str], where: Path | str) -> None:
-    """Raise SourceError, which names them all, if columns that are named are not there."""
-    known = {*columns}
-    if absent := [name for name in names if name not in known]:
-        what = f"missing column {in_words([*map(repr, absent)])}"
-        raise SourceError(what, where, f"The table has {in_words([*map(repr, columns)], 20)}")
 
 
 def plan_columns(scan: Scan, options: TableOptions, source: Path | str) -> ColumnPlan:

@@ -103,6 +103,14 @@ def _plain_name(path: Path) -> str:
     return os.path.splitext(name)[0] if suffix_of(name) in COMPRESSIONS else name
 
 
+def check_names(names: Sequence[str], columns: Sequence[str], where: Path | str) -> None:
+    """Raise SourceError, which names them all, if columns that are named are not there."""
+    known = {*columns}
+    if absent := [name for name in names if name not in known]:
+        what = f"missing column {in_words([*map(repr, absent)])}"
+        raise SourceError(what, where, f"The table has {in_words([*map(repr, columns)], 20)}")
+
+
 def is_csv(path: Path) -> bool:
     """Tell whether a file is read as CSV."""
     return suffix_inside(path.name) in _CELLS
@@ -153,8 +161,8 @@ class TableFiles:
     def __getitem__(self, number: int) -> RowFile:
         """Return a file; SourceError if it cannot be read, is not a table, or has other columns than the first."""
         file = self._open(number)
-        if number not in self._checked:
-            self._check(file)
+        if number not in self._checked and file.columns is not None:
+            self._check(file.columns, file.path)
             self._checked.add(number)
         return file
 
@@ -185,25 +193,25 @@ class TableFiles:
         dropped = {*self._options.drop}
         return [name for name in names if name not in dropped]
 
-    def _check(self, file: RowFile) -> None:
+    def _check(self, names: Sequence[str], path: Path) -> None:
         """Raise SourceError for a file that lacks a column, or has more than one of a name, or others."""
-        if self.first is None or file.columns is None:
-            return
-        mine, columns = Counter(self._not_dropped(file.columns)), dict.fromkeys(self.columns or ())
-        missing = [name for name in columns if name not in mine]
-        more = [n for n in mine if n not in columns] if not self._options.wanted else []
-        if missing or more:
-            what = f"columns differ from {self.paths[self.first].name}"
-            what += (
-                f": missing {in_words(missing) or 'none'}; unexpected {in_words(more) or 'none'}"
-            )
+        mine, columns = Counter(self._not_dropped(names)), self.columns or []
+        if self._options.wanted:
+            check_names(columns, names, path)
+        elif mine.keys() ^ {*columns}:
+            known = dict.fromkeys(columns)
+            missing = in_words([name for name in known if name not in mine]) or "none"
+            more = in_words([name for name in mine if name not in known]) or "none"
+            first = self.paths[self.first or 0].name
+            what = f"columns differ from {first}: missing {missing}; unexpected {more}"
             hint = "features= names the columns to take, drop= those to leave out"
-            raise SourceError(what, file.path, hint)
-        if twice := [name for name, n in mine.items() if n > 1 and name in columns]:
+            raise SourceError(what, path, hint)
+        if twice := [name for name in dict.fromkeys(columns) if mine[name] > 1]:
+            what = f"duplicate column {in_words([*map(repr, twice)])}"
             hint = (
                 f"drop={twice} leaves them out; of CSV names= with skip_rows=1 gives other names"
             )
-            raise SourceError(f"duplicate column {in_words([*map(repr, twice)])}", file.path, hint)
+            raise SourceError(what, path, hint)
 
     def keep(self, part: Part, rows: Rows, columns: Mapping[str, pa.Array]) -> None:
         """Keep the columns of a part, one array for each of the rows' own, if there is room."""

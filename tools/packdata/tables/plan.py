@@ -34,12 +34,18 @@ from packdata.tables.columns import (
     OPTIONS,
     TARGETS,
     ColumnPlan,
-    check_names,
     missing_values_of,
     plan_columns,
     plan_like,
 )
-from packdata.tables.files import TableFiles, is_csv, is_frame, list_tables, open_frame
+from packdata.tables.files import (
+    TableFiles,
+    check_names,
+    is_csv,
+    is_frame,
+    list_tables,
+    open_frame,
+)
 from packdata.tables.options import TableOptions
 from packdata.tables.recipe import COUNTED, TablesRecipe
 from packdata.tables.scan import Scanner
@@ -196,9 +202,8 @@ def _learned(scanner: Scanner) -> dict[str, Any]:
         check_names(options.named, list(dict.fromkeys(known)), files.paths[0])
     if files.columns == []:
         raise SchemaError("no column is left to pack")
-    for number, file in enumerate(
-        files.files
-    ):  # objects are opened and checked when they have come
+    for number, file in enumerate(files.files):
+        # Objects are opened and checked when they have come.
         if isinstance(file, LocalFile):
             _ = files[number]
     scan = scanner.scan()

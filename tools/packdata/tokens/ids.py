@@ -33,11 +33,8 @@ if TYPE_CHECKING:
 DEFAULT_DTYPE = "uint16"
 _NPY_MAGIC = b"\x93NUMPY"
 _LLMC_BYTES = 1024  # 256 int32: magic, version, number of tokens, zeros
-# By the first four bytes: version, type of the ids.
-_LLMC = {
-    (20240520).to_bytes(4, "little"): (1, "<u2"),
-    (20240801).to_bytes(4, "little"): (7, "<u4"),
-}
+# Type of the ids by the first four bytes.
+_LLMC = {(20240520).to_bytes(4, "little"): "<u2", (20240801).to_bytes(4, "little"): "<u4"}
 _MAGIC = b"MMIDIDX\x00\x00"
 _HEADER = struct.Struct("<9sQBQQ")
 _DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  # 6 and 7 are floats
@@ -103,8 +100,9 @@ def _open_ids(file: SourceFile, bin_dtype: str | None) -> _Opened:
         hint = "Put it beside: it says where documents end. Ids of another tool: rename the file"
         raise SourceError(f"Megatron's {index.name} is missing", file.path, hint)
     head = file.read(0, _LLMC_BYTES)
-    if head[:4] in _LLMC:
-        return _open_llmc(file, head)
+    if (dtype := _LLMC.get(head[:4])) is not None:
+        (length,) = struct.unpack_from("<i", head.ljust(12, b"\0"), 8)
+        return _map(file, np.dtype(dtype), max(0, length), _LLMC_BYTES), None
     if head.startswith(_NPY_MAGIC):
         return _open_npy(file, bin_dtype)
     if file.kind == "npy" and bin_dtype is None:
@@ -145,15 +143,6 @@ def _open_flat(file: SourceFile, dtype: str | None, head: bytes) -> _Opened:
     return ids, None
 
 
-def _open_llmc(file: SourceFile, head: bytes) -> _Opened:
-    known, dtype = _LLMC[head[:4]]
-    version, length = struct.unpack_from("<2i", head.ljust(12, b"\0"), 4)
-    if version != known or length < 0:
-        what = f"version {version} of llm.c's header, {length} ids"
-        raise SourceError(what, file.path, f"Version {known} is read")
-    return _map(file, np.dtype(dtype), length, _LLMC_BYTES), None
-
-
 def _open_ds(file: SourceFile) -> _Opened:
     index = file.path.with_name(f"{file.path.name}.index")
     data = read_file(index, str(index), "datatrove writes it: copy it beside the .ds")
@@ -167,25 +156,28 @@ def _open_ds(file: SourceFile) -> _Opened:
 
 def _open_pair(file: SourceFile, index: Path) -> _Opened:
     data = read_file(index, str(index))
-    header = data[: _HEADER.size].ljust(_HEADER.size, b"\0")
-    magic, version, code, num_sequences, num_bounds = _HEADER.unpack(header)
-    if (magic, version) != (_MAGIC, 1) or code not in _DTYPES:
-        hint = f"Megatron-LM's MMIDIDX is read, of version 1 with types {sorted(_DTYPES)}"
-        raise SourceError(f"unexpected version {version} or type {code}", index, hint)
-    needed = _HEADER.size + 12 * num_sequences + 8 * num_bounds
-    if len(data) not in (needed, needed + num_sequences):
-        what = f"{len(data)} bytes, for {num_sequences} sequences that take {needed}"
-        raise SourceError(what, index, "Is it complete?")
-    dtype = np.dtype(_DTYPES[code])
-    lengths = np.frombuffer(data, "<i4", num_sequences, _HEADER.size).astype(np.int64)
-    at = _HEADER.size + 4 * num_sequences
-    pointers = np.frombuffer(data, "<i8", num_sequences, at)
-    bounds = np.frombuffer(data, "<i8", num_bounds, at + 8 * num_sequences)
+    try:
+        magic, version, code, num_sequences, num_bounds = _HEADER.unpack_from(data)
+        dtype, at = np.dtype(_DTYPES[code]), _HEADER.size + 4 * num_sequences
+        lengths = np.frombuffer(data, "<i4", num_sequences, _HEADER.size).astype(np.int64)
+        pointers = np.frombuffer(data, "<i8", num_sequences, at)
+        bounds = np.frombuffer(data, "<i8", num_bounds, at + 8 * num_sequences)
+    except (struct.error, KeyError, ValueError, OverflowError) as error:
+        hint = f"Is it complete? Types {sorted(_DTYPES)} are read"
+        what = f"the file cannot be read as Megatron-LM's index ({error!r})"
+        raise SourceError(what, index, hint) from error
     ends = np.append(0, np.cumsum(lengths))
-    is_whole = len(bounds) > 0 and bounds[0] == 0 and bounds[-1] == num_sequences
-    is_in_order = (pointers == ends[:-1] * dtype.itemsize).all() and (lengths >= 0).all()
-    if not (is_whole and is_in_order and (np.diff(bounds) >= 0).all()):
-        raise SourceError("documents are not made of the sequences of the .bin, in order", index)
+    is_right = (
+        (magic, version) == (_MAGIC, 1)
+        and len(data) - at - 8 * (num_sequences + num_bounds) in (0, num_sequences)  # modes
+        and bounds[:1].tolist() + bounds[-1:].tolist() == [0, num_sequences]
+        and (pointers == ends[:-1] * dtype.itemsize).all()
+        and (lengths >= 0).all()
+        and (np.diff(bounds) >= 0).all()
+    )
+    if not is_right:
+        hint = "Version 1 is read, with documents of the sequences of the .bin, in order"
+        raise SourceError("unexpected index of Megatron-LM", index, hint)
     return _map(file, dtype, int(ends[-1])), ends[bounds[1:]]
 
 

@@ -21,7 +21,7 @@ from packdata.plan import pack_plan
 from packdata.reading import read_file
 from packdata.sources.opening import joined_splits
 from packdata.tokens.documents import IGNORED
-from packdata.tokens.files import IDS_KINDS, LINE_KINDS, identity_of, list_files
+from packdata.tokens.files import LINE_KINDS, identity_of, list_files
 from packdata.tokens.ids import DEFAULT_DTYPE
 from packdata.tokens.options import TokenOptions as TokenOptions
 from packdata.tokens.recipe import NO_TARGET, TokensRecipe
@@ -135,10 +135,6 @@ def plan_tokens(
         raise TypeError(f"options must be TokenOptions(...), got {shown(options)}")
     sources = [sources] if isinstance(sources, Path | str) else list(sources)
     files, ignored = list_files(sources)
-    num_ids = sum(file.kind in IDS_KINDS for file in files)
-    if 0 < num_ids < len(files):
-        what = f"{counted(len(files) - num_ids, 'file')} of text beside {num_ids} of ids"
-        raise SourceError(what, str(sources[0]), "Pack them one after the other")
     _check_used(options, {file.kind for file in files})
     first_pass = FirstPass() if first_pass is None else first_pass
     may_cut = on_error == "fail" and not options.val_share and shuffle is None
@@ -192,7 +188,7 @@ def _recipe(
     about: dict[str, Any] = {
         "documents": options.documents,
         "text_column": options.text_column or "text",
-        "tokenizer": None if tokenizer is None else tokenizer.name,
+        "tokenizer": field.tokenizer,
         "trained": options.train_bpe,
         "eod": field.eod,
         "vocab_size": field.vocab_size,
@@ -235,29 +231,29 @@ def _field_of(
     first_pass: FirstPass,
 ) -> tuple[Tokens, int | None]:
     """Return how ids are stored, and the id to put before documents."""
-    begin, end = (None, None) if tokenizer is None else (tokenizer.begin, tokenizer.end)
-    bos, eod = (each if isinstance(each, int) else None for each in (options.bos, options.eod))
-    bos = begin if options.bos == "auto" else bos
-    eod = end if options.eod == "auto" and source.kind == "text" else eod
-    size, itemsize = options.vocab_size, source.itemsize
-    if size is None and tokenizer is not None:
-        size = tokenizer.vocab_size
-        if isinstance(tokenizer, BytesTokenizer) and not source.has_ids:
-            # Ids of their own follow the bytes.
-            size += len({each for each in (eod, bos) if each is not None and each >= size})
+    names = ("begin", "end", "vocab_size", "name", "digest")
+    begin, end, size, name, digest = (getattr(tokenizer, each, None) for each in names)
+    end = end if source.kind == "text" else None
+    none: dict[Any, int | None] = {"none": None}
+    bos = {**none, "auto": begin}.get(options.bos, options.bos)
+    eod = {**none, "auto": end}.get(options.eod, options.eod)
+    if isinstance(tokenizer, BytesTokenizer) and not source.has_ids:
+        # Ids of their own follow the bytes.
+        size = 256 + len({each for each in (eod, bos) if each is not None and each >= 256})
+    size, itemsize = options.vocab_size or size, source.itemsize
     if size is None and itemsize > 2:
         largest = int(first_pass.get("largest", lambda: _largest_in(source)))
         # No fewer than two bytes, so that parts of one corpus agree.
         itemsize = 2 if max(largest, eod or 0, bos or 0) < 1 << 16 else itemsize
-    field = Tokens(
-        dtype=dtype_of(size, itemsize, eod=eod, bos=bos),
-        row_tokens=options.row_tokens,
+    dtype, row_tokens = dtype_of(size, itemsize, eod=eod, bos=bos), options.row_tokens
+    return Tokens(
+        dtype=dtype,
+        row_tokens=row_tokens,
         vocab_size=size,
         eod=eod,
-        tokenizer=None if tokenizer is None else tokenizer.name,
-        tokenizer_xxh3_128=None if tokenizer is None else tokenizer.digest,
-    )
-    return field, bos
+        tokenizer=name,
+        tokenizer_xxh3_128=digest,
+    ), bos
 
 
 def _largest_in(source: TokenSource) -> int:

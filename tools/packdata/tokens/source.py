@@ -15,7 +15,7 @@ from packdata.delimited import CsvRows
 from packdata.describe import counted
 from packdata.packing.pool import OrderedPool
 from packdata.reading import RemoteFile
-from packdata.sources.row_kinds import ROW_KINDS, open_row_file
+from packdata.sources.row_kinds import open_row_file
 from packdata.tokens.chat import Chat, open_template
 from packdata.tokens.contents import BESIDE_IDS, Ids, Texts, are_numbers, is_list_of_numbers
 from packdata.tokens.documents import DocumentFile, Recent, joined, texts_of
@@ -61,7 +61,7 @@ class TokenSource:
     """The documents of files, all of text or all of ids, in pieces in a fixed order.
 
     Attributes:
-        content: What rows hold; None of files of ids.
+        content: What rows hold; None without files of rows.
         kind: ``text``, ``chat``, ``lists`` (of ids, by document), or ``ids`` (files of them).
         itemsize: Bytes of its widest ids.
         cut: Files of ids may be cut at multiples of so many; None: only where a document ends.
@@ -74,14 +74,21 @@ class TokenSource:
     def __init__(
         self, files: Sequence[SourceFile], options: TokenOptions, *, may_cut: bool = False
     ) -> None:
-        is_ids, row = files[0].kind in IDS_KINDS, options.row_tokens
+        are_ids = {file.kind in IDS_KINDS for file in files}
+        rows = [file for file in files if file.kind in LINE_KINDS]
         self.options, self._recent = options, Recent()
-        self.content = None if is_ids else content_of(files, options)
-        self.kind = "ids" if self.content is None else self.content.kind
+        self.content = content_of(rows[0], options) if rows else None
+        self.kind = "text" if self.content is None else self.content.kind
+        self.kind = "ids" if True in are_ids else self.kind
+        if len(are_ids) > 1 or (self.kind in ("lists", "chat") and len(rows) < len(files)):
+            what = "plain text beside ids or conversations"
+            raise SourceError(what, files[0].path, "Pack them one after the other")
         self.has_ids = self.kind in ("ids", "lists")
         self.has_labels = self.content is not None and self.content.has_labels
+        row = options.row_tokens
         # Then all rows but a file's last are full.
-        self.cut = max(1, IdsFile.piece_tokens // row) * row if is_ids and may_cut else None
+        may_cut = may_cut and self.kind == "ids"
+        self.cut = max(1, IdsFile.piece_tokens // row) * row if may_cut else None
         self._plan: list[list[Range]] = []
         self.runs: list[int] = []
         self._add(files)
@@ -106,13 +113,15 @@ class TokenSource:
 
     def _open(self, file: SourceFile) -> DocumentFile:
         options, content = self.options, self.content
-        if content is None:
+        if file.kind in IDS_KINDS:
             return IdsFile(file, options.bin_dtype, options.eod, self.cut)
+        if content is None or file.kind == "text":
+            return TextFile(file, options.documents, None, self._recent)
+        if file.kind == "jsonl":
+            return TextFile(file, "line", content, self._recent)
         if file.kind == "csv":
             return CsvFile(file, content)
-        if file.kind in ROW_KINDS:
-            return TableFile(file, content, self._recent)
-        return TextFile(file, options.documents, content, self._recent)
+        return TableFile(file, content, self._recent)
 
     def __len__(self) -> int:
         """Return the number of pieces."""
@@ -130,21 +139,12 @@ class TokenSource:
             yield from texts_of(piece.read())
 
 
-def content_of(files: Sequence[SourceFile], options: TokenOptions) -> DocumentForm:
-    """Return what the rows of some files hold, by the options, else by the first file's columns.
+def content_of(file: SourceFile, options: TokenOptions) -> DocumentForm:
+    """Return what the rows of files hold, by the options, else by the columns of the first of them.
 
     Raises:
         SourceError: They hold conversations, and no template is given; or the template cannot be read.
     """
-    rows = [file for file in files if file.kind in LINE_KINDS]
-    content = _content_of_rows(rows[0], options) if rows else Texts("text")
-    if content.kind != "text" and len(rows) < len(files):
-        what = f"{counted(len(files) - len(rows), 'file')} of plain text beside {content.kind}"
-        raise SourceError(what, rows[0].path, "Pack them one after the other")
-    return content
-
-
-def _content_of_rows(file: SourceFile, options: TokenOptions) -> DocumentForm:
     if options.chat_template is not None:
         day = None if options.chat_date is None else date.fromisoformat(options.chat_date)
         template = open_template(options.chat_template, options.tokenizer, day)

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from packdata.tokens.files import SourceFile
 
 BOM = b"\xef\xbb\xbf"
-_CHECKED_BYTES = 64 << 10
-_MAX_NUL_SHARE = 10  # one in so many bytes
 _WINDOW_BYTES = 64 << 10  # looked at for a separator first
 
 
@@ -33,20 +31,19 @@ class TextFile(DocumentFile):
     """A file of text, or of JSON lines, read in ranges that end where a document does."""
 
     def __init__(
-        self, file: SourceFile, documents: str, content: DocumentForm, recent: Recent
+        self, file: SourceFile, documents: str, content: DocumentForm | None, recent: Recent
     ) -> None:
+        # ``content`` is of lines of JSON.
         self._file, self._content, self._recent = file, content, recent
-        self._is_json, self._is_line = file.kind == "jsonl", documents == "line"
+        self._is_line = documents == "line"
         # The bytes behind which a document ends; none where the file is one.
-        self._mark = b"" if documents == "file" else documents.encode()
-        if self._is_json or self._is_line:
-            self._mark = b"\n"
+        self._mark = {"file": b"", "line": b"\n"}.get(documents, documents.encode())
 
     def ranges(self) -> Iterator[Range]:
         name, data = self._file.name, self._file.unpacked()
         read = self._file.read if data is None else lambda start, stop: data[start:stop]
         size = self._file.size if data is None else len(data)
-        if not (self._is_json or self._is_line):
+        if not self._is_line:
             _check_line_ends(read(0, _WINDOW_BYTES), self._mark, self._file)
         start = 0
         while start < size:
@@ -68,10 +65,6 @@ class TextFile(DocumentFile):
         blob = given.stored() if given.stored else self._bytes(given.start, given.stop)
         if len(blob) < given.nbytes:
             raise SourceError("the file became shorter while it was read", self._file.name)
-        if blob.count(0, 0, _CHECKED_BYTES) > min(len(blob), _CHECKED_BYTES) // _MAX_NUL_SHARE:
-            hint = "UTF-16 becomes UTF-8 by iconv; ids are read from .npy or .bin"
-            reject = rejected(given.where, "the file is full of NUL bytes, not text", hint)
-            return Documents(np.empty(0, np.uint8), np.empty(0, np.int64), str, (reject,))
         begin = len(BOM) if given.start == 0 and blob.startswith(BOM) else 0
 
         @cache
@@ -86,7 +79,7 @@ class TextFile(DocumentFile):
             number = lines_before() + blob.count(b"\n", 0, begin + at)
             return f"{self._file.name}, line {number}"
 
-        if self._is_json:
+        if self._content is not None:
             return self._content.of_lines(blob[begin:], place)
         return split_at(blob[begin:], self._mark, place, is_line=self._is_line).only_utf8()
 
