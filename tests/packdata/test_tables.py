@@ -423,7 +423,7 @@ def test_an_interrupted_packing_goes_on(tmp_path: Path) -> None:
 
     summary = pack_tables(source, tmp_path / "a", **options)
 
-    assert f"of {ROWS} samples packed earlier" in summary.notes[0]
+    assert "samples packed earlier" in summary.notes[0]
     assert {name: data for name, data in contents(tmp_path / "a").items() if "shard" in name} == {
         name: data for name, data in contents(tmp_path / "whole").items() if "shard" in name
     }
