@@ -218,7 +218,7 @@ IN_MEMORY: list[Case] = [
     (
         lambda g: RAMDataset.from_files(["/dev/null"]),
         LoadersError,
-        "null: it is not a regular file",
+        "null: not a regular file",
     ),
     (lambda g: RAMDataset.from_files([PHOTOS]), LoadersError, "photos: Is a directory"),
     (

@@ -39,7 +39,7 @@ def regular(path: str, flags: int) -> int:
         if stat.S_ISDIR(mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         if not stat.S_ISREG(mode):
-            raise NotRegularError(errno.EINVAL, "it is not a regular file", path)
+            raise NotRegularError(errno.EINVAL, "not a regular file", path)
     except BaseException:
         os.close(descriptor)
         raise

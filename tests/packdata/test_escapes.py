@@ -62,7 +62,7 @@ def test_every_command_shows_it(
         (["diff", packed, other], 1),
         (["info", other], 0),
         (["merge", packed, other], 1),
-        (["copy", packed, tmp_path / "c", "--where", "key == 'none'"], 1),
+        (["copy", packed, tmp_path / f"c{EVIL}", "--where", "key == 'none'"], 1),
     ):
         assert main([str(word) for word in words]) == status, words
         check(capsys.readouterr())

@@ -19,7 +19,7 @@ from tests.packdata.command_sources import make_sources
 from tests.packdata.reading import PackedReader
 from tests.refusals import At
 
-ERROR = "it is not a regular file"
+ERROR = "not a regular file"
 
 
 @pytest.fixture(scope="module")

@@ -59,14 +59,14 @@ USAGE = [
 ]  # fmt: skip
 
 DATA = [
-    ("tokens empty {dst}", "Known are .txt"),
+    ("tokens empty {dst}", "Known suffixes are .txt"),
     ("tokens latin.txt {dst}", "latin.txt, line 1: the file is not UTF-8"),
     ("tokens stream {dst}", "stream: a packed dataset cannot be a source"),
     ("tables table {dst}", "table: a packed dataset cannot be a source. 'packdata copy'"),
     ("tables t.csv {dst} --numeric kind", "t.csv, line 2: column 'kind' holds no number ('p')"),
     ("tables t.csv {dst} --target price", "t.csv: missing column 'price'"),
-    ("arrays scans {dst} --mask-array marks", "a single array, with no mask beside it. mask_array= names"),
-    ("arrays scans {dst} --masks scans", "a single array, with no mask beside it. mask_array= names"),
+    ("arrays scans {dst} --mask-array marks", "the mask is missing"),
+    ("arrays scans {dst} --masks scans", "the mask is missing"),
     ("images photos {dst} --classes nowhere", "there is no file 'nowhere'"),
     ("images photos taken --overwrite", "taken: it is not empty (it holds 'thesis.tex')"),
     ("images photos {dst}/a/b --masks empty", "empty: no pictures"),

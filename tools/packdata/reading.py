@@ -62,7 +62,7 @@ class LocalFile:
         """Return its path; SourceError for a pipe or device, which may be waited for in vain."""
         path = Path(self.name)
         if path.exists() and not (path.is_file() or path.is_dir()):
-            raise SourceError("it is not a regular file", self.where)
+            raise SourceError("not a regular file", self.where)
         return path
 
 
