@@ -1,7 +1,6 @@
 """What belongs to a folder or a process stays there: relative paths after ``chdir``, a ``Writer`` after ``fork``."""
 
 import os
-import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ import packdata
 from loaders.errors import PackError
 from loaders.schema import Image, Label
 from packdata.arrays.plan import pack_arrays
-from packdata.claimed import claimed_folder, drop_unclaimed
+from packdata.claimed import claimed_folder
 from packdata.images.plan import pack_images
 from packdata.packing.progress import Quiet
 from tests.packdata.command_sources import make_sources
@@ -92,22 +91,6 @@ def test_a_folder_for_temporary_files_that_cannot_be_made_is_named(
 
     with pytest.raises(PackError, check=At(name)), claimed_folder("https://host/packed"):
         pass
-
-
-def test_a_folder_on_the_way_is_removed_once_nobody_uses_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-
-    with claimed_folder("sources") as folder:
-        folder.mkdir()
-        (folder / "fetched").touch()
-        drop_unclaimed("sources")
-        assert folder.exists()
-    assert folder.exists()  # for the same command, which goes on
-    drop_unclaimed("sources")
-
-    assert not folder.exists()
 
 
 def test_a_picture_is_the_one_that_was_there_when_it_was_added(
@@ -216,12 +199,3 @@ def test_a_forked_writer_refuses_to_work_and_leaves_the_files_alone(tmp_path: Pa
     assert f"{tmp_path}/out: this writer belongs to process " in lines[0]
     assert "write one dataset per process and merge them" in lines[0]
     assert PackedReader(tmp_path / "out", check=True).column("x").tolist() == list(range(21))
-
-
-def test_a_writer_cannot_be_pickled_and_says_so(tmp_path: Path) -> None:
-    with packdata.Writer(tmp_path, FIELDS) as writer:
-        with pytest.raises(PackError):
-            pickle.dumps(writer)
-        writer.add(x=1)
-
-    assert PackedReader(tmp_path).column("x").tolist() == [1]

@@ -1,6 +1,5 @@
 """Statistics: those of all numbers, whatever their size and however they are stored."""
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 import packdata
 from loaders.schema import Array, Features, Field
 from packdata.inspect.stats import stats
-from packdata.moments import Moments, WholeMoments
+from packdata.moments import Moments
 
 
 def found(folder: Path, field: Field, rows: npt.NDArray[Any]) -> dict[str, Any]:
@@ -60,29 +59,6 @@ def test_numbers_whose_squares_no_float_holds_are_no_error() -> None:
     moments.add(Moments.of(np.array([-1e200])))
 
     assert (moments.mean, moments.std) == (0.0, np.inf)
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        np.array([-128, 127, 3], np.int8),
-        np.full(1 << 17, 2**16 - 1, np.uint16),
-        np.array([-(2**15), 2**15 - 1], np.int16),
-        np.array([True, False, True]),
-        np.empty(0, np.uint8),
-    ],
-)
-@pytest.mark.parametrize("num_parts", [1, 3])
-def test_whole_numbers_are_exact(values: npt.NDArray[Any], num_parts: int) -> None:
-    moments = WholeMoments()
-    for part in np.array_split(values, num_parts):
-        moments.add(WholeMoments.of(part))
-
-    whole = [int(value) for value in values]
-    assert moments.total == sum(whole)
-    assert moments.total_squares == sum(value * value for value in whole)
-    ends = (min(whole), max(whole)) if whole else (math.inf, -math.inf)
-    assert (moments.count, moments.least, moments.most) == (len(whole), *ends)
 
 
 @pytest.mark.parametrize("dims", [(), (2,)])

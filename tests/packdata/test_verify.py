@@ -133,8 +133,8 @@ def test_cut_extended_swapped_and_missing_shards(
 
     assert {fault.file for fault in report.faults} == set(files[:11])
     for file in files[:7]:
-        assert "was cut" in faults_of(report, file)[0].what
-    assert "has grown" in faults_of(report, files[7])[0].what
+        assert "the manifest says" in faults_of(report, file)[0].what
+    assert "the manifest says" in faults_of(report, files[7])[0].what
     assert faults_of(report, files[8])[0].what == "it is missing"
     for file in files[9:11]:
         what = faults_of(report, file)[0].what

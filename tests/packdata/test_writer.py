@@ -604,7 +604,6 @@ def test_pack_takes_sequences_and_streams_and_tells_how_far_it_is(tmp_path: Path
     [
         ({"a": "x"}, "'a'"),
         ([{"a": "x"}, ("a", 1)], "sample 1"),
-        ([{"a": "x"}, {"a": "x", 5: 1}], "sample 1"),
     ],
 )
 @pytest.mark.parametrize("on_error", ["fail", "skip"])

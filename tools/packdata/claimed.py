@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _OTHER = "Set TMPDIR to a folder of yours"
-_MOST = 256  # folders of one purpose, among which those that were left are looked for
 
 
 @contextmanager
@@ -32,7 +31,7 @@ def claimed_folder(what: str) -> Iterator[Path]:
     """
     for number in count():
         above = _folder(f"{what} {number}")
-        fd = _claim(above)
+        fd = lock_if_free(above / "lock")
         if fd is None:
             continue
         try:
@@ -46,32 +45,17 @@ def claimed_folder(what: str) -> Iterator[Path]:
         return
 
 
-def drop_unclaimed(what: str) -> None:
-    """Remove the folders of a purpose that killed processes have left."""
-    for number in range(_MOST):
-        folder = _folder(f"{what} {number}")
-        if folder.exists() and (fd := _claim(folder)) is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-            os.close(fd)
-
-
 def _folder(what: str) -> Path:
     above = Path(tempfile.gettempdir()) / f"packdata-{os.getuid()}"
+    folder = above / xxhash.xxh3_64_hexdigest(what.encode())
     try:
         above.mkdir(mode=0o700, exist_ok=True)
+        if above.is_symlink() or above.stat().st_uid != os.getuid():
+            raise PackError("it belongs to another user", above, _OTHER)
+        folder.mkdir(exist_ok=True)
     except OSError as error:
         raise PackError(f"it cannot be used ({error.strerror})", above, _OTHER) from error
-    if above.is_symlink() or above.stat().st_uid != os.getuid():
-        raise PackError("it belongs to another user", above, _OTHER)
-    return above / xxhash.xxh3_64_hexdigest(what.encode())
-
-
-def _claim(folder: Path) -> int | None:
-    """Return the descriptor that holds the lock on a folder; None if another process has it."""
-    try:
-        return lock_if_free(folder / "lock")
-    except OSError as error:
-        raise PackError(f"it cannot be used ({error.strerror})", folder, _OTHER) from error
+    return folder
 
 
 def lock_if_free(path: Path) -> int | None:

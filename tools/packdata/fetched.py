@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from loaders.errors import SourceError
-from packdata.claimed import claimed_folder, drop_unclaimed
+from packdata.claimed import claimed_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,7 +66,6 @@ class _Room:
             self.pool.shutdown(cancel_futures=True)
             shutil.rmtree(self.folder, ignore_errors=True)
             self._stack.close()
-            drop_unclaimed("sources")
 
     def fetch(self, stored: Stored, path: Path) -> None:
         """Write an object to a file."""

@@ -37,8 +37,8 @@ class Moments:
             squares = float(np.square(wide - mean).sum())
         return cls(wide.size, mean, squares, float(wide.min()), float(wide.max()))
 
-    def add(self, other: Any) -> None:
-        """Take the numbers of another summary, of this class, in."""
+    def add(self, other: Moments) -> None:
+        """Take the numbers of another summary in."""
         if not other.count:
             return
         count, distance = self.count + other.count, other.mean - self.mean
@@ -56,45 +56,6 @@ class Moments:
         return math.sqrt(self.squares / self.count) if self.count else 0.0
 
 
-@dataclass(slots=True)
-class WholeMoments:
-    """The same of whole numbers of few bits, from exact sums."""
-
-    count: int = 0
-    total: int = 0
-    total_squares: int = 0
-    least: float = math.inf
-    most: float = -math.inf
-
-    @classmethod
-    def of(cls, values: npt.NDArray[Any]) -> WholeMoments:
-        """Summarize integers of 16 bits at most, or flags."""
-        if not values.size:
-            return cls()
-        wide = values.reshape(-1).astype(np.int64)
-        total, squares = int(wide.sum()), int(np.dot(wide, wide))
-        return cls(wide.size, total, squares, int(wide.min()), int(wide.max()))
-
-    def add(self, other: Any) -> None:
-        """Take the numbers of another summary, of this class, in."""
-        self.count += other.count
-        self.total += other.total
-        self.total_squares += other.total_squares
-        self.least, self.most = min(self.least, other.least), max(self.most, other.most)
-
-    @property
-    def mean(self) -> float:
-        """Mean, 0 of nothing."""
-        return self.total / self.count if self.count else 0.0
-
-    @property
-    def std(self) -> float:
-        """Standard deviation of the population, not of a sample of it."""
-        spread = self.count * self.total_squares - self.total * self.total
-        return math.sqrt(spread) / self.count if self.count else 0.0
-
-
-Summary = Moments | WholeMoments
 _N = TypeVar("_N", float, npt.NDArray[np.float64])
 
 

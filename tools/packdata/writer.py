@@ -15,7 +15,7 @@ import os
 from collections.abc import Mapping, Sized
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from loaders.checks import as_list, shown, whole_number
 from loaders.codecs.heads import MAX_PICTURE_MB
@@ -356,9 +356,6 @@ class Writer:
         elif not self._is_copy:
             self.abort()
 
-    def __reduce__(self) -> NoReturn:
-        raise self._belongs_elsewhere()
-
 
 def _name(number: int, values: Mapping[str, Any]) -> str:
     key = values.get(KEY)
@@ -375,17 +372,11 @@ def _placed(error: LoadersError, name: str, field: str) -> LoadersError:
     return placed
 
 
-def _check_names(number: int, values: Any, source: Any) -> None:
+def _check_names(number: int, values: Any) -> None:
     """Raise TypeError unless a sample has named values; rows of pandas and sqlite3 have, too."""
-    what = f"sample {number} must be a mapping of field name to value"
     if not hasattr(values, "keys"):
-        hint = "give an iterable of mappings, such as [{'label': 3}]"
-        if hasattr(source, "keys"):
-            hint = f"the source is one {type(source).__name__}, not one per sample: {hint}"
-        raise TypeError(f"{what}, got {shown(values)}; {hint}")
-    wrong = next((name for name in values.keys() if not isinstance(name, str)), None)  # noqa: SIM118
-    if wrong is not None:
-        raise TypeError(f"{what}, has the name {shown(wrong)}; give names that are str")
+        hint = "pass an iterable of mappings, such as [{'label': 3}]"
+        raise TypeError(f"sample {number} must be a mapping, got {shown(values)}; {hint}")
 
 
 def _pack_frame(source: Any, dst: Path | str, options: dict[str, Any]) -> Summary:
@@ -481,7 +472,7 @@ def pack(
             else:
                 progress.start(len(source) if isinstance(source, Sized) else None, 0)
                 for number, values in enumerate(source):
-                    _check_names(number, values, source)
+                    _check_names(number, values)
                     writer.add(**values)
                     progress.advance(writer.num_rejected)
         finally:

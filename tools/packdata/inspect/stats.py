@@ -31,7 +31,7 @@ from loaders.schema import (
 )
 from loaders.system import opencv
 from loaders.system.limits import usable_cores
-from packdata.moments import Moments, WholeMoments, percentiles
+from packdata.moments import Moments, percentiles
 from packdata.packing.pool import OrderedPool
 from packdata.tokens.rows import DOCUMENT_ENDS, has_tokens, token_stats
 
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
     from loaders.data.view import View
     from loaders.schema import Field
-    from packdata.moments import Summary
 
 _MAX_NUMBERS = 4096  # of a row of which a whole column is read at once
 
@@ -151,23 +150,19 @@ def _measured(kind: Field, value: Any) -> _Gathered:
     planes = value if _has_channels(kind) else [value]
     if isinstance(kind, Image):
         planes = [value[..., c] for c in range(value.shape[-1])]
-    channels = [_summary_of(plane) for plane in planes]
+    channels = [_moments_of(plane) for plane in planes]
     num_nan = value.size - sum(each.count for each in channels)
     return _Gathered(channels, num_nan, [value.shape], values)
 
 
-def _summary_of(numbers: npt.NDArray[Any]) -> Summary:
-    """Return what numbers other than NaN come to: of few bits, from exact sums."""
-    if numbers.dtype == np.uint8 and numbers.ndim == 2:
-        plane = np.ascontiguousarray(numbers)  # OpenCV lets other threads run meanwhile
-        total, squares = int(cv2.sumElems(plane)[0]), round(cv2.norm(plane, cv2.NORM_L2SQR))
-        return WholeMoments(plane.size, total, squares, *cv2.minMaxLoc(plane)[:2])
-    if numbers.dtype.kind != "f" and numbers.itemsize <= 2:
-        return WholeMoments.of(numbers)
-    return _moments_of(numbers)
-
-
 def _moments_of(numbers: npt.NDArray[Any]) -> Moments:
+    """Return what numbers other than NaN come to."""
+    if numbers.dtype == np.uint8 and numbers.ndim == 2:
+        plane, size = np.ascontiguousarray(numbers), numbers.size
+        # OpenCV lets other threads run meanwhile; whole numbers are exact.
+        total, squares = int(cv2.sumElems(plane)[0]), round(cv2.norm(plane, cv2.NORM_L2SQR))
+        apart = (size * squares - total * total) / size
+        return Moments(size, total / size, apart, *cv2.minMaxLoc(plane)[:2])
     return Moments.of(numbers[~np.isnan(numbers)] if numbers.dtype.kind == "f" else numbers)
 
 
@@ -175,7 +170,7 @@ def _moments_of(numbers: npt.NDArray[Any]) -> Moments:
 class _Gathered:
     """The statistics of a decoded field: numbers per channel, without NaN."""
 
-    channels: list[Summary] = field(default_factory=list)
+    channels: list[Moments] = field(default_factory=list)
     num_nan: int = 0
     shapes: list[tuple[int, ...]] = field(default_factory=list)
     values: Counter[int] = field(default_factory=Counter)  # of masks: pixels by value
@@ -268,7 +263,7 @@ def _moments_by_column(view: View, name: str, num: int) -> list[Moments]:
     return found
 
 
-def _numbers_of(moments: Summary, num_nan: int) -> dict[str, Any]:
+def _numbers_of(moments: Moments, num_nan: int) -> dict[str, Any]:
     """Return range, mean and deviation as JSON types; None where there is no number."""
     found = moments.least, moments.mean, moments.std, moments.most
     numbers = [_finite(value) if moments.count else None for value in found]

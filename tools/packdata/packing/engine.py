@@ -159,9 +159,6 @@ class Run:
 
     def _pack(self, packing: Packing, splits: Sequence[tuple[str, Recipe]]) -> str:
         """Pack and publish; return what is worth knowing of it."""
-        num_items = sum(len(recipe) for _, recipe in splits)
-        if packing.kind != "part" and num_items == 0:
-            raise PackError("there is nothing to pack", packing.dst, "The source lists no item")
         sizes = [r.num_samples if r.is_of_blocks else len(r) for _, r in splits]
         total = None if None in sizes else sum(size or 0 for size in sizes)
         earlier = sum(_num_earlier(packing, target_folders(*each)) for each in splits)

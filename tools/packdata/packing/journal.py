@@ -212,20 +212,17 @@ class Journal:
         state = parse_journal(data, path, exists)
         return None if state is None else cls(path, state)
 
-    def append(self, *lines: Mapping[str, Any]) -> None:
-        """Write lines durably and take them into the state."""
-        data = memoryview(b"".join(map(_dump, lines)))
+    def append(self, line: Mapping[str, Any]) -> None:
+        """Write a line durably and take it into the state."""
+        data = memoryview(_dump(line))
         while data:
             data = data[os.write(self._fd, data) :]
         os.fsync(self._fd)
-        for line in lines:
-            self.state.apply(line)
+        self.state.apply(line)
 
     def close(self) -> None:
-        """Close the file, which stays; may be called twice."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        """Close the file, which stays."""
+        os.close(self._fd)
 
 
 def parse_journal(data: bytes, path: Path, exists: Exists = lambda *_: True) -> State | None:

@@ -164,13 +164,11 @@ def size_fault(path: Path, size_bytes: int) -> str | None:
     """Return why a shard cannot be the recorded one without reading it, or None."""
     try:
         size = path.stat().st_size
-    except FileNotFoundError:
-        return "it is missing"
     except OSError as error:
-        return f"it cannot be read ({error.strerror or error})"
+        return (
+            f"it cannot be read ({error.strerror})" if os.path.lexists(path) else "it is missing"
+        )
     if not path.is_file():  # opening a pipe would wait for ever
         return "it is not a file"
-    if size == size_bytes:
-        return None
-    how = "was cut" if size < size_bytes else "has grown"
-    return f"it has {size} bytes, the manifest says {size_bytes}: it {how}"
+    is_right = size == size_bytes
+    return None if is_right else f"it has {size} bytes, the manifest says {size_bytes}"

@@ -155,19 +155,13 @@ def _check_alike(dst: Path, parts: Sequence[State]) -> None:
     """
     first, of = parts[0], len(parts)
     for number, part in enumerate(parts):
-        differs = differences(first.plan, part.plan)
-        if differs or _schemas(part) != _schemas(first):
-            what = "; ".join(differs[:4]) or "what the datasets hold differs"
-            what = f"{Part(number, of).name} is of another packing than {Part(0, of).name}: {what}"
+        if differs := differences(first.plan, part.plan):
+            what = f"{Part(number, of).name} is of another packing: {'; '.join(differs[:4])}"
             raise PackError(what, dst, "Pack one of them again as the other, with overwrite=True")
     for folder in first.folders:
         if not any(part.shards.get(folder) for part in parts):
             rejects = [reject for part in parts for reject in part.all_rejects]
             raise PackError("no sample that could be packed", dst / folder, why_rejected(rejects))
-
-
-def _schemas(part: State) -> list[Any]:
-    return [content["schema"] for content in (part.done or {}).values()]
 
 
 def _join(store: Store, parts: Sequence[State], began: float, *, overwrite: bool) -> Summary:
