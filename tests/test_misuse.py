@@ -277,7 +277,7 @@ AUGMENT: list[Case] = [
     (lambda g: augment.RandomResizedCrop(8, ratio=("a", 1)), TypeError, r"ratio\[0\] must be a"),
     (lambda g: augment.RandomHorizontalFlip("x"), TypeError, "p must be a number, got 'x'"),
     (lambda g: augment.RandomFlip(2), ValueError, r"p must be in \[0, 1\], got 2"),
-    (lambda g: augment.Cutout(), AttributeError, "the ops are .*CenterCrop.*transform="),
+    (lambda g: augment.Cutout(), AttributeError, "go to transform="),
     (lambda g: augment.CentreCrop(8), AttributeError, "did you mean 'CenterCrop'"),
     (lambda g: BatchAugment(CROP), TypeError, "augment must be a list of ops"),
     (lambda g: BatchAugment([CROP], seed="x"), TypeError, "seed must be a whole number"),
@@ -286,7 +286,7 @@ AUGMENT: list[Case] = [
     (
         lambda g: BatchAugment([CROP])(torch.zeros(8, 3, 9, 9)),
         BatchError,
-        r"one entry per image \(8\), got none",
+        r"one whole number per image \(8\), got None",
     ),
     (lambda g: BatchAugment([CROP])(torch.zeros(8, 3, 9, 9), indices=3), BatchError, "got 3"),
     (
@@ -302,7 +302,7 @@ NORMALIZING: list[Case] = [
         TypeError,
         "a list of 4: images of different sizes come as a list.*RandomResizedCrop",
     ),
-    (lambda g: NORMALIZE(g.images), TypeError, r"an ndarray of shape \(8.*torch.from_numpy"),
+    (lambda g: NORMALIZE(g.images), TypeError, r"an ndarray of shape \(8"),
     (lambda g: NORMALIZE(first(DataLoader(g.ram, 4))), TypeError, "a whole batch of image, label"),
     (lambda g: NORMALIZE(None), TypeError, "a tensor of integer images, got None"),
     (
@@ -316,7 +316,7 @@ NORMALIZING: list[Case] = [
     (lambda g: Normalize.from_stats(g.folder / "x.csv"), ValueError, "'packdata stats .*x.csv: "),
     (lambda g: Normalize.from_stats(g.folder / "stats.txt"), ValueError, "'packdata stats "),
     (lambda g: Normalize.from_stats(3), TypeError, "stats must be what 'packdata stats"),
-    (lambda g: Normalize.from_stats({"a": 1}), ValueError, "no mean and std"),
+    (lambda g: Normalize.from_stats({"a": 1}), ValueError, "must have mean and std"),
     (lambda g: Denormalize.of(3), TypeError, "takes a Normalize, got 3"),
     (lambda g: Denormalize.of(NORMALIZE)([1]), TypeError, "a tensor of floats, got .1"),
 ]

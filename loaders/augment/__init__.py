@@ -89,13 +89,6 @@ __all__ = [
 ]
 
 
-_NO_OPS = ("Op", "PixelOp", "Window")
-
-
 def __getattr__(name: str) -> Any:
-    ops = [each for each in __all__ if each[0].isupper() and each not in _NO_OPS]
-    hint = did_you_mean(name, ops) or (
-        f": the ops are {', '.join(ops)}; functions of your own go to transform=, "
-        "or run on batches, on the device"
-    )
+    hint = did_you_mean(name, __all__) or ": functions of your own go to transform="
     raise AttributeError(f"module 'loaders.augment' has no attribute {name!r}{hint}")

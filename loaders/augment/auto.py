@@ -104,6 +104,11 @@ class _Strengths:
         return affine_matrices(zero, translate=shift)
 
 
+def _check(op: Any) -> None:
+    one_of("interpolation", op.interpolation, ("nearest", "bilinear"))
+    object.__setattr__(op, "fill", as_fill(op.fill or 0))
+
+
 def _sign(draws: Floats) -> Floats:
     return np.where(draws <= 0.5, -1.0, 1.0)
 
@@ -136,8 +141,7 @@ class RandAugment(PixelOp):
         whole_number("num_ops", self.num_ops, at_least=0)
         whole_number("num_magnitude_bins", self.num_magnitude_bins, at_least=1)
         whole_number("magnitude", self.magnitude, at_least=0, below=self.num_magnitude_bins)
-        one_of("interpolation", self.interpolation, ("nearest", "bilinear"))
-        object.__setattr__(self, "fill", as_fill(self.fill or 0))
+        _check(self)
         object.__setattr__(self, "num_draws", 2 * self.num_ops)
 
     def edit(self, draws: Floats, sizes: Ints) -> Edits:
@@ -170,8 +174,7 @@ class TrivialAugmentWide(PixelOp):
 
     def __post_init__(self) -> None:
         whole_number("num_magnitude_bins", self.num_magnitude_bins, at_least=1)
-        one_of("interpolation", self.interpolation, ("nearest", "bilinear"))
-        object.__setattr__(self, "fill", as_fill(self.fill or 0))
+        _check(self)
 
     def edit(self, draws: Floats, sizes: Ints) -> Edits:
         bins = pick(draws[:, 1], self.num_magnitude_bins)
@@ -220,8 +223,7 @@ class AugMix(PixelOp):
         whole_number("mixture_width", self.mixture_width, at_least=1)
         whole_number("chain_depth", self.chain_depth)
         real_number("alpha", self.alpha, at_least=1e-3)
-        one_of("interpolation", self.interpolation, ("nearest", "bilinear"))
-        object.__setattr__(self, "fill", as_fill(self.fill or 0))
+        _check(self)
         chains = self.mixture_width * (1 + 3 * self._depth)
         num = (2 + self.mixture_width) * _GAMMA_DRAWS + chains
         object.__setattr__(self, "num_draws", num)

@@ -38,9 +38,7 @@ if TYPE_CHECKING:
 _INTERPOLABLE = frozenset(map(np.dtype, ("uint8", "uint16", "int16", "float32", "float64")))
 _POWERS = np.array([1, 2, 4, 8])  # by which libjpeg reduces
 _ZERO = np.zeros((), np.uint8)
-_MAX_CHANNELS = 128  # CV_CN_MAX of OpenCV 5; 512 before
 _MAX_AREA_CHANNELS = 4  # INTER_AREA asserts it
-_MAX_NEAREST_SIDE = 32767  # INTER_NEAREST_EXACT of OpenCV 4 overflows its 16.16 steps beyond
 
 
 def apply(
@@ -123,27 +121,22 @@ def _pick(
 def _padded(
     image: Array, box: Sequence[Any], size: Sequence[int], fill: Any, resampling: Resampling
 ) -> tuple[Array, Sequence[Any]]:
-    """Pad an image as ``padding_mode`` says so that it contains the box; return it, and the box there.
+    """Pad an image so that it contains the box, as ``padding_mode`` says, or where a filter mixes both.
 
-    Constant padding is left to the resampling, unless a filter mixes it with the image.
+    Return it, and the box there. Other constant padding is left to the resampling.
     """
     mode, box = resampling.padding_mode, list(box)
     for axis in (0, 1):
         (start, extent), length = box[axis::2], image.shape[axis]
-        is_inside = start >= 0 and start + extent <= length
         is_mixed = resampling.is_filtered and is_between_pixels(start, extent, size[axis], length)
-        if is_inside or (mode == "constant" and not is_mixed):
-            continue
-        margin = 0
-        if resampling.is_filtered:
+        if mode != "constant" and not (start >= 0 and start + extent <= length):
+            at = np.arange(start, start + extent)
+            image, box[axis] = image.take(source_positions(at, length, mode), axis), 0
+        elif is_mixed:
             margin = int(margin_of(resampling.interpolation, extent / size[axis]))
-        at = np.arange(math.floor(start) - margin, math.ceil(start + extent) + margin)
-        box[axis] -= int(at[0])
-        if mode != "constant":
-            image = image.take(source_positions(at, length, mode), axis)
-            continue
-        image = image.take(at.clip(0, length - 1), axis)
-        image[(slice(None),) * axis + ((at < 0) | (at >= length),)] = fill
+            at = np.arange(math.floor(start) - margin, math.ceil(start + extent) + margin)
+            image, box[axis] = image.take(at.clip(0, length - 1), axis), start - int(at[0])
+            image[(slice(None),) * axis + ((at < 0) | (at >= length),)] = fill
     return image, box
 
 
@@ -166,7 +159,8 @@ def steps_of(
     And ``(N,)`` bool: False where ``apply`` is needed (boxes that reach outside the image, filters, ``"nearest"``,
     warps). ``sizes`` ``(N, 2)`` are those of the stored images, before a JPEG decoder reduces them.
     """
-    boxes, shapes = _reduced_boxes(geometry.boxes, sizes, reductions)
+    boxes = reduced_boxes(geometry.boxes, sizes, reductions)
+    shapes = -(-sizes // reductions[:, None])
     starts, extents = boxes[:, :2], boxes[:, 2:]
     ends = starts + extents
     is_resized = (extents != geometry.sizes).any(axis=1)
@@ -181,19 +175,6 @@ def steps_of(
     how = geometry.resampling
     is_stepped = not how.is_filtered and how.interpolation in _METHODS
     return steps, is_ready & ~geometry.is_warped & is_stepped
-
-
-def _reduced_boxes(
-    boxes: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], reductions: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return boxes in pixels of the decoded, possibly reduced images, and the sizes of those images."""
-    rows = np.flatnonzero(reductions > 1).tolist()
-    if not rows:
-        return boxes, sizes
-    boxes, shapes = boxes.copy(), -(-sizes // reductions[:, None])
-    for i in rows:
-        boxes[i] = reduced_box(boxes[i].tolist(), sizes[i].tolist(), int(reductions[i]))
-    return boxes, shapes
 
 
 def moved_steps(steps: Sequence[Step], top: int, left: int) -> list[Step]:
@@ -247,38 +228,24 @@ def _crop(image: Array, box: Sequence[int], target: Array, around: Array) -> Arr
 def _resize(source: Array, target: Array, nearest: bool, interpolation: str) -> None:
     """Resample all of source into all of target."""
     height, width = target.shape[:2]
-    from_height, from_width = source.shape[:2]
-    method = cv2.INTER_LINEAR
     if nearest:
-        too_large = from_height > _MAX_NEAREST_SIDE or from_width > _MAX_NEAREST_SIDE
-        has_ties = _has_ties(from_height, height) or _has_ties(from_width, width)
-        if too_large or has_ties or source.dtype not in _INTERPOLABLE:
-            _resize_nearest(source, target)
-            return
-        method = cv2.INTER_NEAREST_EXACT
-    elif interpolation == "bicubic":
-        method = cv2.INTER_CUBIC
-    elif _is_half(from_height, from_width, height, width):
+        _resize_nearest(source, target)
+        return
+    method = cv2.INTER_CUBIC if interpolation == "bicubic" else cv2.INTER_LINEAR
+    if interpolation == "bilinear" and _is_half(source.shape[0], source.shape[1], height, width):
         method = cv2.INTER_AREA
-    step = _MAX_AREA_CHANNELS if method == cv2.INTER_AREA else _MAX_CHANNELS
-    if source.ndim == 2 or source.shape[2] <= step:
+    if method != cv2.INTER_AREA or source.ndim == 2 or source.shape[2] <= _MAX_AREA_CHANNELS:
         cv2.resize(source, (width, height), target, 0, 0, method)
         return
-    for start in range(0, source.shape[2], step):
-        part = np.ascontiguousarray(source[:, :, start : start + step])
+    for start in range(0, source.shape[2], _MAX_AREA_CHANNELS):
+        part = np.ascontiguousarray(source[:, :, start : start + _MAX_AREA_CHANNELS])
         resized = cv2.resize(part, (width, height), interpolation=method)
-        target[:, :, start : start + step] = resized.reshape(height, width, -1)
+        target[:, :, start : start + part.shape[2]] = resized.reshape(height, width, -1)
 
 
 def _is_half(from_height: Any, from_width: Any, height: Any, width: Any) -> Any:
     """Return whether both sides shrink by more than 2; of numbers, or elementwise of arrays."""
     return (from_height > 2 * height) & (from_width > 2 * width)
-
-
-def _has_ties(length: int, size: int) -> bool:
-    """Return whether some centre lies exactly between two pixels, where cv2's choice is not consistent."""
-    common = math.gcd(length, size)
-    return not length // common % 2 and size // common % 2 == 1
 
 
 def _resize_nearest(source: Array, target: Array) -> None:
@@ -292,11 +259,10 @@ def _resize_nearest(source: Array, target: Array) -> None:
 
 def _flip(source: Array, target: Array, vertical: bool, horizontal: bool) -> None:
     """Flip source into target, which may be the same array."""
-    has_more = source.ndim == 3 and source.shape[2] > _MAX_CHANNELS
-    if has_more or source.dtype not in _INTERPOLABLE:
-        target[...] = source[:: -1 if vertical else 1, :: -1 if horizontal else 1]
-    else:
+    if source.dtype in _INTERPOLABLE:
         cv2.flip(source, (-1 if vertical else 1) if horizontal else 0, target)
+    else:
+        target[...] = source[:: -1 if vertical else 1, :: -1 if horizontal else 1]
 
 
 def reductions(
@@ -311,27 +277,23 @@ def reductions(
     return reductions
 
 
-def reduced_box(
-    box: Sequence[int], source_size: Sequence[int], reduction: int
-) -> tuple[int, int, int, int]:
-    """Convert a box to whole pixels of an image that libjpeg reduced, whose sides are rounded up."""
-    (y, height), (x, width) = (
-        _reduced_span(box[i], box[i + 2], reduction, source_size[i]) for i in (0, 1)
-    )
-    return y, x, height, width
+def reduced_boxes(
+    boxes: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], reductions: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """Convert boxes ``(N, 4)`` to whole pixels of images that libjpeg reduced, whose sides are rounded up.
 
-
-def _reduced_span(start: int, extent: int, factor: int, source_length: int) -> tuple[int, int]:
-    """Divide start and end by the factor, rounding halves up; at least one pixel, and inside the image."""
-    length = -(-source_length // factor)
-    first = (2 * start + factor) // (2 * factor)
-    last = (2 * (start + extent) + factor) // (2 * factor)
-    if first == last:  # less than half a pixel across: the one at its centre
-        first = (2 * start + extent) // (2 * factor)
-        last = first + 1
-    if start + extent <= source_length and last > length:
-        first, last = min(first, length - 1), length
-    return first, last - first
+    Halves are rounded up; a box has at least one pixel, and is inside the image if it was. ``sizes`` ``(N, 2)`` are
+    those of the whole images.
+    """
+    factor, (starts, extents) = reductions[:, None], np.split(boxes, 2, axis=1)
+    ends, lengths = starts + extents, -(-sizes // factor)
+    first, last = ((2 * edge + factor) // (2 * factor) for edge in (starts, ends))
+    # Less than half a pixel across: the one at its centre.
+    is_thin, centre = first == last, (starts + ends) // (2 * factor)
+    first, last = np.where(is_thin, centre, first), np.where(is_thin, centre + 1, last)
+    is_over = (ends <= sizes) & (last > lengths)
+    first = np.where(is_over, np.minimum(first, lengths - 1), first)
+    return np.concatenate([first, np.where(is_over, lengths, last) - first], axis=1)
 
 
 def move_boxes(
@@ -352,34 +314,32 @@ def move_boxes(
     """
     if boxes.ndim != 2 or boxes.shape[1] != 4:
         raise BatchError(f"boxes must be (n, 4), got {boxes.shape}")
-    out_height, out_width = size
-    frame = np.array((out_width, out_height) * 2, np.float64)
-    if matrix is not None:
-        corners = boxes[:, [0, 1, 2, 1, 0, 3, 2, 3]].reshape(-1, 4, 2)
-        found = _to_result(corners, matrix, ripple)
-        moved = np.concatenate([found.min(axis=1), found.max(axis=1)], axis=1)
-        return np.asarray(np.clip(moved, 0, frame), np.float32)
-    y, x, height, width = box
-    scale = np.array((out_width / width, out_height / height) * 2)
-    moved = (boxes - np.array((x, y, x, y), np.float64)) * scale
-    vertical, horizontal = flip
-    if horizontal:
-        moved[:, ::2] = out_width - moved[:, 2::-2]
-    if vertical:
-        moved[:, 1::2] = out_height - moved[:, 3::-2]
-    return np.asarray(np.clip(moved, 0, frame), np.float32)
+    corners = boxes[:, [0, 1, 2, 1, 0, 3, 2, 3]].reshape(-1, 4, 2)
+    found = _to_result(corners, box, size, flip, matrix, ripple)
+    moved = np.concatenate([found.min(axis=1), found.max(axis=1)], axis=1)
+    return np.asarray(np.clip(moved, 0, (size[1], size[0]) * 2), np.float32)
 
 
 def _to_result(
-    points: Array, matrix: npt.NDArray[np.float64], ripple: Ripple | None
+    points: Array,
+    box: Sequence[float],
+    size: Sequence[int],
+    flip: Sequence[bool],
+    matrix: npt.NDArray[np.float64] | None,
+    ripple: Ripple | None,
 ) -> npt.NDArray[np.float64]:
-    """Return points ``(n, num, 2)`` of the source in pixels of the result."""
+    """Return points ``(n, num, 2)`` of the source, x and y, in pixels of the result."""
 
     def back(matrix: npt.NDArray[np.float64], points: Array) -> npt.NDArray[np.float64]:
         return moved_points(np.asarray(np.linalg.inv(matrix), np.float64)[None], points)
 
-    at = back(matrix, points.astype(np.float64))
-    return at if ripple is None else back(ripple.frame, ripple.moved(at))
+    points = points.astype(np.float64)
+    if matrix is not None:
+        at = back(matrix, points)
+        return at if ripple is None else back(ripple.frame, ripple.moved(at))
+    (y, x, height, width), frame = box, np.array((size[1], size[0]), np.float64)
+    found: npt.NDArray[np.float64] = (points - (x, y)) * (frame / (width, height))
+    return np.where((flip[1], flip[0]), frame - found, found)
 
 
 def move_keypoints(
@@ -401,24 +361,14 @@ def move_keypoints(
     """
     if points.ndim != 3 or points.shape[2] not in (2, 3):
         raise BatchError(f"keypoints must be (n, num, 2) or (n, num, 3), got {points.shape}")
-    frame = np.array((size[1], size[0]), np.float64)
-    moved = points.astype(np.float64)
+    moved, is_mirrored = points.astype(np.float64), flip[1]
+    moved[..., :2] = _to_result(points[..., :2], box, size, flip, matrix, ripple)
     if matrix is not None:
-        moved[..., :2] = _to_result(moved[..., :2], matrix, ripple)
-        box, flip = (0, 0, *size), (False, False)
         total = matrix if ripple is None else matrix @ ripple.frame
-        for first, second in pairs if np.linalg.det(total[:2, :2]) < 0 else ():
-            moved[:, [first, second]] = moved[:, [second, first]]
-    y, x, height, width = box
-    moved[..., :2] = (moved[..., :2] - (x, y)) * (frame / (width, height))
-    vertical, horizontal = flip
-    if horizontal:
-        moved[..., 0] = frame[0] - moved[..., 0]
-        for first, second in pairs:
-            moved[:, [first, second]] = moved[:, [second, first]]
-    if vertical:
-        moved[..., 1] = frame[1] - moved[..., 1]
+        is_mirrored = np.linalg.det(total[:2, :2]) < 0
+    for first, second in pairs if is_mirrored else ():
+        moved[:, [first, second]] = moved[:, [second, first]]
     if points.shape[2] == 3:
-        is_gone = (moved[..., :2] < 0).any(-1) | (moved[..., :2] > frame).any(-1)
+        is_gone = (moved[..., :2] < 0).any(-1) | (moved[..., :2] > (size[1], size[0])).any(-1)
         moved[is_gone | (moved[..., 2] == 0)] = 0
     return np.asarray(moved, np.float32)

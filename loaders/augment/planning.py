@@ -37,6 +37,10 @@ def resampling_of(ops: Sequence[Op]) -> Resampling:
         if antialias is None:
             antialias = not any(each.num_draws for each in ops)
         is_filtered = interpolation == "area" or (antialias and interpolation != "nearest")
+        if is_filtered and mode != "constant":
+            raise ValueError(
+                f"padding_mode={mode!r} is for images that are not filtered: pass antialias=False"
+            )
         return Resampling(interpolation, bool(is_filtered), mode, warp)
     return Resampling(padding_mode=mode, warp=warp)
 
@@ -58,10 +62,13 @@ def as_ops(ops: Sequence[Op], what: str = "augment") -> tuple[Op, ...]:
         raise TypeError(f"{what} must be a list of ops, got {ops!r}")
     for position, op in enumerate(ops):
         if isinstance(op, type) or not isinstance(op, Op):
-            hint = ": functions of your own go to transform=" if callable(op) else ""
-            hint = f": write {op.__name__}(...)" if isinstance(op, type) else hint
+            hint = (
+                f"write {op.__name__}(...)"
+                if isinstance(op, type)
+                else "functions go to transform="
+            )
             raise TypeError(
-                f"{what}[{position}] must be an op such as CenterCrop(224), got {op!r}{hint}"
+                f"{what}[{position}] must be an op such as CenterCrop(224), got {op!r}: {hint}"
             )
     for check in (fill_mask_of, fill_of, resampling_of):
         check(ops)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import keyword
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from loaders.augment.planning import as_ops
 from loaders.checks import as_list
+from loaders.schema.schema import check_field_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -44,7 +44,7 @@ class Views:
         if not lists:
             raise ValueError("Views needs at least one list of ops, got none")
         for name in lists:
-            _check_name(name)
+            check_field_name(name)
         object.__setattr__(self, "names", tuple(lists))
         checked = tuple(as_ops(ops, name) for name, ops in lists.items())
         object.__setattr__(self, "lists", checked)
@@ -63,15 +63,6 @@ def as_augment(ops: Any) -> tuple[Any, ...]:
     listed = [] if ops is None else as_list("augment", ops, "ops, such as [CenterCrop(224)]")
     as_ops([op for op in listed if not isinstance(op, Views)])
     return tuple(listed)
-
-
-def _check_name(name: str) -> None:
-    """Refuse names that a named tuple cannot have: its methods, keywords, a leading underscore."""
-    taken = keyword.iskeyword(name) or hasattr(tuple, name) or name.startswith("_")
-    if taken or not name.isidentifier():
-        raise ValueError(
-            f"the name of a view must be a valid field name, such as 'weak', got {name!r}"
-        )
 
 
 def has_draws(augment: Sequence[Op | Views]) -> bool:

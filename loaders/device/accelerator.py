@@ -5,7 +5,6 @@ That is copies in the background, and events that say when they are done.
 
 from __future__ import annotations
 
-import os
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -110,8 +109,8 @@ def as_device(device: torch.device | str | int, option: str = "device") -> torch
 
     Raises:
         TypeError: It is neither a device nor a name.
-        ValueError: There is no such kind of device, or none with that number.
-        LoadersError: This machine, or this build of torch, has none of that kind.
+        ValueError: There is no such kind of device.
+        LoadersError: This machine, or this build of torch, has no such device.
     """
     try:
         found = torch.device(device)
@@ -120,27 +119,13 @@ def as_device(device: torch.device | str | int, option: str = "device") -> torch
         raise kind(
             f"device must be one that torch knows, such as 'cuda', 'cuda:1' or 'cpu', got {shown(device)}"
         ) from error
-    if found.type == "mps" and not torch.backends.mps.is_available():
-        raise LoadersError(
-            f"device='mps' cannot be used: torch sees no such device. Leave {option} out"
-        )
-    if found.type not in _WITH_STREAMS:
+    if found.type not in (*_WITH_STREAMS, "mps"):
         return found
     num: int = getattr(torch, found.type).device_count()  # it starts no driver: forks still can
-    if num == 0:
-        why = "torch sees no such device"
-        if found.type == "cuda" and not torch.backends.cuda.is_built():
-            why = f"this torch ({torch.__version__}) was built without CUDA"
-        elif (visible := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-            why = f"{why}, with CUDA_VISIBLE_DEVICES={visible!r}"
+    if (found.index or 0) >= num:
         raise LoadersError(
-            f"device={str(found)!r} cannot be used: {why}. Leave {option} out, or use 'cpu', or "
-            "install the build of torch that is for your device"
-        )
-    given: int | None = found.index
-    if given is not None and given >= num:
-        raise ValueError(
-            f"device must be one of {num} ({found.type}:0 and on), got {str(found)!r}"
+            f"device={str(found)!r} cannot be used: torch {torch.__version__} sees {num} of that kind. Leave "
+            f"{option} out, use 'cpu', or install the build of torch that is for your device"
         )
     return found
 

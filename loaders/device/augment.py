@@ -121,11 +121,8 @@ def _warps(drawn: Geometry) -> Warps | None:
     rows = np.flatnonzero(drawn.is_warped)
     if drawn.matrices is None or not len(rows):
         return None
-    if drawn.resampling.padding_mode not in ("constant", "edge"):
-        what = (
-            f"padding_mode={drawn.resampling.padding_mode!r} of rotations, shears and other warps"
-        )
-        raise BatchError(f"{what} is done on the host")
+    if (mode := drawn.resampling.padding_mode) not in ("constant", "edge"):
+        raise BatchError(f"padding_mode={mode!r} of rotations and other warps is done on the host")
     ripples = None if drawn.ripples is None else ripples_of(drawn.ripples)
     return Warps(torch.from_numpy(rows), torch.from_numpy(drawn.matrices[rows]), ripples)
 
@@ -224,9 +221,8 @@ class BatchAugment(nn.Module):
         numbers = np.asarray([] if indices is None else indices)
         is_whole = numbers.dtype.kind in "iu" or not numbers.size
         if numbers.shape != (len(images),) or not is_whole:
-            got = str(numbers.size) if is_whole and numbers.ndim == 1 else shown(indices)
-            got = "none" if indices is None else got
-            raise BatchError(f"indices must have one entry per image ({len(images)}), got {got}")
+            what = f"one whole number per image ({len(images)})"
+            raise BatchError(f"indices must have {what}, got {shown(indices)}")
         epoch = whole_number("epoch", epoch, at_least=0)
         settings = {"seed": self.seed, "epoch": epoch, "draws": draws, "view": self.view}
         return draw_moves(self.ops, images.shape[2:], numbers.astype(np.int64), **settings)
@@ -282,11 +278,8 @@ def _turned(masks: torch.Tensor, warps: Warps, moves: Moves) -> torch.Tensor:
     at = (y.clamp(0, height - 1) * width + x.clamp(0, width - 1)).flatten(1)
     some = masks.index_select(0, warps.rows).flatten(1)
     found = some.gather(1, at).view(inside.shape)
-    return (
-        found
-        if moves.resampling.padding_mode == "edge"
-        else found.masked_fill(~inside, moves.fill_mask)
-    )
+    is_edge = moves.resampling.padding_mode == "edge"
+    return found if is_edge else found.masked_fill(~inside, moves.fill_mask)
 
 
 def move_images(images: torch.Tensor, moves: Moves) -> torch.Tensor:
@@ -365,15 +358,10 @@ def _filtered(
     taps += begin.long().unsqueeze(-1)
     weights = weights / weights.sum(-1, keepdim=True)
     is_mixed = is_between_pixels(start, extent, size, length)
-    # Where a box reaches outside; else the image ends where it does.
-    if how.padding_mode != "constant":
-        is_mixed = (start < 0) | (start + extent > length)
-    inside = (taps >= 0) & (taps < length)
-    inner = weights * inside
-    whole = inner / inner.sum(-1, keepdim=True).clamp_(min=1e-9)
+    positions, inside = _inside(taps, length)
+    mixed = weights * inside
+    whole = mixed / mixed.sum(-1, keepdim=True).clamp_(min=1e-9)
     whole = whole * _on_image(at, start, extent, size, length).unsqueeze(-1)
-    mixed = inner if how.padding_mode == "constant" else weights
-    positions, _ = _inside(taps, length, how.padding_mode)
     return positions, torch.where(is_mixed.unsqueeze(-1), mixed, whole).to(torch.float32)
 
 
@@ -492,9 +480,6 @@ def _nearest_positions(moves: Moves, axis: int, length: int) -> tuple[torch.Tens
     start, extent = moves.regions[:, :, axis].to(_real(moves.table)).unsqueeze(2).unbind(1)
     scale = extent / torch.full_like(extent, size)  # as the host: see ``_filtered``
     found = (start + (at + 0.5) * scale).floor().long()
-    positions, inside = _inside(found, length, mode)
-    if mode == "constant":
-        inside &= is_between_pixels(start, extent, size, length) | _on_image(
-            at, start, extent, size, length
-        )
-    return positions, inside
+    positions, inside = _inside(found, length)
+    is_mixed = is_between_pixels(start, extent, size, length)
+    return positions, inside & (is_mixed | _on_image(at, start, extent, size, length))

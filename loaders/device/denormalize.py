@@ -74,14 +74,10 @@ class Denormalize(nn.Module):
         if not isinstance(images, torch.Tensor):
             raise TypeError(f"Denormalize takes a tensor of floats, got {shown(images)}")
         axis = 0 if images.dim() == 3 else 1
-        if not images.is_floating_point() or images.dim() not in (3, 4, 5):
-            raise BatchError(
-                f"Denormalize takes floats (N, C, H, W), got {images.dtype} {tuple(images.shape)}"
-            )
-        if images.shape[axis] != len(mean):
-            raise BatchError(
-                f"Denormalize was made for {len(mean)} channels, got {tuple(images.shape)}"
-            )
+        fits = images.dim() in (3, 4, 5) and images.shape[axis] == len(mean)
+        if not fits or not images.is_floating_point():
+            what = f"floats (N, C, H, W) of {len(mean)} channels"
+            raise BatchError(f"Denormalize takes {what}, got {images.dtype} {tuple(images.shape)}")
         shape = (-1, *(1,) * max(2, images.dim() - 2))
         pixels = images.to(torch.float32, copy=True).mul_(std.view(shape)).add_(mean.view(shape))
         return pixels.round_().clamp_(*_RANGES[self.dtype]).to(self.dtype)

@@ -32,9 +32,9 @@ _REFUSALS = (RuntimeError, ValueError)  # as torchvision's come
 class JpegFinish(nn.Module):
     """Turn encoded files into images on a device, a batch in one call.
 
-    Where the call fails, its halves are tried, and theirs, down to single files: these are decoded
-    by the CPU, as are files that come back in another shape than their header says, and those that are
-    no JPEG, of other colours than gray and YCbCr, or cut at their end.
+    Where the call fails, files are tried one by one. The CPU decodes those that fail by themselves, files that come
+    back in another shape than their header says, and those that are no JPEG, of other colours than gray and YCbCr, or
+    cut at their end.
     nvImageCodec gives the CPU's pixels, but for a few values that are a step apart. torchvision has nvJPEG repeat
     chroma that is stored at half size, where the CPU interpolates: photos differ by about 46 dB.
 
@@ -84,7 +84,10 @@ class JpegFinish(nn.Module):
                 for i, record in enumerate(records)
                 if (size := _common_size(record)) and math.prod(size) <= self._codec.max_pixels
             }
-            self._try(records, sizes, list(sizes), found)
+            images = self._decoded([_as_tensor(records[i]) for i in sizes])
+            for (i, size), image in zip(sizes.items(), images, strict=True):
+                if image is not None and image.shape == (self._channels, *size):
+                    found[i] = image
             self.num_refused += sum(image is None for image in found)
         return [
             self.decode_on_host(record) if image is None else image
@@ -96,30 +99,17 @@ class JpegFinish(nn.Module):
         pixels = self._codec.decode(np.frombuffer(record, np.uint8))
         return torch.from_numpy(pixels).to(self.device).permute(2, 0, 1)
 
-    def _try(
-        self,
-        records: Sequence[bytes],
-        sizes: dict[int, tuple[int, int]],  # as their headers say
-        numbers: list[int],
-        found: list[torch.Tensor | None],
-    ) -> None:
-        """Decode some files together; if that fails, in two parts."""
-        if not numbers:
-            return
+    def _decoded(self, files: list[torch.Tensor]) -> Sequence[torch.Tensor | None]:
+        """Decode files together, or if that fails one by one; None for those that are refused."""
+        if not files:
+            return []
         assert self._decode is not None
         try:
-            images = self._decode([_as_tensor(records[i]) for i in numbers], self.device)
+            return self._decode(files, self.device)
         except _REFUSALS as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
-            middle = len(numbers) // 2
-            if middle:
-                self._try(records, sizes, numbers[:middle], found)
-                self._try(records, sizes, numbers[middle:], found)
-            return
-        for i, image in zip(numbers, images, strict=True):
-            if image is not None and image.shape == (self._channels, *sizes[i]):
-                found[i] = image
+        return [None] if len(files) == 1 else [self._decoded([file])[0] for file in files]
 
 
 def _common_size(record: bytes) -> tuple[int, int] | None:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import torch
-from torch.nn.utils.rnn import PackedSequence
 
 
 def map_tensors(value: Any, fn: Callable[[torch.Tensor], Any]) -> Any:
@@ -22,9 +21,6 @@ def map_tensors(value: Any, fn: Callable[[torch.Tensor], Any]) -> Any:
     """
     if isinstance(value, torch.Tensor):
         return fn(value)
-    if isinstance(value, PackedSequence):  # its batch_sizes belong on the CPU
-        data, sizes, order, inverse = value
-        return PackedSequence(fn(data), sizes, map_tensors(order, fn), map_tensors(inverse, fn))
     if isinstance(value, tuple | list):
         return _mapped_sequence(value, fn)
     if isinstance(value, Mapping):

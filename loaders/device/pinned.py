@@ -28,14 +28,7 @@ def pinned_buffer(nbytes: int) -> UInt8Array:
     Raises:
         RuntimeError: There is no accelerator, or it gets no such memory.
     """
-    try:
-        return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True).numpy()
-    except RuntimeError as error:
-        error.add_note(
-            f"a batch slot of {nbytes / 1e6:.3g} MB needs page-locked memory: take a smaller batch, "
-            "or leave device out and move batches yourself"
-        )
-        raise
+    return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True).numpy()
 
 
 def _runtime(what: str) -> Any:
@@ -60,14 +53,9 @@ def page_lock(array: UInt8Array, what: str, runtime: Any = None) -> None:
     code = int(runtime.cudaHostRegister(address, array.nbytes, flags))
     if code:
         _take_error()
-        hint = (
-            ""
-            if array.flags.writeable
-            else ". Not every GPU reads a shared copy: leave out shared"
-        )
         raise LoadersError(
-            f"{what}: {array.nbytes / 1e9:.3g} GB could not be page-locked (CUDA error {code}). "
-            f"Page-locked memory is bounded by the machine's RAM and by 'ulimit -l'{hint}"
+            f"{what}: {array.nbytes / 1e9:.3g} GB could not be page-locked (CUDA error {code}). Page-locked memory is "
+            "bounded by the machine's RAM and by 'ulimit -l', and not every GPU reads a shared copy"
         )
     _locked[address] = weakref.ref(array)
     weakref.finalize(array, _unlock, runtime, address)

@@ -14,7 +14,7 @@ from loaders.augment.pixels import (
     Step,
     apply,
     moved_steps,
-    reduced_box,
+    reduced_boxes,
     steps_of,
     take_steps,
 )
@@ -54,8 +54,10 @@ def test_a_step_gives_the_pixels_of_apply(ops: list[Any], channels: int, reducti
         fits = y >= 0 and x >= 0 and y + height <= size[0] and x + width <= size[1]
         assert is_inside == fits or reduction > 1
         if is_inside:
-            inner = reduced_box(box.tolist(), size, reduction)
-            wanted = apply(image, inner, shape.tolist(), flip.tolist())
+            numbers = map(np.array, ([box.tolist()], [size], [reduction]))
+            wanted = apply(
+                image, reduced_boxes(*numbers)[0].tolist(), shape.tolist(), flip.tolist()
+            )
             np.testing.assert_array_equal(take(image, step), wanted)
             num_inside += 1
     assert num_inside > 6

@@ -1,6 +1,5 @@
 """The device half: the codecs' own images, by the batch; on a GPU within one step of them."""
 
-import copy
 from typing import Any
 
 import cv2
@@ -260,11 +259,3 @@ def test_other_scales_are_refused() -> None:
     DctFinish.of(Image(size=(8, 8), codec="dct"), 0.5)
     with pytest.raises(ValueError):
         DctFinish.of(Image(size=(8, 8), codec="dct"), 0.3)
-
-
-def test_modules_say_what_they_are_and_can_be_copied() -> None:
-    finish = DctFinish.of(Image(size=(20, 30), codec="dct"), 1 / 2)
-
-    assert repr(finish) == "DctFinish(size=(10, 15), quality=90, scale=0.5)"
-    assert repr(copy.deepcopy(finish)) == repr(finish)
-    assert repr(Yuv420Finish((2, 4))) == "Yuv420Finish(size=(2, 4))"

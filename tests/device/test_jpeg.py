@@ -113,15 +113,6 @@ def test_a_batch_that_is_accepted_is_one_call() -> None:
     assert finish.num_refused == 0
 
 
-def test_one_refused_file_costs_few_calls() -> None:
-    decoder = Decoder()
-    records = [encode(photo, progressive=i == 5) for i, photo in enumerate(pictures(64, (8, 8)))]
-
-    JpegFinish(JPEG, "cpu", decoder)(records)
-
-    assert len(decoder.calls) == 1 + 2 * 6  # halves of 64, down to one
-
-
 def test_images_of_another_shape_than_the_header_says_are_not_taken() -> None:
     records = [encode(photo) for photo in pictures(2, (16, 24))]
     finish = JpegFinish(JPEG, "cpu", lambda files, device: [torch.zeros(3, 24, 16).byte()] * 2)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from loaders.augment.edits import edit
-from loaders.augment.pixels import moved_steps, reduced_box, reductions, steps_of, take_steps
+from loaders.augment.pixels import moved_steps, reduced_boxes, reductions, steps_of, take_steps
 from loaders.augment.warps import carry_out
 from loaders.buffers import Memory, scratch
 from loaders.codecs.heads import HEAD, PictureHead, picture_heads
@@ -197,7 +197,8 @@ class PictureReader(Reader):
             y, x, *lengths = move.box
             box = [y - part.top, x - part.left, *lengths]
             if reduction > 1:
-                box = [*reduced_box(box, (part.height, part.width), reduction)]
+                numbers = map(np.array, ([box], [(part.height, part.width)], [reduction]))
+                (box,) = reduced_boxes(*numbers).tolist()
             move = move._replace(box=box)
             if move.matrix is not None:
                 shift = np.array([[1, 0, -part.left], [0, 1, -part.top], [0, 0, 1]])
