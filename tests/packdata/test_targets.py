@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from loaders.errors import ManifestError, PackError
+from loaders.errors import PackError
 from packdata.packed import combine
 from tests.packdata.packing import pack_samples
 from tests.packdata.reading import PackedReader
@@ -77,15 +77,3 @@ def test_merge_replaces_what_merge_has_made_alone(tmp_path: Path) -> None:
         assert caught.value.path == parts[2]
 
     assert samples_of(parts[2]) == before
-
-
-@pytest.mark.parametrize("command", ["merge", "extend"])
-def test_the_order_is_recalled_where_the_first_dataset_is_not_there(
-    tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source = pack_samples(tmp_path / "a", 3, fields=SMALL)
-
-    with pytest.raises(ManifestError) as caught:
-        run(command, tmp_path / "new", source)
-
-    assert caught.value.__notes__ == [f"the target comes last, and is {source} here"]

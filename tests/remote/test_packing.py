@@ -119,20 +119,17 @@ def test_what_is_packed_into_a_bucket_is_what_a_folder_gets(
     assert {each["method"] for each in store.proxy.requests()} <= {"GET", "HEAD"}
 
 
-def test_pictures_go_to_a_bucket_in_a_drawn_order_which_is_told(
-    photos: Path, store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_pictures_go_to_a_bucket_in_a_drawn_order(
+    photos: Path, store: Store, tmp_path: Path
 ) -> None:
     argv = ["images", str(photos), "--shard-size", "4kB"]
     for i in range(2):
         assert main([*argv, "s3://out/parts", *store.options, "--part", f"{i}/2"]) == 0
     assert finish("s3://out/parts").samples == 12
-    capsys.readouterr()
 
     assert main([*argv, OUT, *store.options]) == 0
-
-    assert "--shuffle none" in capsys.readouterr().out
     assert main([*argv, "s3://out/plain", *store.options, "--shuffle", "none"]) == 0
-    assert "--shuffle none" not in capsys.readouterr().out
+
     pack(photos, tmp_path / "drawn", shuffle=0)
     assert_same(store, tmp_path / "drawn")
     pack_images(photos, "s3://out/python", shard_bytes=SHARD)

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from loaders.commandline import Command, number_from, show
 from loaders.errors import LoadersError, SchemaError
 from loaders.remote.url import is_url
-from loaders.text import describe_size, printable
-from packdata.describe import counted
+from loaders.text import printable
 from packdata.options import parse_size, parse_source
 from packdata.packing.shards import DEFAULT_SHARD_BYTES, FORMATS
 
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
-
-    from loaders.data.manifest import Manifest
 
     Argument = Callable[[Any], object]  # adds one to a parser, or to a group of one
 
@@ -64,6 +61,12 @@ def switch(name: str, help: str) -> Argument:
 def number(name: str, help: str, default: int | None = None) -> Argument:
     """Return an option that takes a number from 1 on."""
     return argument(name, help, type=number_from(1), metavar="N", default=default)
+
+
+def seed(what: str) -> Argument:
+    """Return ``--seed``; ``what`` says what another one does."""
+    help = f"another seed {what} (default: 0)"
+    return argument("--seed", help, type=int, default=0, metavar="N")
 
 
 def shards(usual: str, shard_bytes: int = DEFAULT_SHARD_BYTES) -> tuple[Argument, Argument]:
@@ -145,21 +148,3 @@ def show_result(args: argparse.Namespace, data: Any, lines: Iterable[str]) -> No
 def show_note(text: str) -> None:
     """Print to standard error what deserves a look."""
     sys.stderr.write(f"packdata: {printable(text)}\n")
-
-
-def made(folder: Path, manifest: Manifest) -> dict[str, Any]:
-    """Return what was written as JSON types."""
-    return {
-        "path": str(folder),
-        "num_samples": manifest.num_samples,
-        "num_shards": len(manifest.shards),
-        "size_bytes": manifest.size_bytes,
-        "fingerprint": manifest.fingerprint,
-    }
-
-
-def made_line(folder: Path, manifest: Manifest) -> str:
-    """Return what was written as a line."""
-    samples = counted(manifest.num_samples, "sample")
-    shards = counted(len(manifest.shards), "shard")
-    return f"{folder}: {samples}, {shards}, {describe_size(manifest.size_bytes)}"

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import fields
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from loaders.commandline import show
-from loaders.errors import ManifestError
 from loaders.progress import Meter
 from loaders.remote.options import add_remote
-from loaders.remote.url import is_url
+from loaders.text import describe_size
 from packdata.commands.common import (
     JSON,
     WORKERS,
     argument,
     command,
     given,
-    made,
-    made_line,
     place,
+    seed,
     shard_size,
     shards,
     show_note,
@@ -33,12 +28,34 @@ from packdata.options import add_options, parse_path
 
 if TYPE_CHECKING:
     import argparse
+    from pathlib import Path
+
+    from loaders.data.manifest import Manifest
 
 _WRITING = (
     *shards("that of the source"),
     switch("--overwrite", "replace a dataset at the target"),
     JSON,
 )
+
+
+def _made(folder: Path, manifest: Manifest) -> dict[str, Any]:
+    """Return what was written as JSON types."""
+    names = ("num_samples", "size_bytes", "fingerprint")
+    about = {name: getattr(manifest, name) for name in names}
+    return {"path": str(folder), "num_shards": len(manifest.shards)} | about
+
+
+def _made_line(folder: Path, manifest: Manifest) -> str:
+    """Return what was written as a line."""
+    samples = counted(manifest.num_samples, "sample")
+    num_shards = counted(len(manifest.shards), "shard")
+    return f"{folder}: {samples}, {num_shards}, {describe_size(manifest.size_bytes)}"
+
+
+def _show(args: argparse.Namespace, manifest: Manifest) -> int:
+    show_result(args, _made(args.dst, manifest), [_made_line(args.dst, manifest)])
+    return 0
 
 
 def _copy(args: argparse.Namespace) -> int:
@@ -51,8 +68,7 @@ def _copy(args: argparse.Namespace) -> int:
         manifest = copy_dataset(
             args.src, args.dst, options, **more, tick=meter.tick, note=show_note
         )
-    show_result(args, made(args.dst, manifest), [made_line(args.dst, manifest)])
-    return 0
+    return _show(args, manifest)
 
 
 def _copy_options(parser: Any) -> None:
@@ -81,22 +97,15 @@ To a URL, --overwrite replaces the manifest and deletes no shard: others may sti
 
 
 def _split(args: argparse.Namespace) -> int:
-    from loaders.data.view import open_view
     from packdata.packed.partition import parse_parts, split
-    from packdata.tokens.rows import has_tokens
 
-    view = open_view(args.src)
     options = given(args, ("by", "stratify", "seed", "format", "shard_bytes", "overwrite"))
-    with usage_errors(args, schema=False), Meter("writing", "samples", len(view)) as meter:
+    with usage_errors(args, schema=False), Meter("writing", "samples") as meter:
         parts = parse_parts(args.parts)
         manifests = split(args.src, args.dst, parts, **options, tick=meter.tick, note=show_note)
-    places = {args.dst / name: manifest for name, manifest in manifests.items()}
-    data = {name: made(args.dst / name, manifest) for name, manifest in manifests.items()}
-    show_result(args, data, (made_line(*each) for each in places.items()))
-    left = len(view) - sum(part.num_samples for part in manifests.values())
-    if left and not args.json and not has_tokens(view.schema):  # their rows are laid out anew
-        are = f"{counted(left, 'sample')} {'is' if left == 1 else 'are'}"
-        show(f"{are} in no part: the fractions add up to less than 1")
+    data = {name: _made(args.dst / name, each) for name, each in manifests.items()}
+    lines = (_made_line(args.dst / name, each) for name, each in manifests.items())
+    show_result(args, data, lines)
     return 0
 
 
@@ -124,13 +133,7 @@ SPLIT = command(
         choices=("shuffle", "key-hash"),
         default="shuffle",
     ),
-    argument(
-        "--seed",
-        "another seed gives another division (default: 0)",
-        type=int,
-        default=0,
-        metavar="N",
-    ),
+    seed("gives another division"),
     *_WRITING,
     details="Each part is a dataset DST/NAME with the same fields and classes; records stay as they are.",
     example="packdata split packed/all packed --parts train=0.9 val=0.1 --stratify label",
@@ -140,24 +143,16 @@ SPLIT = command(
 def _merge(args: argparse.Namespace) -> int:
     from packdata.packed.combine import merge
 
-    return _join(args, partial(merge, **given(args, ("overwrite", "shard_bytes"))))
+    how = given(args, ("overwrite", "shard_bytes"))
+    manifest = merge(args.dst, args.src, link=not args.no_link, note=show_note, **how)
+    return _show(args, manifest)
 
 
 def _extend(args: argparse.Namespace) -> int:
     from packdata.packed.combine import extend
 
-    return _join(args, extend)
-
-
-def _join(args: argparse.Namespace, join: Any) -> int:
-    try:
-        manifest = join(args.dst, args.src, link=not args.no_link, note=show_note)
-    except ManifestError as error:
-        if not is_url(args.src[0]) and not os.path.lexists(args.src[0]):
-            error.add_note(f"the target comes last, and is {args.dst} here")
-        raise
-    show_result(args, made(args.dst, manifest), [made_line(args.dst, manifest)])
-    return 0
+    manifest = extend(args.dst, args.src, link=not args.no_link, note=show_note)
+    return _show(args, manifest)
 
 
 _JOINING = (

@@ -1,13 +1,13 @@
-"""``packdata info``, ``preview``, ``stats`` and ``diff``: what packed datasets hold, and how two of them differ."""
+"""``packdata info``, ``preview``, ``stats``, ``diff`` and ``verify``: what packed datasets hold, and what is wrong."""
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loaders.commandline import show
-from loaders.errors import SchemaError
+from loaders.data.manifest import read_manifest
+from loaders.errors import ManifestError
 from loaders.progress import Meter
 from loaders.remote.options import add_remote
 from loaders.schema import field_from_json
@@ -19,20 +19,29 @@ from packdata.commands.common import (
     argument,
     command,
     datasets_at,
+    given,
     number,
     place,
+    seed,
     show_result,
     switch,
 )
 from packdata.describe import counted, describe_field
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Iterator
 
     from packdata.inspect.compare import Difference
     from packdata.inspect.stats import Stats
+    from packdata.inspect.verify import Report
 
 _MAX_SHOWN = 50  # of the classes of a field, or its columns; --json has all
+
+
+def _one_or_all(found: list[Any]) -> Any:
+    """Return what is printed as JSON of one dataset, or of several."""
+    return found if len(found) > 1 else found[0]
 
 
 # -- info ------------------------------------------------------------------------------------------
@@ -42,18 +51,16 @@ def _info(args: argparse.Namespace) -> int:
     from packdata.inspect.info import describe
 
     found = [describe(folder) for folder in datasets_at(args.dataset)]
-    lines = (line for about in found for line in _info_lines(about))
-    show_result(args, found if len(found) > 1 else found[0], lines)
+    show_result(args, _one_or_all(found), (line for each in found for line in _info_lines(each)))
     return 0
 
 
 def _info_lines(about: dict[str, Any]) -> Iterator[str]:
     from packdata.packing.provenance import describe_origin
 
-    per_sample = describe_size(about["bytes_per_sample"])
+    per_sample, size = map(describe_size, (about["bytes_per_sample"], about["size_bytes"]))
     yield about["path"]
     yield f"  samples      {about['num_samples']:,} ({per_sample} each)"
-    size = describe_size(about["size_bytes"])
     yield f"  shards       {about['num_shards']:,} {about['format']}, {size}"
     yield f"  fingerprint  {about['fingerprint']}"
     width = max(map(len, about["fields"]))
@@ -79,30 +86,20 @@ INFO = command(
 # -- preview ---------------------------------------------------------------------------------------
 
 
-def _png(text: str) -> Path:
-    if not text.lower().endswith(".png"):
-        what = f"the sheet is a PNG: its name ends with .png, got {text!r}"
-        raise argparse.ArgumentTypeError(what)
-    return Path(text)
-
-
 def _preview(args: argparse.Namespace) -> int:
     from loaders.data.view import open_view
     from packdata.inspect import preview
 
-    if args.out and args.text:
-        args.parser.error("--out is of a sheet, and --text draws none")
     view = open_view(args.dataset)
+    is_drawn = preview.has_pictures(view) and not args.text
+    out: Path = args.out or Path(f"{args.dataset.absolute().name}.png")
+    if args.out and not (is_drawn and out.suffix.lower() == ".png"):
+        args.parser.error("--out names a .png, for pictures: leave it out to print samples")
     indices = preview.choose(len(view.first_at_url()), args.num, args.seed)
-    has_pictures = preview.has_pictures(view)
-    if args.out and not has_pictures:
-        what = f"--out is for a sheet of pictures, and {args.dataset} has none"
-        raise SchemaError(f"{what}: without it, samples are printed")
-    if args.text or not has_pictures:
+    if not is_drawn:
         for i in indices:
             show(preview.as_text(view, i))
         return 0
-    out: Path = args.out or Path(f"{args.dataset.absolute().name}.png")
     tiles = [preview.tile_of(view, i) for i in indices]
     with out.open("xb") as file:
         preview.sheet_of(tiles).save(file, "PNG")
@@ -120,13 +117,11 @@ PREVIEW = command(
     argument(
         "--out",
         "file to write (default: the dataset's name, .png, in this folder)",
-        type=_png,
+        type=Path,
         metavar="SHEET.png",
     ),
     number("--num", "samples to show (default: 24)", 24),
-    argument(
-        "--seed", "another seed shows other samples (default: 0)", type=int, default=0, metavar="N"
-    ),
+    seed("shows other samples"),
     switch("--text", "print the samples, draw nothing"),
     add_remote,
     example="packdata preview packed/train --out sheet.png --num 24",
@@ -143,7 +138,7 @@ def _stats(args: argparse.Namespace) -> int:
     view = open_view(args.dataset)
     num = len(view) if args.limit is None else min(args.limit, len(view.first_at_url()))
     with Meter("reading", "samples", num) as meter:
-        found = stats(args.dataset, limit=args.limit, workers=args.workers, tick=meter.tick)
+        found = stats(args.dataset, **given(args, ("limit", "workers")), tick=meter.tick)
     show_result(args, found.to_json(), _stats_lines(found))
     return 0
 
@@ -224,4 +219,57 @@ DIFF = command(
 The exit status is 1 if they differ. Records are compared as stored, and checked against their
 checksums.""",
     example="packdata diff packed/v1 packed/v2",
+)
+
+
+# -- verify ----------------------------------------------------------------------------------------
+
+
+def _verify(args: argparse.Namespace) -> int:
+    if not args.dataset.is_dir():
+        read_manifest(args.dataset)  # says what is there instead: a wrong path is no fault
+    reports = [_report(folder, args) for folder in datasets_at(args.dataset)]
+    data = _one_or_all([report.to_json() for report in reports])
+    show_result(args, data, (line for report in reports for line in _verify_lines(report)))
+    return 0 if all(report.ok for report in reports) else 1
+
+
+def _report(folder: Path, args: argparse.Namespace) -> Report:
+    from packdata.inspect.verify import verify
+
+    try:
+        total = read_manifest(folder).size_bytes
+    except ManifestError:  # verify will say so
+        total = 0
+    with Meter("verifying", "bytes", total) as meter:
+        return verify(folder, **given(args, ("quick", "decode", "workers")), tick=meter.tick)
+
+
+def _verify_lines(report: Report) -> Iterator[str]:
+    yield from map(str, report.faults)
+    yield from (f"note: {note}" for note in report.notes)
+    known, what = report.manifest, counted(len(report.faults), "fault")
+    if known is not None and report.ok:
+        samples, shards = counted(known.num_samples, "sample"), counted(len(known.shards), "shard")
+        what = f"{samples} in {shards}, {describe_size(known.size_bytes)}: OK"
+    yield f"{report.path}: {what}"
+
+
+def _how(parser: Any) -> None:
+    group = parser.add_mutually_exclusive_group()
+    switch("--quick", "check only sizes and hashes of the files")(group)
+    switch("--decode", "also decode every record")(group)
+
+
+VERIFY = command(
+    "verify",
+    "check every byte of a packed dataset",
+    _verify,
+    DATASETS,
+    _how,
+    number("--workers", "shards at once (default: all usable cores)"),
+    JSON,
+    add_remote,
+    details="Every fault is listed with file, field, rows and keys; the exit status is then 1.",
+    example="packdata verify packed/train",
 )

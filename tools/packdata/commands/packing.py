@@ -1,12 +1,9 @@
-"""What the commands that pack a source share: their options, and the way from a plan to a result.
-
-And ``packdata finish``, after a packing in parts.
-"""
+"""``packdata images``, ``tokens``, ``tables`` and ``arrays``, which pack a source; and ``finish``, after parts."""
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
+from dataclasses import dataclass
 from pkgutil import resolve_name
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -28,98 +25,28 @@ from packdata.commands.common import (
     usage_errors,
     with_options,
 )
-from packdata.options import add_options, parse_target
-from packdata.packing.shards import DEFAULT_SHARD_BYTES, check_shard_options
+from packdata.options import add_options, opt, parse_target
+from packdata.packing.shards import (
+    DEFAULT_SHARD_BYTES,
+    TABLE_SHARD_BYTES,
+    check_shard_options,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
     from loaders.commandline import Command
-    from packdata.commands.common import Argument
     from packdata.packing.summary import Summary
     from packdata.plan import SourcePlan
 
-AT_URLS = True  # as --shuffle: the usual seed where the target is a URL
-_DRAWN = "in an order drawn at random, as shards in a store are best read; --shuffle none keeps that of the source"
+_AT_URLS = True  # as --shuffle: the usual seed where the target is a URL
 _AGAIN = """
 
 After a kill, a full disk or Ctrl-C, run the same command again to continue."""
-
-
-def packing_command(
-    name: str,
-    summary: str,  # what it does, in a line
-    # Returns the plan of parsed arguments and of the options that dataclasses declare.
-    make_plan: Callable[[argparse.Namespace, dict[str, Any]], SourcePlan],
-    *,
-    src: str,  # what SRC is
-    options: Mapping[str, str],  # these dataclasses by title, as module:name: imported when needed
-    names: Mapping[str, str] = MappingProxyType({}),  # other names of their fields
-    item: str = "file",  # what may be bad: file, row, ...
-    unit: str,  # what is counted while it packs
-    usual: str,  # the format, if none is given, or what it depends on
-    shuffles: str,  # what --shuffle brings into another order
-    shuffle: int | bool | None = None,  # its default
-    shard_bytes: int = DEFAULT_SHARD_BYTES,
-    has_plan: bool = False,  # all of the source may have to be read before any of it is packed
-    details: str,  # what the source is, and what becomes of it
-    example: str,  # how it may be called, in lines
-) -> Command:
-    """Return a command that packs SRC... to DST."""
-    packing = [
-        *shards(usual, shard_bytes),
-        WORKERS,
-        _on_error(item),
-        _shuffle(shuffles, shuffle),
-        *_PACKING,
-    ]
-    if has_plan:
-        what = "with --part: output of this command with --dry-run --json, so that only one reads all of the source"
-        packing.append(argument("--plan", what, metavar="FILE", type=parse_target))
-
-    def add(parser: Any) -> None:
-        declared: list[str] = []
-        for title, kind in options.items():
-            group = parser.add_argument_group(title)
-            declared += add_options(group, resolve_name(kind), **names)
-        group = parser.add_argument_group("packing")
-        for each in packing:
-            each(group)
-        add_remote(parser)
-        parser.set_defaults(item=item, declared=declared)
-
-    def run(args: argparse.Namespace) -> int:
-        values = given(args, args.declared)
-        values = {n: tuple(v) if isinstance(v, list) else v for n, v in values.items()}
-        return _run(args, lambda: make_plan(args, values), unit)
-
-    target = _target("folder or URL to pack into: new or empty")
-    places = argument("src", src, nargs="+", metavar="SRC", type=parse_target), target
-    about = f"{details}{_AGAIN}"
-    return command(name, summary, run, *places, add, details=about, example=example)
-
-
-def _on_error(item: str) -> Argument:
-    what = (
-        f"at a {item} that cannot be packed: stop (default), or skip it, list it in rejected.jsonl, and exit with "
-        "status 3"
-    )
-    return argument("--on-error", what, choices=("fail", "skip"), default="fail")
-
-
-def _shuffle(what: str, default: int | bool | None) -> Argument:
-    order = "source order" + ("; to a URL a random one" if default else "")
-    return argument(
-        "--shuffle",
-        f"pack {what} in a random order drawn from this seed (default: {order})",
-        type=_parse_shuffle,
-        default=default,
-        metavar="SEED|none",
-    )
-
-
-def _target(help: str) -> Argument:
-    return argument("dst", help, metavar="DST", type=parse_target)
+_DST = argument(
+    "dst", "folder or URL to pack into: new or empty", metavar="DST", type=parse_target
+)
 
 
 def _parse_shuffle(text: str) -> int | None:
@@ -129,20 +56,10 @@ def _parse_shuffle(text: str) -> int | None:
         raise argparse.ArgumentTypeError(f"takes a whole number or none, got {text!r}") from error
 
 
-def _parse_part(text: str) -> str:
-    from packdata.parts.part import Part
-
-    try:
-        return str(Part.parse(text))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
-
 _PACKING = (
     argument(
         "--part",
         "pack only part I of N (I counts from 0), on any machine; 'packdata finish DST' joins them",
-        type=_parse_part,
         metavar="I/N",
     ),
     argument(
@@ -165,16 +82,74 @@ _PACKING = (
 )
 
 
+def _packing_command(
+    name: str,
+    summary: str,  # what it does, in a line
+    # Returns the plan of parsed arguments and of the options that dataclasses declare.
+    make_plan: Callable[[argparse.Namespace, dict[str, Any]], SourcePlan],
+    *,
+    src: str,  # what SRC is
+    options: Mapping[str, str],  # these dataclasses by title, as module:name: imported when needed
+    names: Mapping[str, str] = MappingProxyType({}),  # other names of their fields
+    item: str = "file",  # what may be bad: file, row, ...
+    unit: str,  # what is counted while it packs
+    usual: str,  # the format, if none is given, or what it depends on
+    shuffles: str,  # what --shuffle brings into another order
+    shuffle: int | bool | None = None,  # its default
+    shard_bytes: int = DEFAULT_SHARD_BYTES,
+    has_plan: bool = False,  # all of the source may have to be read before any of it is packed
+    details: str,  # what the source is, and what becomes of it
+    example: str,  # how it may be called, in lines
+) -> Command:
+    """Return a command that packs SRC... to DST."""
+    bad = f"at a {item} that cannot be packed: stop (default), or skip it, list it in rejected.jsonl, and exit with 3"
+    order = "source order" + ("; to a URL a random one" if shuffle else "")
+    drawn = f"pack {shuffles} in a random order drawn from this seed (default: {order})"
+    seed: dict[str, Any] = {"type": _parse_shuffle, "default": shuffle, "metavar": "SEED|none"}
+    packing = [
+        *shards(usual, shard_bytes),
+        WORKERS,
+        argument("--on-error", bad, choices=("fail", "skip"), default="fail"),
+        argument("--shuffle", drawn, **seed),
+        *_PACKING,
+    ]
+    if has_plan:
+        what = "with --part: output of this command with --dry-run --json, so that only one reads all of the source"
+        packing.append(argument("--plan", what, metavar="FILE", type=parse_target))
+
+    def add(parser: Any) -> None:
+        declared: list[str] = []
+        for title, kind in options.items():
+            group = parser.add_argument_group(title)
+            declared += add_options(group, resolve_name(kind), **names)
+        group = parser.add_argument_group("packing")
+        for each in packing:
+            each(group)
+        add_remote(parser)
+        parser.set_defaults(item=item, declared=declared)
+
+    def run(args: argparse.Namespace) -> int:
+        values = given(args, args.declared)
+        values = {n: tuple(v) if isinstance(v, list) else v for n, v in values.items()}
+        return _run(args, lambda: make_plan(args, values), unit)
+
+    places = argument("src", src, nargs="+", metavar="SRC", type=parse_target), _DST
+    about = f"{details}{_AGAIN}"
+    return command(name, summary, run, *places, add, details=about, example=example)
+
+
 def _run(args: argparse.Namespace, make_plan: Callable[[], SourcePlan], unit: str) -> int:
     """Make a plan and carry it out, or only show it; return the exit status."""
     from packdata.packing.outside import check_outside
+    from packdata.parts.part import Part
 
     check_outside(args.dst, args.src)
-    if args.engine is not None and args.part is not None:
-        args.parser.error("--engine packs all parts: give --parts N, or --part without it")
-    if args.engine is None and (args.address is not None or args.parts is not None):
-        args.parser.error("--address and --parts go with --engine ray")
+    unwanted = [args.part] if args.engine else [args.address, args.parts]
+    if any(each is not None for each in unwanted):
+        args.parser.error("--engine ray takes --parts and --address, and no --part")
     with usage_errors(args, schema=True):
+        if args.part is not None:
+            Part.parse(args.part)
         if args.format is not None:  # before a source is read for long
             check_shard_options(args.format, args.shard_bytes)
         plan = make_plan()
@@ -183,33 +158,27 @@ def _run(args: argparse.Namespace, make_plan: Callable[[], SourcePlan], unit: st
 
 
 def _pack(args: argparse.Namespace, plan: SourcePlan, unit: str) -> Summary:
-    from packdata.packing.target import is_unfinished
     from packdata.parts.part import usual_shuffle
     from packdata.plan import pack_plan
 
-    is_usual = args.shuffle is AT_URLS
-    settings = given(args, ("shard_bytes", "workers", "on_error", "overwrite"))
-    settings["shuffle"] = usual_shuffle(plan.splits, args.dst) if is_usual else args.shuffle
+    settings = given(args, ("shard_bytes", "workers", "on_error", "overwrite", "shuffle"))
     settings["progress"] = Meter("packed", unit)
+    if args.shuffle is _AT_URLS:
+        settings["shuffle"] = usual_shuffle(plan.splits, args.dst)
     try:
         if args.engine is None:
-            summary = pack_plan(plan, args.dst, part=args.part, **settings)
-        else:
-            from packdata.cluster import pack_on_ray
+            return pack_plan(plan, args.dst, part=args.part, **settings)
+        from packdata.cluster import pack_on_ray
 
-            settings |= given(args, ("parts", "address"))
-            summary = pack_on_ray(plan, args.dst, note=show_note, **settings)
-        if is_usual and settings["shuffle"] is not None and summary.datasets:
-            return replace(summary, notes=(*summary.notes, _DRAWN))
-        return summary
+        settings |= given(args, ("parts", "address"))
+        return pack_on_ray(plan, args.dst, note=show_note, **settings)
     except SourceError as error:
         if args.on_error == "fail":
             what = f"stopped at the first {args.item} that cannot be packed"
             error.add_note(f"{what}; on_error='skip' continues and lists such {args.item}s")
         raise
     except KeyboardInterrupt as error:
-        if args.part or args.engine or is_unfinished(args.dst):
-            error.add_note("the same command continues")
+        error.add_note("the same command continues")
         raise
 
 
@@ -218,6 +187,161 @@ def _show(args: argparse.Namespace, result: SourcePlan | Summary) -> int:
     lines = (with_options(line, args) for line in str(result).splitlines())
     show_result(args, result.to_json(), lines)
     return 3 if getattr(result, "rejected", ()) else 0
+
+
+# -- images ----------------------------------------------------------------------------------------
+
+
+def _plan_images(args: argparse.Namespace, options: dict[str, Any]) -> SourcePlan:
+    from packdata.images.plan import plan_images
+
+    return plan_images(args.src, format=args.format, **options)
+
+
+IMAGES = _packing_command(
+    "images",
+    "pack pictures with their labels and masks",
+    _plan_images,
+    src="folder, list, tar, Parquet or IDX file, or its URL, or a pattern; several tars or Parquet files are one",
+    options={
+        "pictures": "packdata.images.recipe:ImageOptions",
+        "source": "packdata.files.splits:SourceOptions",
+        "shapes": "packdata.images.shapes:ShapeOptions",
+    },
+    names={"column": "image_column"},
+    unit="images",
+    usual="lmdb for files, else parquet",
+    shuffles="the pictures of folders and lists",
+    shuffle=_AT_URLS,
+    details="""\
+The source is a folder per class, a flat folder, a .csv, .tsv or .jsonl list, WebDataset tars,
+Parquet or IDX (MNIST), or a folder of splits of these, each of which becomes a dataset. Without
+--size and --codec, files are kept byte for byte, except those that decoders read differently.""",
+    example="""\
+packdata images imagenet packed --size 256
+packdata images scans packed --masks masks --keep-depth""",
+)
+
+
+# -- arrays ----------------------------------------------------------------------------------------
+
+
+def _plan_arrays(args: argparse.Namespace, options: dict[str, Any]) -> SourcePlan:
+    from packdata.arrays.plan import plan_arrays
+
+    return plan_arrays(args.src, format=args.format, **options)
+
+
+ARRAYS = _packing_command(
+    "arrays",
+    "pack volumes and other arrays with their labels and masks",
+    _plan_arrays,
+    src="folder of .npy and .npz files, or a list, or the URL of one",
+    options={
+        "arrays": "packdata.arrays.recipe:ArrayOptions",
+        "source": "packdata.files.splits:SourceOptions",
+    },
+    names={"column": "array_column"},
+    unit="arrays",
+    usual="lmdb for arrays of 1 MB and more, else parquet",
+    shuffles="the arrays of folders and lists",
+    details="""\
+The source is a folder per class, a flat folder, a .csv, .tsv or .jsonl list, or a folder of splits
+of these, each of which becomes a dataset. Volumes are served as (C, D, H, W), masks as (D, H, W).""",
+    example="""\
+packdata arrays scans packed --masks labels --dtype float16 --mask-dtype uint8
+packdata arrays cases packed --array image --mask-array label""",
+)
+
+
+# -- tables ----------------------------------------------------------------------------------------
+
+
+@dataclass
+class LikeOptions:
+    """Of which table a packing takes its columns."""
+
+    like: Path | str | None = opt(
+        None,
+        "take columns, categories, statistics and fill values from a packed table; no other options of columns, but "
+        "--drop and --missing-values",
+        "DATASET",
+        type=parse_target,
+    )
+
+
+def _plan_tables(args: argparse.Namespace, options: dict[str, Any]) -> SourcePlan:
+    from packdata.packing.firstpass import FirstPass
+    from packdata.tables.plan import plan_tables
+
+    return plan_tables(
+        args.src,
+        **given(args, ("format", "workers", "on_error")),
+        progress=Meter("read", "rows"),
+        first_pass=FirstPass(args.plan),
+        **options,
+    )
+
+
+TABLES = _packing_command(
+    "tables",
+    "pack rows of numbers and categories",
+    _plan_tables,
+    src="files, folders, or URLs of such, or patterns",
+    options={
+        "columns and values": "packdata.tables.options:TableOptions",
+        "test sets": "packdata.commands.packing:LikeOptions",
+        ".csv, .tsv and .txt": "packdata.delimited:CsvOptions",
+    },
+    item="row",
+    unit="rows",
+    usual="parquet",
+    shuffles="pieces of about 4 MB (of Parquet and Arrow: groups of rows), and the rows in each,",
+    shard_bytes=TABLE_SHARD_BYTES,
+    has_plan=True,
+    details="""\
+Tables are .csv, .tsv, .jsonl (also compressed), .parquet, .arrow and .feather files. Numbers become
+the field 'features', texts 'categories', and each --target a field of its own. NAMES are separated
+by commas; quote a name that holds a comma: '"income, EUR",age'.""",
+    example="""\
+packdata tables train.csv packed/train --target price --missing mean
+packdata tables test.csv packed/test --like packed/train""",
+)
+
+
+# -- tokens ----------------------------------------------------------------------------------------
+
+
+def _plan_tokens(args: argparse.Namespace, options: dict[str, Any]) -> SourcePlan:
+    from packdata.packing.firstpass import FirstPass
+    from packdata.tokens.plan import TokenOptions, plan_tokens
+
+    return plan_tokens(
+        args.src,
+        TokenOptions(**options),
+        **given(args, ("format", "on_error", "shuffle")),
+        first_pass=FirstPass(args.plan),
+    )
+
+
+TOKENS = _packing_command(
+    "tokens",
+    "pack text, conversations or token ids as a stream of tokens",
+    _plan_tokens,
+    src="files, folders, or URLs of such, or patterns",
+    options={"tokens": "packdata.tokens.options:TokenOptions"},
+    item="text",
+    unit="rows",
+    usual="parquet",
+    shuffles="pieces of about 4 MB, and the texts in each,",
+    has_plan=True,
+    details="""\
+The source is text files; JSON lines, Parquet, Arrow or CSV whose rows are texts, lists of ids or
+conversations; or files of ids: .npy, .bin, Megatron-LM's .bin with .idx, datatrove's .ds.""",
+    example="""\
+packdata tokens corpus/*.jsonl.zst packed --tokenizer tokenizer.json --val-share 0.01
+packdata tokens openwebtext/train.bin packed --vocab-size 50257 --eod 50256""",
+)
 
 
 # -- parts -----------------------------------------------------------------------------------------
@@ -235,7 +359,7 @@ FINISH = command(
     "finish",
     "join the parts that were packed with --part",
     _finish,
-    _target("where the parts were packed"),
+    argument("dst", "where the parts were packed", metavar="DST", type=parse_target),
     switch("--overwrite", "replace a dataset in DST"),
     switch(
         "--delete-old",

@@ -66,6 +66,8 @@ def diff(a: Path | str, b: Path | str, *, limit: int = 10) -> Difference:
     """
     first, second = open_view(a), open_view(b)
     found = Difference(schema_differences(first.schema, second.schema), limit=limit)
+    served = (", ".join(view.schema.defaults) for view in (first, second))
+    found.schema += _different("default fields", *served)
     if first.fingerprint == second.fingerprint:
         return found
     in_a, in_b = _matches(first, second)
@@ -94,24 +96,23 @@ def _matches(a: View, b: View) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.in
     return in_a[order], in_b[order]
 
 
-def schema_differences(a: Schema, b: Schema, *, defaults: bool = True) -> list[str]:
-    """Return where schema B differs from A, the choice of ``defaults`` included, one sentence each."""
+def schema_differences(a: Schema, b: Schema) -> list[str]:
+    """Return where the fields of schema B differ from those of A, one sentence each."""
     found = [f"only A has field {name!r}" for name in a.fields if name not in b.fields]
     found += [f"only B has field {name!r}" for name in b.fields if name not in a.fields]
-    for name in a.fields:
-        if name in b.fields:
-            one, other = a.fields[name].to_json(), b.fields[name].to_json()
-            options = dict.fromkeys([*one, *other] if one["kind"] == other["kind"] else ["kind"])
-            pairs = [(option, one.get(option), other.get(option)) for option in options]
-            found += [f"field {name!r}: {_option(*each)}" for each in pairs if each[1] != each[2]]
-    if defaults and a.defaults != b.defaults:
-        found.append(_option("default fields", ", ".join(a.defaults), ", ".join(b.defaults)))
+    for name in (name for name in a.fields if name in b.fields):
+        one, other = a.fields[name].to_json(), b.fields[name].to_json()
+        for option in one | other if one["kind"] == other["kind"] else ["kind"]:
+            what = f"field {name!r}: {option}"
+            found += _different(what, one.get(option), other.get(option))
     return found
 
 
-def _option(name: str, a: Any, b: Any) -> str:
-    """Return how an option differs; of lists of names, at the first place where they do."""
-    if name in ("classes", "columns", "vocabularies") and a and b:
-        i, (a, b) = next(p for p in enumerate(zip_longest(a, b)) if p[1][0] != p[1][1])
-        name = f"{name} {i}"
-    return f"{name} is {cut(repr(a), _MAX_CHARS)} in A, {cut(repr(b), _MAX_CHARS)} in B"
+def _different(what: str, a: Any, b: Any) -> list[str]:
+    """Return how a value differs, if it does; of lists, at the first place where they do."""
+    if a == b:
+        return []
+    if isinstance(a, list) and isinstance(b, list):
+        i, (a, b) = next(pair for pair in enumerate(zip_longest(a, b)) if pair[1][0] != pair[1][1])
+        what = f"{what} {i}"
+    return [f"{what} is {cut(repr(a), _MAX_CHARS)} in A, {cut(repr(b), _MAX_CHARS)} in B"]

@@ -13,7 +13,6 @@ from PIL import Image as Pictures
 from PIL import ImageDraw, ImageFont
 
 from loaders.data.view import KEY_FIELD
-from loaders.errors import LoadersError, ShardError
 from loaders.schema import (
     Array,
     Boxes,
@@ -33,7 +32,7 @@ from packdata.tokens.rows import token_text
 from packdata.wording import cut
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from loaders.data.view import View
 
@@ -72,9 +71,8 @@ def has_pictures(view: View) -> bool:
 
 def sheet_of(tiles: Sequence[Tile]) -> Pictures.Image:
     """Draw tiles as an RGB picture, in a grid that is a little wider than high."""
-    side_by_side = max((len(tile.pictures) for tile in tiles), default=1) or 1
-    columns = math.ceil(math.sqrt(1.5 * len(tiles) / side_by_side))
-    columns = max(1, min(columns, len(tiles)))
+    side_by_side = max([1, *(len(tile.pictures) for tile in tiles)])
+    columns = max(1, math.ceil(math.sqrt(1.5 * len(tiles) / side_by_side)))
     width, height = side_by_side * (_TILE + _GAP), _TILE + _TITLE + _GAP
     rows = math.ceil(len(tiles) / columns)
     sheet = Pictures.new("RGB", (columns * width + _GAP, rows * height + _GAP), _PAPER)
@@ -91,39 +89,33 @@ def sheet_of(tiles: Sequence[Tile]) -> Pictures.Image:
 
 
 def tile_of(view: View, i: int) -> Tile:
-    """Return a sample with its pictures; ShardError if its records are damaged."""
-    fields, values = view.schema.fields, _values(view, i)
-    parts = [str(values.get(KEY_FIELD, f"sample {i}"))]
+    """Return a sample with its pictures; ShardError or SampleError if it is damaged."""
+    fields, values = view.schema.fields, view.sample(i)
+    words = [str(values.pop(KEY_FIELD, f"sample {i}"))]
+    arrays: list[npt.NDArray[np.uint8]] = []
+    boxes: list[npt.NDArray[Any]] = []
     for name, value in values.items():
-        named = _is_picture(fields[name]) or isinstance(fields[name], Label | MultiLabel | Text)
-        if named and name != KEY_FIELD and not isinstance(fields[name], Mask):
-            parts.append(_short(fields[name], value))
-    return Tile(_pictures(fields, values), cut(", ".join(parts), _CAPTION))
+        kind = fields[name]
+        arrays += _pictures(kind, value)
+        if isinstance(kind, Boxes):
+            boxes += [*value]
+        elif isinstance(kind, Image | Images | Label | MultiLabel | Text):
+            words.append(_short(kind, value))
+    pictures = [*map(_fitted, arrays)]
+    if pictures:
+        _draw_boxes(pictures[0], boxes, pictures[0].width / arrays[0].shape[1])
+    return Tile(pictures, cut(", ".join(words), _CAPTION))
 
 
 def as_text(view: View, i: int) -> str:
-    """Return a sample as lines of text, one for each field; ShardError if its records are damaged."""
+    """Return a sample as lines of text, one for each field; ShardError or SampleError if it is damaged."""
     lines = [f"sample {i}"]
-    for name, value in _values(view, i).items():
-        kind = view.schema.fields[name]
-        text = " ".join(_short(kind, value).split())
-        most = _TOKENS_SHOWN if isinstance(kind, Tokens) else _VALUE_SHOWN
-        lines.append(f"  {name}: {cut(text, most)}")
-    return "\n".join(lines)
-
-
-def _values(view: View, i: int) -> dict[str, Any]:
-    """Return the values of a sample, tokens as text; of a record that cannot be decoded, the error."""
-    values: dict[str, Any] = {}
     for name, kind in view.schema.fields.items():
-        try:
-            is_text = isinstance(kind, Tokens)
-            values[name] = token_text(view, i) if is_text else view.sample(i, [name])[name]
-        except ShardError:
-            raise
-        except LoadersError as error:
-            values[name] = error
-    return values
+        is_text = isinstance(kind, Tokens)
+        value = token_text(view, i) if is_text else view.sample(i, [name])[name]
+        text = " ".join(_short(kind, value).split())
+        lines.append(f"  {name}: {cut(text, _TOKENS_SHOWN if is_text else _VALUE_SHOWN)}")
+    return "\n".join(lines)
 
 
 # -- pictures --------------------------------------------------------------------------------------
@@ -135,30 +127,19 @@ def _is_picture(kind: Field) -> bool:
     return is_plane or isinstance(kind, Image | Images | Mask)
 
 
-def _pictures(fields: Mapping[str, Field], values: Mapping[str, Any]) -> list[Pictures.Image]:
-    """Return the pictures of a sample, fitted into squares, with its boxes on the first one."""
-    arrays: list[npt.NDArray[np.uint8]] = []
-    boxes: list[list[float]] = []
-    for name, value in values.items():
-        kind = fields[name]
-        if isinstance(value, LoadersError):
-            continue
-        if isinstance(kind, Image):
-            arrays.append(_rgb(value))
-        elif isinstance(kind, Images):
-            arrays += map(_rgb, value[:_MAX_IMAGES])
-        elif isinstance(kind, Mask):
-            arrays.append(_in_colours(value))
-        elif isinstance(kind, Array) and _is_picture(kind) and value.size:
-            plane = middle_slice(value, kind.spatial or 0)
-            is_mask = kind.spatial == len(kind.dims) and value.dtype.kind in "ui"
-            arrays.append(_in_colours(plane) if is_mask else _rgb(plane[..., None]))
-        elif isinstance(kind, Boxes):
-            boxes += value.tolist()
-    fitted = [_fitted(array) for array in arrays]
-    if fitted:
-        _draw_boxes(fitted[0], boxes, fitted[0].width / arrays[0].shape[1])
-    return fitted
+def _pictures(kind: Field, value: Any) -> list[npt.NDArray[np.uint8]]:
+    """Return the pictures of a value, H x W x 3."""
+    if isinstance(kind, Image):
+        return [_rgb(value)]
+    if isinstance(kind, Images):
+        return [*map(_rgb, value[:_MAX_IMAGES])]
+    if isinstance(kind, Mask):
+        return [_in_colours(value)]
+    if not (isinstance(kind, Array) and _is_picture(kind) and value.size):
+        return []
+    plane = middle_slice(value, kind.spatial or 0)
+    is_mask = kind.spatial == len(kind.dims) and value.dtype.kind in "ui"
+    return [_in_colours(plane) if is_mask else _rgb(plane[..., None])]
 
 
 def middle_slice(array: npt.NDArray[Any], spatial: int) -> npt.NDArray[Any]:
@@ -172,9 +153,10 @@ def middle_slice(array: npt.NDArray[Any], spatial: int) -> npt.NDArray[Any]:
 def _rgb(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     """Return the first three channels, or the first one as gray; what is not uint8, stretched to its range."""
     if array.dtype != np.uint8:
-        finite = array[np.isfinite(array)]
-        low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
-        numbers = np.nan_to_num(array.astype(np.float64), nan=low)
+        numbers = array.astype(np.float64)
+        finite = numbers[np.isfinite(numbers)]
+        low, high = (finite.min(), finite.max()) if finite.size else (0.0, 1.0)
+        numbers = np.nan_to_num(numbers, nan=low)
         array = np.interp(numbers, (low, high), (0, 255)).astype(np.uint8)
     channels = (0, 1, 2) if array.shape[2] >= 3 else (0, 0, 0)
     return np.ascontiguousarray(array[..., channels])
@@ -193,22 +175,18 @@ def _fitted(array: npt.NDArray[np.uint8]) -> Pictures.Image:
     return picture.resize((width, height), kind)
 
 
-def _draw_boxes(picture: Pictures.Image, boxes: Sequence[Sequence[float]], scale: float) -> None:
-    draw, most = ImageDraw.Draw(picture), (picture.width - 1, picture.height - 1) * 2
+def _draw_boxes(picture: Pictures.Image, boxes: Sequence[npt.NDArray[Any]], scale: float) -> None:
+    draw, most = ImageDraw.Draw(picture), np.array(picture.size) - 1
     for n, box in enumerate(boxes):
-        if all(map(math.isfinite, box)):
-            corners = [min(max(x * scale, 0), end) for x, end in zip(box, most, strict=True)]
-            (x1, x2), (y1, y2) = sorted(corners[::2]), sorted(corners[1::2])
-            colour = _COLOURS[1 + n % (len(_COLOURS) - 1)].tolist()
-            draw.rectangle((x1, y1, x2, y2), outline=tuple(colour), width=2)
+        corners = np.clip(np.nan_to_num(box).reshape(2, 2) * scale, 0, most)
+        colour = _COLOURS[1 + n % (len(_COLOURS) - 1)].tolist()
+        draw.rectangle([*np.sort(corners, axis=0).ravel()], outline=tuple(colour), width=2)
 
 
 # -- words -----------------------------------------------------------------------------------------
 
 
 def _short(kind: Field, value: Any) -> str:
-    if isinstance(value, LoadersError):
-        return f"({value.__cause__ or value})"
     if isinstance(kind, Label):
         number, classes = int(value), kind.classes or ()
         return classes[number] if 0 <= number < len(classes) else f"class {number}"
@@ -223,8 +201,8 @@ def _short(kind: Field, value: Any) -> str:
         sizes = ", ".join(map(_size, value[:_MAX_IMAGES]))
         return f"{counted(len(value), 'picture')} ({sizes})"
     if isinstance(value, np.ndarray):
-        few = np.array2string(value.reshape(-1)[:12], separator=" ", threshold=20).strip("[]")
-        return f"{value.dtype} {value.shape}: {few}{' ...' if value.size > 12 else ''}"
+        numbers = " ".join(map(str, value.reshape(-1)[:12].tolist()))
+        return f"{value.dtype} {value.shape}: {numbers}"
     if isinstance(value, bytes):
         return f"{len(value)} bytes: {value[:32].hex(' ')}"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -232,5 +210,4 @@ def _short(kind: Field, value: Any) -> str:
 
 def _size(picture: npt.NDArray[Any]) -> str:
     height, width, channels = picture.shape
-    depth = "" if picture.dtype == np.uint8 else f" {picture.dtype}"
-    return f"{width} x {height}{'' if channels == 3 else f' x {channels}'}{depth}"
+    return f"{width} x {height}" + ("" if channels == 3 else f" x {channels}")

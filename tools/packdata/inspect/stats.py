@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from loaders.data.view import View
     from loaders.schema import Field
 
-_MAX_NUMBERS = 4096  # of a row of which a whole column is read at once
-
 
 @dataclass(slots=True)
 class Stats:
@@ -114,16 +112,12 @@ def stats(
 
 
 def _is_decoded(kind: Field) -> bool:
-    is_array = isinstance(kind, Array) and kind.dims != () and not _is_row(kind)
-    return isinstance(kind, Image | Images | Mask | Boxes) or is_array
+    """Tell whether values are read one by one, not as a whole column."""
+    return isinstance(kind, Image | Images | Mask | Array) and not _is_column(kind)
 
 
-def _is_row(kind: Field) -> bool:
-    """Tell whether values are short rows of numbers, of which a whole column is read at once."""
-    if isinstance(kind, Categories):
-        return True
-    is_short = isinstance(kind, Array) and kind.is_fixed and len(kind.dims) == 1
-    return is_short and (kind.shape or (0,))[0] in range(1, _MAX_NUMBERS + 1)
+def _is_column(kind: Field) -> bool:
+    return isinstance(kind, Array) and kind.is_fixed and not kind.spatial
 
 
 # -- samples, decoded one by one -------------------------------------------------------------------
@@ -131,9 +125,8 @@ def _is_row(kind: Field) -> bool:
 
 def _has_channels(kind: Field) -> bool:
     """Tell whether a field holds arrays with one axis of channels, as many in each, before the spatial ones."""
-    if not isinstance(kind, Array) or len(kind.dims) - 1 != (kind.spatial or -1):
-        return False
-    return kind.dims[0] is not None
+    is_volume = isinstance(kind, Array) and len(kind.dims) - 1 == (kind.spatial or -1)
+    return is_volume and kind.shape is not None and kind.shape[0] is not None
 
 
 def _measured(kind: Field, value: Any) -> _Gathered:
@@ -188,9 +181,6 @@ class _Gathered:
 
     def to_json(self, kind: Field) -> dict[str, Any]:
         """Return what is known, as JSON types."""
-        if isinstance(kind, Boxes):
-            counts = np.array([shape[0] for shape in self.shapes])
-            return {"boxes_per_sample": percentiles(counts), "num_boxes": int(counts.sum())}
         found: dict[str, Any] = {}
         if isinstance(kind, Images):
             counts = np.array(self.counts)
@@ -242,11 +232,13 @@ def _of_all(view: View, name: str) -> dict[str, Any]:
         return ({"standardized": True} if kind.standardized else {}) | {"columns": columns}
     if isinstance(kind, Categories):
         return {"columns": _categories_stats(view, name, kind)}
-    if (isinstance(kind, Array) and kind.dims == ()) or _is_row(kind):
+    if isinstance(kind, Boxes):
+        boxes = view.lengths(name) // (4 * np.dtype(kind.dtype).itemsize)
+        return {"boxes_per_sample": percentiles(boxes), "num_boxes": int(boxes.sum())}
+    if _is_column(kind):
         (total,) = _moments_by_column(view, name, 1)
-        return _numbers_of(
-            total, len(view) * math.prod(n or 0 for n in kind.shape or ()) - total.count
-        )
+        num = len(view) * math.prod(n or 0 for n in kind.shape or ())
+        return _numbers_of(total, num - total.count)
     if isinstance(kind, Text):
         view.verify(name)
         return {"nbytes": percentiles(view.lengths(name))}

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from loaders.data.formats.checksums import Checksums
 
 _OWN_FILES = frozenset({MANIFEST_NAME, "rejected.jsonl"})
-_MAX_DUPLICATES = 1000
 _Rows = tuple[int, int]  # first and last
 
 
@@ -48,11 +47,11 @@ class Fault:
     keys: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        place = [self.file] + ([] if self.field is None else [f"field {self.field}"])
-        for name, ends in (("row", self.rows and dict.fromkeys(self.rows)), ("key", self.keys)):
+        place = self.file if self.field is None else f"{self.file}, field {self.field}"
+        for name, ends in (("row", self.rows and sorted({*self.rows})), ("key", self.keys)):
             if ends:
-                place.append(f"{name}{'s' * (len(ends) - 1)} {' to '.join(map(repr, ends))}")
-        return f"{', '.join(place)}: {self.what}"
+                place += f", {name}{'s' * (len(ends) - 1)} {' to '.join(map(repr, ends))}"
+        return f"{place}: {self.what}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,11 +122,9 @@ def verify(
         faults = [fault for found in pool.map(shards) for fault in found]
     for name, expected in manifest.schema.files.items():
         file = origin_of(folder).small_file(name) if is_url(folder) else folder / name
-        if not file.is_file():
-            faults.append(Fault(name, "missing"))
-        elif (digest := hash_file(file)) != expected:
-            faults.append(Fault(name, f"its xxh3-128 is {digest}, the schema says {expected}"))
-    if not faults and not quick:
+        if not file.is_file() or hash_file(file) != expected:
+            faults.append(Fault(name, "missing, or not the file that the schema names"))
+    if not (faults or quick):
         faults += _duplicate_keys(open_view(folder))
     known = _OWN_FILES | {shard.file for shard in manifest.shards} | set(manifest.schema.files)
     others = [] if is_url(folder) else sorted({each.name for each in folder.iterdir()} - known)
@@ -154,29 +151,28 @@ def _faults(path: Path, shard: FileShard, quick: bool, decode: bool) -> Iterator
     try:
         digest = hash_file(path)
     except OSError as error:
-        yield Fault(info.file, f"cannot be read ({error.strerror or error})")
+        yield Fault(info.file, f"cannot be read ({error.strerror})")
         return
     if digest != info.xxh3_128:
         yield Fault(info.file, f"its xxh3-128 is {digest}, the manifest says {info.xxh3_128}")
     if quick:
         return
     columns: dict[str, Column] = {}
+    checksums: Mapping[str, Checksums] = {}
     for name, place in info.places.items():  # one by one: a damaged one does not hide the others
         try:
             columns |= open_columns(path, info._replace(places={name: place}))
         except ShardError as error:
-            rows = None if error.row is None else (error.row, error.row)
-            yield Fault(info.file, error.what, name, rows)
-    checksums: Mapping[str, Checksums] = {}
+            yield Fault(info.file, error.what, name)
     try:
         checksums = open_checksums(path, info)
     except ShardError as error:
         yield Fault(info.file, error.what)
+    keys = columns.get(KEY_FIELD) if isinstance(fields.get(KEY_FIELD), Text) else None
     for name, column in columns.items():
         found = [*_wrong_checksums(column, checksums[name])] if name in checksums else []
         found += _undecodable(column, fields[name]) if decode else []
         for what, rows in found:
-            keys = columns.get(KEY_FIELD) if isinstance(fields.get(KEY_FIELD), Text) else None
             yield Fault(info.file, what, name, rows, _keys_of(keys, rows))
 
 
@@ -184,10 +180,9 @@ def _wrong_checksums(column: Column, checksums: Checksums) -> Iterator[tuple[str
     per_block, hashes = checksums.rows_per_block, checksums.hashes
     found = (hash_block(column, block, per_block) for block in range(len(hashes)))
     bad = np.flatnonzero(np.fromiter(found, np.uint64, len(hashes)) != hashes)
-    for run in np.split(bad, np.flatnonzero(np.diff(bad) != 1) + 1):
-        if len(run):
-            last = min((int(run[-1]) + 1) * per_block, len(column)) - 1
-            yield f"{counted(len(run), 'checksum')} wrong", (int(run[0]) * per_block, last)
+    for run in filter(len, np.split(bad, np.flatnonzero(np.diff(bad) != 1) + 1)):
+        last = min((int(run[-1]) + 1) * per_block, len(column)) - 1
+        yield f"{counted(len(run), 'checksum')} wrong", (int(run[0]) * per_block, last)
 
 
 def _undecodable(column: Column, field: Field) -> Iterator[tuple[str, _Rows]]:
@@ -206,12 +201,9 @@ def _keys_of(keys: Column | None, rows: _Rows) -> tuple[str, ...]:
 
 
 def _duplicate_keys(view: View) -> Iterator[Fault]:
-    """Yield a fault for each sample whose key an earlier one has."""
+    """Yield a fault for the first sample whose key an earlier one has."""
     later, firsts = repeated(view.key_hashes()) if view.has_keys else ([], [])
-    for i, first in zip(later[:_MAX_DUPLICATES], firsts, strict=False):
-        (path, row), (other, other_row) = view.place(i), view.place(first)
-        what = f"duplicate key, as in {other.name}, row {other_row}"
-        yield Fault(path.name, what, KEY_FIELD, (row, row), (str(view.key(i)),))
-    if len(later) > _MAX_DUPLICATES:
-        what = f"{len(later) - _MAX_DUPLICATES:,} more duplicate keys"
-        yield Fault(MANIFEST_NAME, what, KEY_FIELD)
+    if later:
+        (path, row), (other, other_row) = view.place(later[0]), view.place(firsts[0])
+        what = f"the first of {counted(len(later), 'duplicate key')}, as in {other.name}, row {other_row}"
+        yield Fault(path.name, what, KEY_FIELD, (row, row), (str(view.key(later[0])),))

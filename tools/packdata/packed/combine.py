@@ -108,7 +108,7 @@ def _joined(views: Sequence[View]) -> View:
     """Return the samples of several datasets; SchemaError unless all have the same fields, and no key in common."""
     first = views[0]
     for view in views[1:]:
-        if different := schema_differences(first.schema, view.schema, defaults=False):
+        if different := schema_differences(first.schema, view.schema):
             what = f"{view.path} (B) does not match {first.path} (A): {'; '.join(different[:5])}"
             raise SchemaError(f"{what}. {_REMEDY}")
     joined = join_views(views)
