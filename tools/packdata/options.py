@@ -14,7 +14,7 @@ from loaders.commandline import number_from
 from loaders.errors import RemoteError, SchemaError, SourceError
 from loaders.remote.url import is_url, url_of
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])i?b?|b)", re.IGNORECASE)
 
 
 def opt(
@@ -114,12 +114,10 @@ def parse_size(text: str) -> int:
         >>> parse_size("64MB"), parse_size("1.5k")
         (67108864, 1536)
     """
-    if text.strip().isdecimal() and 0 < int(text) < 1024:
-        raise argparse.ArgumentTypeError(f"{text} would be bytes: give a unit, such as {text}MB")
     match = _SIZE.fullmatch(text.strip())
-    if match is None or float(match[1]) <= 0:
-        raise argparse.ArgumentTypeError(f"a size is a number and K, M or G, got {text!r}")
-    unit: int = 1024 ** " kmgt".index(match[2].lower() or " ")
+    if match is None:
+        raise argparse.ArgumentTypeError(f"a size is a number with a unit, as 64MB, got {text!r}")
+    unit: int = 1024 ** " kmgt".index((match[2] or " ").lower())
     return round(float(match[1]) * unit)
 
 
@@ -136,35 +134,27 @@ def parse_names(text: str) -> list[str]:
     return names
 
 
-def parse_place(text: str) -> str:
-    """Read a path or pattern; an empty one, of a shell variable that is not set, is a mistake."""
+def parse_target(text: str) -> Path | str:
+    """Read a path, pattern or URL; an empty one, of a shell variable that is not set, is a mistake."""
     if not text:
         raise argparse.ArgumentTypeError("the path is empty: write . for the folder you are in")
-    if is_url(text):
-        raise argparse.ArgumentTypeError(
-            f"{text} is a URL, and files of this machine are read: copy it here first"
-        )
-    return text
-
-
-def parse_path(text: str) -> Path:
-    """Read a path."""
-    return Path(parse_place(text))
-
-
-def parse_target(text: str) -> Path | str:
-    """Read a path or URL to pack into."""
-    return parse_source(text) if is_url(text) else parse_place(text)
+    try:
+        return url_of(text) if is_url(text) else text
+    except RemoteError as error:
+        raise argparse.ArgumentTypeError(f"{error.what} ({error.path})") from None
 
 
 def parse_source(text: str) -> Path:
     """Read the path or URL of a dataset."""
-    if not is_url(text):
-        return parse_path(text)
-    try:
-        return url_of(text)
-    except RemoteError as error:
-        raise argparse.ArgumentTypeError(f"{error.what} ({error.path})") from None
+    place = parse_target(text)
+    return Path(place) if isinstance(place, str) else place
+
+
+def parse_path(text: str) -> Path:
+    """Read a path of this machine."""
+    if is_url(text):
+        raise argparse.ArgumentTypeError(f"{text} is a URL: copy it into a folder first")
+    return parse_source(text)
 
 
 def unescaped(text: str) -> str:

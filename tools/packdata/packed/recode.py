@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from loaders.codecs import codec_for
 from loaders.codecs.heads import picture_size
 from loaders.codecs.picture import DEFAULT_QUALITY, PictureCodec
-from loaders.codecs.several import join_files, split_files
 from loaders.errors import CodecError, SchemaError
 from loaders.schema import Boxes, Image, Images, Keypoints, Mask
 
@@ -50,44 +49,40 @@ def recoders_of(fields: Mapping[str, Field], recoding: Recoding) -> dict[str, Re
     Raises:
         SchemaError: One cannot be stored so, no field has pictures, or boxes would not move along.
     """
-    kinds: tuple[type[Field], ...] = ()
-    if recoding.codec is not None:
-        kinds = (Image, Images)
-        if not any(isinstance(field, kinds) for field in fields.values()):
-            what = f"no field that is kept has pictures for codec {recoding.codec!r}"
-            raise SchemaError(f"{what}: keep one")
-    if recoding.resize is not None:
-        kinds = (Image, Images, Mask)
-        for name, field in fields.items():
-            if isinstance(field, Boxes | Keypoints):
-                what = f"{name!r} is in pixels, and would not move with pictures of another size"
-                raise SchemaError(f"{what}: leave it out")
-    found = {}
+    codec, resize = recoding.codec, recoding.resize
+    fixed = (Images,) if resize is None else (Images, Boxes, Keypoints)
     for name, field in fields.items():
-        if isinstance(field, kinds):
-            try:
-                recode = Recode(field, recoding)  # type: ignore[arg-type]
-            except (CodecError, SchemaError) as error:
-                hint = "choose another codec, or leave the field out"
-                raise SchemaError(f"field {name!r}: {error}; {hint}") from error
-            if not recode.keeps_all:
-                found[name] = recode
+        if (codec or resize) and isinstance(field, fixed):
+            what = f"{field.kind} {name!r} would stay as they are beside other pictures"
+            raise SchemaError(f"{what}: leave them out, or pack them again")
+    kinds = (Image,) if resize is None else (Image, Mask)
+    pictures = {name: field for name, field in fields.items() if isinstance(field, kinds)}
+    if codec is not None and not pictures:
+        raise SchemaError(f"no field that is kept has pictures for codec {codec!r}: keep one")
+    found = {}
+    for name, field in pictures.items() if codec or resize else ():
+        try:
+            recode = Recode(field, recoding)
+        except (CodecError, SchemaError) as error:
+            hint = "choose another codec, or leave the field out"
+            raise SchemaError(f"field {name!r}: {error}; {hint}") from error
+        if not recode.keeps_all:
+            found[name] = recode
     return found
 
 
 class Recode:
-    """Stores pictures of one field, one a sample or any number, with another codec, quality or size.
+    """Stores pictures of one field with another codec, quality or size.
 
     Raises:
-        SchemaError: The codec is for one picture a sample, or for pictures of one size; or they have it already.
+        SchemaError: The codec is for pictures of one size, or they have it already.
         CodecError: The codec cannot hold them.
     """
 
-    def __init__(self, field: Image | Images | Mask, recoding: Recoding) -> None:
-        one = field.one if isinstance(field, Images) else field
-        self._resize, self._quality = recoding.resize, recoding.quality
+    def __init__(self, field: Image | Mask, recoding: Recoding) -> None:
         resize = recoding.resize
-        codec = field.codec if isinstance(one, Mask) else recoding.codec or field.codec
+        self._resize, self._quality = resize, recoding.quality
+        codec = field.codec if isinstance(field, Mask) else recoding.codec or field.codec
         size = field.size if resize is None else resize.fixed
         if codec in ("dct", "yuv420") and size is None:
             raise SchemaError(f"codec {codec!r} is for pictures of one size, and these may vary")
@@ -97,9 +92,8 @@ class Recode:
         changes: dict[str, Any] = {"codec": codec, "size": size}
         if isinstance(field, Image) and codec != field.codec:
             changes |= options if codec == "dct" else dict.fromkeys(options)
-        self.field = replace(field, **changes)  # afterwards
-        self._one = self.field.one if isinstance(self.field, Images) else self.field
-        self._codec = codec_for(self._one)
+        self.field: Image | Mask = replace(field, **changes)  # afterwards
+        self._codec = codec_for(self.field)
         # A file of the codec is kept, if nothing else is asked.
         is_file = codec in _MAGIC and field.codec in _MAGIC
         self._magic = _MAGIC[codec] if is_file and recoding.quality is None else None
@@ -110,27 +104,14 @@ class Recode:
         self, record: npt.NDArray[np.uint8], decode: Callable[[], Any]
     ) -> bytes | memoryview:
         """Return the new record of a record, which ``decode`` decodes."""
-        is_one = self._one is self.field
-        try:
-            files = [record] if is_one else split_files(record)
-        except CodecError:
-            decode()  # names the sample
-            raise
-        if all(map(self._keeps, files)):
+        if self._keeps(record):
             return record.data
-        pictures = [decode()] if is_one else decode()
-        made = [
-            file.tobytes() if self._keeps(file) else self._encoded(picture)
-            for file, picture in zip(files, pictures, strict=True)
-        ]
-        return made[0] if is_one else join_files(made)
-
-    def _encoded(self, picture: Any) -> bytes:
+        picture = decode()
         if self._resize is not None:
-            picture = self._resize.apply(picture, nearest=isinstance(self._one, Mask))
+            picture = self._resize.apply(picture, nearest=isinstance(self.field, Mask))
         if isinstance(self._codec, PictureCodec):
             return self._codec.encode(picture, self._quality or DEFAULT_QUALITY)
-        return bytes(self._codec.encode(picture))
+        return self._codec.encode(picture)
 
     def _keeps(self, record: npt.NDArray[np.uint8]) -> bool:
         """Tell whether a file is as wanted already."""

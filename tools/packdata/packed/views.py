@@ -14,7 +14,6 @@ from xxhash import xxh3_128_hexdigest
 
 from loaders.checks import shown
 from loaders.codecs.picture import DEFAULT_QUALITY
-from loaders.data.columns import Column, column_of
 from loaders.data.manifest import read_manifest
 from loaders.data.view import KEY_FIELD, View, open_view
 from loaders.errors import CodecError, SchemaError
@@ -34,11 +33,12 @@ from packdata.packing.settings import check_workers
 from packdata.packing.shards import DEFAULT_SHARD_BYTES
 from packdata.packing.summary import summary_of
 from packdata.sources.names import row_hashes
-from packdata.values import Encoded, Preparer
+from packdata.values import Preparer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from loaders.data.columns import Column
     from loaders.data.manifest import Manifest
     from packdata.images.fit import Size
     from packdata.packing.shards import Format
@@ -172,18 +172,13 @@ def _column(name: str, values: Any, field: Field | None, view: View) -> tuple[Fi
         what = f"add takes a value for each of {len(view)} samples"
         raise SchemaError(f"{what}, {name!r} is {shown(values)}")
     field = field or _field_of(values)
-    prepare = Preparer(field, DEFAULT_QUALITY)
-    with suppress(CodecError):
-        if (column := prepare.column(values)) is not None:
-            return field, column
-    records = []
-    for i, value in enumerate(values):  # pictures; or which one is wrong
-        try:
-            made = prepare(value)
-            records.append((made if isinstance(made, Encoded) else made.make()).record)
-        except CodecError as error:
-            raise SchemaError(f"value {i} of {name!r}: {error}") from error
-    return field, column_of(records, field.record_nbytes)
+    try:
+        column = Preparer(field, DEFAULT_QUALITY).column(values)
+    except CodecError as error:
+        raise SchemaError(f"add: a value of {name!r} does not fit: {error}") from error
+    if column is None:
+        raise SchemaError(f"add takes no pictures, such as {name!r}: use packdata.pack")
+    return field, column
 
 
 def _field_of(values: Any) -> Field:
