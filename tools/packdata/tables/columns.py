@@ -149,42 +149,34 @@ def _hows(scan: Scan, options: TableOptions, source: Path | str) -> dict[str, st
 
 def _how(name: str, column: ColumnScan, options: TableOptions, source: Path | str) -> str:
     """Return how a column is; SourceError if its values are of no one kind."""
-    drop = "pack without it" if name in options.target else f"drop={[name]} leaves it out"
-    groups, first, what = {*column.groups}, column.first, f"column {name!r}"
+    drop = "target= without it" if name in options.target else f"drop={[name]}"
+    drop, first, what = f"{drop} leaves it out", column.first, f"column {name!r}"
+    kinds = sorted(column.groups, key=lambda g: (-column.groups[g], g == "text", g))
+    most, others = next(iter(kinds), None), kinds[1:]
     if column.other:
-        raise SourceError(f"{what}: {column.other}", source, f"Or {drop}")
-    if not groups and (bad := first.get("bad")) is not None:
+        raise SourceError(f"{what}: {column.other}", source, drop)
+    if most is None and "bad" in first:
         wanted = "number" if name in options.numeric else "date"
-        raise SourceError(f"{what} holds no {wanted} ({bad.shown!r})", bad.where, f"Or {drop}")
-    if not groups:
+        what += f" holds no {wanted} ({first['bad'].shown!r})"
+        raise SourceError(what, first["bad"].where, drop)
+    if most is None:
         hint = f"{drop}; categorical={[name]} takes NA and the like as texts"
         raise SourceError(f"{what} has no value in any row", source, hint)
     if name in options.categorical or name in options.numeric:
         return "label" if name in options.categorical else "number"
     # With zeros in front, all its numbers are names.
+    groups = {*kinds}
     if groups == {"flag", "text"} or "code" in groups <= {"code", "number", "flag", "text"}:
         return "label"
-    if len(groups) > 1:
-        raise _mixed(name, column)
-    (group,) = groups
-    if group in ("date", "zoned"):
-        if options.dates is None:
-            what += f" holds dates ({first[group].shown!r})"
-            raise SourceError(
-                what, first[group].where, f"dates='days' makes numbers of them, {drop}"
-            )
-        return "days"
-    return "label" if group == "text" else str(group)
-
-
-def _mixed(name: str, column: ColumnScan) -> SourceError:
-    counts = column.groups
-    most, odd, *_ = sorted(counts, key=lambda g: (-counts[g], g == "text", g))
-    first, usual = column.first[odd], column.first[most]
-    what = f"column {name!r} has {_NAMES[odd]} ({first.shown!r}) among {_NAMES[most]}"
-    hint = f"categorical={[name]} takes all as categories, drop={[name]} leaves it out, "
-    hint += f"numeric={[name]} with on_error='skip' leaves out rows without a number"
-    return SourceError(f"{what} ({usual.shown!r}: {usual.where})", first.where, hint)
+    if others:
+        what += f" has {_NAMES[others[0]]} ({first[others[0]].shown!r}) among {_NAMES[most]}"
+        hint = f"categorical={[name]} takes all as categories, {drop}, "
+        hint += f"numeric={[name]} with on_error='skip' leaves out rows without a number"
+        raise SourceError(what, first[others[0]].where, hint)
+    if most in ("date", "zoned") and options.dates is None:
+        what += f" holds dates ({first[most].shown!r})"
+        raise SourceError(what, first[most].where, f"dates='days' makes numbers of them, {drop}")
+    return {"text": "label", "date": "days", "zoned": "days"}.get(most, str(most))
 
 
 def _sorted_classes(names: Mapping[str, int]) -> tuple[str, ...]:

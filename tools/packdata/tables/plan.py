@@ -57,7 +57,6 @@ if TYPE_CHECKING:
 
     from packdata.packing.settings import OnError
     from packdata.packing.summary import Summary
-    from packdata.tables.scan import Scan
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,22 +207,9 @@ def _learned(scanner: Scanner) -> dict[str, Any]:
             _ = files[number]
     scan = scanner.scan()
     plan = plan_columns(scan, options, files.paths[0])
-    plan = replace(plan, notes=(*_rounded(plan, scan), *_header_notes(files)))
+    plan = replace(plan, notes=tuple(_header_notes(files)))
     parts = [*map(list, scan.parts)]
     return {"rows": scan.num_rows + scan.bad, **plan.to_json(), "parts": parts}
-
-
-def _rounded(plan: ColumnPlan, scan: Scan) -> Iterator[str]:
-    """Say which whole numbers are rounded by the dtype in which they are stored."""
-    features, fields = plan.features, plan.schema.fields
-    sources = [(features.dtype, *source) for source in features.sources] if features else []
-    targets = [(fields[t.field].dtype, t.column, t.how) for t in plan.targets]
-    for dtype, name, how in (*sources, *targets):
-        if how != "number" or not scan.columns[name].is_whole:
-            continue
-        moments, exact = scan.columns[name].moments, 2.0 ** (np.finfo(dtype).nmant + 1)
-        if max(-moments.least, moments.most) > exact:
-            yield f"{dtype} rounds values of {name}; see dtype="
 
 
 def _header_notes(files: TableFiles) -> Iterator[str]:

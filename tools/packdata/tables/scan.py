@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from packdata.rows import Part, RowFile
     from packdata.tables.files import TableFiles
     from packdata.tables.options import TableOptions
-    from packdata.tables.values import Flags, Floats
+    from packdata.tables.values import Flags
     from packdata.types import Codes
 
 MAX_CATEGORIES = 1_000_000
@@ -259,7 +259,7 @@ class _Look:
         scan.moments = Moments.of(kept if is_number else kept / DAY_US)
         if not np.isfinite([scan.moments.least, scan.moments.most]).all():
             scan.moments = Moments.of(kept[np.isfinite(kept)])
-        scan.is_whole = is_number and _is_whole(kept[:1]) and _is_whole(kept)
+        scan.is_whole = is_number and bool((np.floor(kept) == kept).all())
 
     def _note(self, group: Group, flags: Flags) -> None:
         """Count values of a kind, and remember the first."""
@@ -277,7 +277,3 @@ def _kinds_among(words: pa.Array, guesses: frozenset[Kind]) -> Codes:
         known = [code for code, kind in enumerate(KINDS) if kind is None or kind in guesses]
         kinds[~np.isin(kinds, known)] = KINDS.index("text")
     return kinds
-
-
-def _is_whole(values: Floats) -> bool:
-    return bool((np.floor(values) == values).all())

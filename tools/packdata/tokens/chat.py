@@ -41,13 +41,9 @@ _OPEN, _CLOSE = "\ue000{9b1d6f32-generation}\ue001", "\ue000{9b1d6f32-endgenerat
 
 
 class ChatTemplate:
-    """A template in Jinja, with the special tokens (``bos_token``, ``eos_token``, ...) that it may spell out.
+    """A template in Jinja, with the special tokens that it may spell out; if it asks for the time, midnight of ``day``.
 
-    If the template asks for the time, it gets midnight of ``day``.
-
-    Raises:
-        LoadersError: ``jinja2`` is not installed.
-        SourceError: It is no template, or needs a token that is not given.
+    LoadersError if ``jinja2`` is not installed; SourceError if it is no template, or needs a token that is not given.
     """
 
     def __init__(self, text: str, tokens: Mapping[str, Any], where: Path | str, day: date) -> None:
@@ -89,11 +85,8 @@ class ChatTemplate:
     def turns(self, messages: Sequence[Message], tools: Any) -> tuple[str, list[tuple[int, int]]]:
         """Return the text of a conversation, and where in it the assistant speaks, or the template's marks are.
 
-        Turns that say that they are not to be trained (``weight`` 0, or ``train`` false) are left out.
-
-        Raises:
-            ValueError: The template refuses the messages, or writes an earlier turn differently
-                once there are later ones, so that its place is not known.
+        Turns that say that they are not to be trained are left out; ValueError if the template refuses the messages, or
+        writes a turn in another way once there are later ones, so that its place is not known.
         """
         text = self.render(messages, tools)
         answers = [n for n, message in enumerate(messages) if message.get("role") == "assistant"]
@@ -191,14 +184,10 @@ def _import_jinja2() -> Any:
 def open_template(
     template: Path | str, tokenizer: Path | str | None, day: date | None
 ) -> ChatTemplate:
-    """Open a Jinja file, or a ``tokenizer_config.json`` with one template.
+    """Open a Jinja file, or a ``tokenizer_config.json`` with one template; errors as of ``ChatTemplate``.
 
     The special tokens of a Jinja file are those of the ``tokenizer_config.json`` beside it, or beside the
     ``tokenizer``; ``day`` is None for today.
-
-    Raises:
-        SourceError: It cannot be read, holds no template, or needs a token that is not known.
-        LoadersError: ``jinja2`` is not installed.
     """
     path = place_of(template)
     text: Any = _read(path)
