@@ -16,7 +16,7 @@ from loaders.data import manifest
 from loaders.data.columns import var_column
 from loaders.errors import LoadersError, SourceError
 from loaders.schema import Bytes, Label, Schema, Text
-from packdata.packing import disk, packing, publish
+from packdata.packing import packing, publish
 from packdata.packing.engine import pack_recipes
 from packdata.packing.journal import Journal
 from packdata.packing.summary import Summary
@@ -182,7 +182,7 @@ def _child(job: Job) -> None:
 
 # Where a packing does something that lasts: (holder of the function, its name).
 STEPS: dict[str, tuple[Any, str]] = {
-    "write a shard": (disk, "write_shard"),
+    "write a shard": (packing, "write_shard"),
     "start the journal": (Journal, "create"),
     "append to the journal": (Journal, "append"),
     "rename": (os, "replace"),

@@ -18,7 +18,7 @@ from loaders.errors import CodecError, PackError, SourceError
 from loaders.schema import Array, Bytes, Label, Schema, Text
 from packdata.packing import shards
 from packdata.packing.engine import pack_recipe
-from packdata.packing.journal import Journal
+from packdata.packing.journal import Journal, Reached
 from packdata.packing.progress import Quiet
 from packdata.packing.shards import ShardBuilder, check_records
 from packdata.packing.target import PACKING_NAME
@@ -236,6 +236,22 @@ def test_a_block_that_became_shorter_is_noticed(tmp_path: Path) -> None:
 SCHEMA = Schema({"data": Bytes(), "label": Label(), "key": Text()})
 
 
+def built(
+    schema: Schema, format: Any, shard_bytes: int, block: Block, first: int = 0
+) -> tuple[list[Any], list[int]]:
+    """Return the columns of each shard of a block, and the numbers of the samples behind full ones."""
+    found, ends = [], list[int]()
+
+    def reached(number: int) -> Reached:
+        ends.append(number)
+        return Reached()
+
+    builder = ShardBuilder(schema, format, shard_bytes, lambda columns, _: found.append(columns))
+    builder.add(block, reached, first)
+    builder.end(Reached)
+    return found, ends
+
+
 def test_rows_that_lie_apart_are_taken_as_they_are() -> None:
     rng = np.random.default_rng(0)
     buffer = rng.integers(0, 256, 1000, np.uint8)
@@ -244,12 +260,10 @@ def test_rows_that_lie_apart_are_taken_as_they_are() -> None:
     data = VarColumn(buffer, starts, lengths)
     label = FixedColumn(rng.integers(0, 256, (60, 8), np.uint8)[::2])
     block = Block({"data": data, "label": label, "key": var_column([b"k"] * 30)})
-    builder = ShardBuilder(SCHEMA, "lmdb", 1 << 20)
+    shards, ends = built(SCHEMA, "lmdb", 1 << 20, block, 4)
 
-    assert list(builder.fill(block, 4)) == []
-    columns = builder.take()
-
-    for name, column in columns.items():
+    assert ends == []
+    for name, column in shards[0].items():
         expected = [block.columns[name].row(i).tobytes() for i in range(4, 30)]
         assert [column.row(i).tobytes() for i in range(len(column))] == expected
 
@@ -257,13 +271,10 @@ def test_rows_that_lie_apart_are_taken_as_they_are() -> None:
 def test_a_shard_that_is_full_to_the_byte_ends_there() -> None:
     schema = Schema({"label": Label()})
     block = Block({"label": FixedColumn(np.zeros((25, 8), np.uint8))})
-    builder = ShardBuilder(schema, "lmdb", 10 * (8 + 8))
+    shards, ends = built(schema, "lmdb", 10 * (8 + 8), block)
 
-    taken = [(number, len(builder.take()["label"])) for number in builder.fill(block)]
-
-    assert taken == [(10, 10), (20, 10)]
-    assert builder.num_samples == 5
-    assert not builder.is_full
+    assert ends == [10, 20]
+    assert [len(columns["label"]) for columns in shards] == [10, 10, 5]
 
 
 @pytest.mark.parametrize(("format", "sizes"), [("lmdb", [50, 50]), ("parquet", [])])
@@ -275,10 +286,10 @@ def test_a_shard_of_lmdb_is_full_at_a_number_of_records(
     rows = [b"k"] * 120
     label = FixedColumn(np.zeros((120, 8), np.uint8))
     block = Block({"data": var_column(rows), "label": label, "key": var_column(rows)})
-    builder = ShardBuilder(SCHEMA, format, 1 << 20)
 
-    assert [len(builder.take()["label"]) for _ in builder.fill(block)] == sizes
-    assert builder.num_samples == 120 - sum(sizes)
+    found, _ = built(SCHEMA, format, 1 << 20, block)
+
+    assert [len(columns["label"]) for columns in found] == [*sizes, 120 - sum(sizes)]
 
 
 def test_a_block_whose_columns_differ_in_length_is_refused() -> None:

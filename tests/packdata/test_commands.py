@@ -54,7 +54,7 @@ from packdata.packed.partition import parse_parts, split
 from packdata.packed.rewrite import Written, write_datasets
 from packdata.packed.views import CopyOptions, copy_dataset
 from packdata.packing import publish
-from packdata.packing.lock import lock
+from packdata.packing.target import lock
 from packdata.recipe import Block
 from tests.packdata.breaking import ROOM
 from tests.packdata.packing import CLASSES, FIELDS, pack, pack_samples, sample

@@ -18,8 +18,7 @@ import pytest
 from loaders.data.manifest import MANIFEST_NAME, read_manifest
 from loaders.schema import Label
 from packdata.cli import main
-from packdata.packing.lock import LOCK_NAME
-from packdata.packing.target import PACKING_NAME
+from packdata.packing.target import LOCK_NAME, PACKING_NAME
 from tests.packdata.packing import pack, pack_samples
 from tests.packdata.reading import PackedReader
 

@@ -26,13 +26,12 @@ from packdata.formats import read_back
 from packdata.packed import combine
 from packdata.packed.views import copy_dataset
 from packdata.packing import packing
-from packdata.packing.disk import write_staged
 from packdata.packing.engine import pack_recipe, pack_recipes
 from packdata.packing.journal import Journal
-from packdata.packing.lock import LOCK_NAME, lock
+from packdata.packing.packing import write_staged
 from packdata.packing.progress import Quiet
 from packdata.packing.provenance import PACKER
-from packdata.packing.target import PACKING_NAME
+from packdata.packing.target import LOCK_NAME, PACKING_NAME, lock
 from packdata.recipe import Records
 from tests.packdata.breaking import ROOM, tmpfs
 from tests.packdata.recipes import (

@@ -20,8 +20,7 @@ from loaders.data.manifest import MANIFEST_NAME
 from packdata.cli import main
 from packdata.images.plan import pack_images
 from packdata.packing.firstpass import KEY
-from packdata.packing.lock import LOCK_NAME
-from packdata.packing.target import PACKING_NAME, REJECTED_NAME
+from packdata.packing.target import LOCK_NAME, PACKING_NAME, REJECTED_NAME
 from packdata.parts import making
 from packdata.parts.joining import finish
 from packdata.parts.part import Part, PartRecipe

@@ -19,7 +19,7 @@ from packdata.inspect.verify import verify
 from packdata.packed.combine import extend, merge
 from packdata.packed.partition import split
 from packdata.packed.views import CopyOptions, copy_dataset
-from packdata.packing import lock, packing, publish
+from packdata.packing import packing, publish, target
 from packdata.packing.packing import Packing
 from packdata.packing.store import FolderStore
 from packdata.packing.target import PACKING_NAME
@@ -310,13 +310,13 @@ def test_a_full_disk_leaves_no_lock_in_a_dataset(
 def test_the_target_is_looked_at_again_once_it_is_locked(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take = lock.lock
+    take = target.lock
 
     def late(path: Path) -> int:
         shutil.copy(source / "manifest.json", path.parent.parent)  # another was faster
         return take(path)
 
-    monkeypatch.setattr(lock, "lock", late)
+    monkeypatch.setattr(target, "lock", late)
 
     with (
         pytest.raises(PackError, check=At("dst")),

@@ -15,8 +15,7 @@ from loaders.data.view import open_view
 from loaders.errors import PackError, SchemaError, SourceError
 from packdata.cli import main
 from packdata.images.plan import pack_images
-from packdata.packing.lock import LOCK_NAME
-from packdata.packing.target import PACKING_NAME, REJECTED_NAME
+from packdata.packing.target import LOCK_NAME, PACKING_NAME, REJECTED_NAME
 from packdata.plan import pack_plan
 from packdata.tables import pack_tables
 from packdata.tokens.files import SourceFile

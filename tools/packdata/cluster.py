@@ -21,8 +21,8 @@ from loaders.remote.origin import get_defaults, set_defaults
 from loaders.remote.url import place_of
 from packdata.describe import counted
 from packdata.packing.engine import changed
-from packdata.packing.outside import check_outside
 from packdata.packing.progress import Quiet
+from packdata.packing.target import check_outside
 from packdata.parts.joining import finish
 from packdata.parts.making import pack_part
 from packdata.parts.part import Part, in_order

@@ -59,11 +59,6 @@ class Block:
         return sum(column.nbytes for column in self.columns.values())
 
 
-def num_rows(records: Records | Block) -> int:
-    """Return how many samples these are."""
-    return len(records) if isinstance(records, Block) else 1
-
-
 def nbytes_of(records: Records | Block) -> int:
     """Return the bytes of all records together."""
     return records.nbytes if isinstance(records, Block) else sum(map(len, records.values()))

@@ -140,7 +140,7 @@ def _packing_command(
 
 def _run(args: argparse.Namespace, make_plan: Callable[[], SourcePlan], unit: str) -> int:
     """Make a plan and carry it out, or only show it; return the exit status."""
-    from packdata.packing.outside import check_outside
+    from packdata.packing.target import check_outside
     from packdata.parts.part import Part
 
     check_outside(args.dst, args.src)

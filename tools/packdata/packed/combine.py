@@ -11,11 +11,11 @@ from packdata.bucket import target_at
 from packdata.inspect.compare import schema_differences
 from packdata.packed.content import ViewContent, check_keys
 from packdata.packed.rewrite import Written, plan_of, write_datasets
-from packdata.packing.outside import check_outside
 from packdata.packing.packing import MADE, Made, Packing
 from packdata.packing.provenance import extended, origin_of
 from packdata.packing.publish import manifest_at
 from packdata.packing.store import store_of
+from packdata.packing.target import check_outside
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

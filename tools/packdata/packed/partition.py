@@ -12,9 +12,9 @@ from loaders.data.view import open_view
 from loaders.division import divide
 from packdata.packed.content import DocumentContent, ViewContent
 from packdata.packed.rewrite import Written, write_datasets
-from packdata.packing.outside import check_outside
 from packdata.packing.provenance import origin_of
 from packdata.packing.shards import DEFAULT_SHARD_BYTES
+from packdata.packing.target import check_outside
 from packdata.tokens.rows import document_hashes, has_tokens
 
 if TYPE_CHECKING:

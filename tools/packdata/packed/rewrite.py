@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import xxhash
@@ -15,11 +16,12 @@ from loaders.remote.url import is_url
 from loaders.system.regular import read_regular
 from packdata.bucket import target_at
 from packdata.packing.journal import Reached, flatten_plan
-from packdata.packing.packing import MADE, Filling, Made, Packing
+from packdata.packing.packing import MADE, Made, Packing
 from packdata.packing.provenance import PACKER
 from packdata.packing.shards import (
     DEFAULT_SHARD_BYTES,
     Format,
+    ShardBuilder,
     check_records,
     check_shard_options,
     shard_format,
@@ -119,14 +121,15 @@ def write_datasets(
             if each.whole:
                 tick(len(content))
                 continue
-            filling = Filling(packing, folder, schema, format, shard_bytes)
+            write = partial(packing.write, folder, schema, format)
+            builder = ShardBuilder(schema, format, shard_bytes, write)
             done = sum(info.num_samples for info in packing.state.shards.get(folder, ()))
             tick(done)
             for block in content.blocks(done):
                 check_records(block, schema, format)
-                filling.add(block, lambda _: Reached())
+                builder.add(block, lambda _: Reached())
                 tick(len(block))
-            filling.end(Reached)
+            builder.end(Reached)
             packing.wait()
         packing.publish(made)
         return packing.manifests()

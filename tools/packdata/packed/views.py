@@ -26,12 +26,12 @@ from packdata.packed.content import ViewContent, check_keys, check_no_stream, wr
 from packdata.packed.recode import Recoding
 from packdata.packed.rewrite import Written, format_of, write_datasets
 from packdata.packed.where import matching
-from packdata.packing.outside import check_outside
 from packdata.packing.progress import Progress, Quiet
 from packdata.packing.provenance import origin, origin_of
 from packdata.packing.settings import check_workers
 from packdata.packing.shards import DEFAULT_SHARD_BYTES
 from packdata.packing.summary import summary_of
+from packdata.packing.target import check_outside
 from packdata.sources.names import row_hashes
 from packdata.values import Preparer
 

@@ -24,7 +24,7 @@ from loaders.system import opencv
 from packdata.bucket import target_at
 from packdata.describe import counted
 from packdata.packing.journal import Reached, Reject, flatten_plan
-from packdata.packing.packing import MADE, Filling, Made, Packing
+from packdata.packing.packing import MADE, Made, Packing
 from packdata.packing.pool import OrderedPool
 from packdata.packing.progress import Progress, Quiet
 from packdata.packing.provenance import PACKER
@@ -32,11 +32,12 @@ from packdata.packing.settings import OnError, check_on_error, check_workers
 from packdata.packing.shards import (
     DEFAULT_SHARD_BYTES,
     Format,
+    ShardBuilder,
     check_records,
     check_shard_options,
 )
 from packdata.packing.summary import Summary, summary_of
-from packdata.recipe import Block, nbytes_of, num_rows
+from packdata.recipe import Block, nbytes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -312,9 +313,10 @@ class Line:
         self._counts = Counter(first.counts)
         self._counts_before = self._counts  # the item under way, of which a shard may hold a part
         self._expected = {reject.number for reject in state.rejects.get(split, ())}
-        self._fillings = {
-            folder: Filling(packing, folder, target.schema, run.format, run.shard_bytes)
-            for folder, target in targets.items()
+        about = run.format, run.shard_bytes
+        self._builders = {
+            f: ShardBuilder(t.schema, *about, partial(packing.write, f, t.schema, run.format))
+            for f, t in targets.items()
         }
         self._rejects: list[Reject] = []
         self._pool = OrderedPool(encode, run.num_workers, attrgetter("nbytes"), **limit)
@@ -339,11 +341,11 @@ class Line:
     def end(self, why_empty: str = "") -> None:
         """Pack what is left, and return once it is on disk; PackError if there is nothing in a target."""
         self._take(self._pool.drain())
-        for filling in self._fillings.values():
-            filling.end(partial(self._at, self.num_items))
+        for builder in self._builders.values():
+            builder.end(partial(self._at, self.num_items))
         self._packing.end_split(self._at(self.num_items))
         state = self._packing.state
-        empty = [folder for folder in self._fillings if not state.shards.get(folder)]
+        empty = [folder for folder in self._builders if not state.shards.get(folder)]
         if empty and self._packing.kind != "part":
             # Nothing can go on from here: the same source would end here again, another is another plan.
             state.shards.clear()
@@ -365,13 +367,14 @@ class Line:
             self._counts_before = self._counts
             if counts:
                 self._counts = self._counts + Counter(counts)
-            targets = zip(self._fillings.values(), self._reached, records, strict=False)
-            for filling, at, each in targets:
-                first, num = at.rows if number == at.items else 0, num_rows(each)
+            targets = zip(self._builders.values(), self._reached, records, strict=False)
+            for builder, at, each in targets:
+                first = at.rows if number == at.items else 0
+                num = len(each) if isinstance(each, Block) else 1
                 if first and first >= num:
                     raise self._changed(number)
                 if number >= at.items:
-                    filling.add(each, partial(self._inside, number, num), first)
+                    builder.add(each, partial(self._inside, number, num), first)
             self._run.num_encoded += num_samples - len(rejects)
             self._run.progress.advance(self._run.num_rejected, num_samples)
 

@@ -247,14 +247,11 @@ def parse_journal(data: bytes, path: Path, exists: Exists = lambda *_: True) -> 
     state = State(header["plan"], header["kind"], tuple(header["folders"]), size=len(first))
     for raw in rest:
         line = _parse(raw)
-        try:
-            if line is None:
-                break
-            if "shard" in line and not exists(line["target"], ShardInfo.from_json(line["shard"])):
-                break
-            state.apply(line)
-        except (KeyError, TypeError, ValueError):
+        if line is None:
             break
+        if "shard" in line and not exists(line["target"], ShardInfo.from_json(line["shard"])):
+            break
+        state.apply(line)
         state.size += len(raw)
     return state
 

@@ -16,11 +16,13 @@ from threading import Semaphore
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+import lmdb
+
 from loaders.data.manifest import MANIFEST_NAME, Manifest, ShardInfo
 from loaders.errors import PackError
 from loaders.remote.url import is_url
 from packdata.claimed import claimed_folder
-from packdata.packing.disk import explained, write_staged
+from packdata.formats import write_shard
 from packdata.packing.journal import (
     Journal,
     Kind,
@@ -31,7 +33,6 @@ from packdata.packing.journal import (
     parse_rejects,
     rejects_bytes,
 )
-from packdata.packing.lock import LOCK_NAME, locked
 from packdata.packing.provenance import PLAN
 from packdata.packing.publish import (
     datasets_below,
@@ -45,7 +46,6 @@ from packdata.packing.publish import (
 )
 from packdata.packing.shards import (
     Format,
-    ShardBuilder,
     shard_format,
     shard_name,
     stored_info,
@@ -53,23 +53,24 @@ from packdata.packing.shards import (
 from packdata.packing.store import store_of
 from packdata.packing.target import (
     JOURNAL_NAME,
+    LOCK_NAME,
     PACKING_NAME,
     PARTS_NAME,
     REJECTED_NAME,
     STAGED_NAME,
     check_empty,
     digest_of,
+    explained,
+    locked,
 )
-from packdata.recipe import Block
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from loaders.data.columns import Column
     from loaders.data.shards import FileShard
     from loaders.schema import Schema
-    from packdata.recipe import Records
 
 MADE = "the same command made it earlier; nothing was written"
 _WRITTEN_AT_ONCE = 2  # as writing takes one core; bounds the memory of shards
@@ -262,9 +263,9 @@ class Packing:
     def write(
         self,
         folder: str,
-        columns: dict[str, Column],
         schema: Schema,
         format: Format,
+        columns: dict[str, Column],
         reached: Reached,
     ) -> None:
         """Write the next shard of a target, and put it there, on threads; PackError if one before could not be.
@@ -404,44 +405,17 @@ class Packing:
         self._open.__exit__(*error)
 
 
-class Filling:
-    """A dataset that is filled: its records become shards, which a packing writes.
-
-    Args:
-        packing: Where it is made.
-        folder: Its place there.
-        schema: Its fields.
-        format: Of its shards.
-        shard_bytes: As of ``ShardBuilder``.
-    """
-
-    def __init__(
-        self, packing: Packing, folder: str, schema: Schema, format: Format, shard_bytes: int
-    ) -> None:
-        self._packing, self._folder = packing, folder
-        self.schema, self._format = schema, format
-        self._builder = ShardBuilder(schema, format, shard_bytes)
-
-    def add(
-        self, records: Records | Block, reached: Callable[[int], Reached], first: int = 0
-    ) -> None:
-        """Add a sample, or those of a block from ``first`` on; ``reached`` gets the number of the next at each cut."""
-        if isinstance(records, Block):
-            for number in self._builder.fill(records, first):
-                self._cut(reached(number))
-            return
-        self._builder.add(records)
-        if self._builder.is_full:
-            self._cut(reached(1))
-
-    def end(self, reached: Callable[[], Reached]) -> None:
-        """Write what is left as a shard, if anything is."""
-        if self._builder.num_samples:
-            self._cut(reached())
-
-    def _cut(self, reached: Reached) -> None:
-        columns = self._builder.take()
-        self._packing.write(self._folder, columns, self.schema, self._format, reached)
+def write_staged(path: Path, columns: Mapping[str, Column], schema: Schema) -> ShardInfo:
+    """Write a shard that is not published yet."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)  # half of it may be left from a run that was killed
+    try:
+        return write_shard(path, columns, schema.fields)
+    except (OSError, lmdb.Error) as error:  # as of a full disk: what is finished needs the room
+        path.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise
+        raise OSError(str(error)) from error
 
 
 def check_target(

@@ -20,10 +20,11 @@ from loaders.errors import CodecError
 from packdata.recipe import Block
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
 
     from loaders.data.manifest import ShardInfo
     from loaders.schema import Field, Schema
+    from packdata.packing.journal import Reached
     from packdata.recipe import Records
 
 Format = Literal["lmdb", "parquet"]
@@ -88,65 +89,75 @@ class _FieldRecords:
 
 
 class ShardBuilder:
-    """Collects the records of one shard.
+    """Collects the records of a dataset, and writes them as a shard each time that they fill one.
 
     Args:
         schema: The fields of every sample.
-        format: Format of the shard, for its limits.
-        shard_bytes: The shard is full once its records have this many bytes; of LMDB, also once it has some 10**5
+        format: Format of the shards, for their limits.
+        shard_bytes: A shard is full once its records have this many bytes; of LMDB, also once it has some 10**5
             records of varying size.
+        write: Called with the columns of a shard, and how far the source has come with it.
     """
 
-    def __init__(self, schema: Schema, format: Format, shard_bytes: int) -> None:
-        self.schema, self.format, self.shard_bytes = schema, format, shard_bytes
+    def __init__(
+        self,
+        schema: Schema,
+        format: Format,
+        shard_bytes: int,
+        write: Callable[[dict[str, Column], Reached], object],
+    ) -> None:
+        self._shard_bytes, self._write = shard_bytes, write
         self._rows = {n: _FieldRecords(each.record_nbytes) for n, each in schema.fields.items()}
-        self.num_samples = self.nbytes = 0
+        self._num_samples = self._nbytes = 0
         num_varied = sum(field.record_nbytes is None for field in schema.fields.values())
         is_bounded = format == "lmdb" and num_varied > 0
         self._max_samples = max(1, _MAX_VALUES // num_varied) if is_bounded else sys.maxsize
 
-    @property
-    def is_full(self) -> bool:
-        """True once the shard should be written."""
-        return self.nbytes >= self.shard_bytes or self.num_samples >= self._max_samples
+    def add(
+        self, records: Records | Block, reached: Callable[[int], Reached], first: int = 0
+    ) -> None:
+        """Add a sample, or those of a block from number ``first`` on, that passed ``check_records``.
 
-    def add(self, records: Records) -> None:
-        """Append one sample, whose records passed ``check_records``."""
+        ``reached`` is called with the number of the next sample each time that a shard is full.
+        """
+        if isinstance(records, Block):
+            ends = _block_ends(records)
+            while first < len(records):
+                first = self._add_some(records, ends, first)
+                self._cut_if_full(reached, first)
+            return
         for name, rows in self._rows.items():
             record = records[name]
             rows.append(record)
-            self.nbytes += len(record) + _RECORD_BYTES
-        self.num_samples += 1
+            self._nbytes += len(record) + _RECORD_BYTES
+        self._num_samples += 1
+        self._cut_if_full(reached, 1)
 
-    def fill(self, block: Block, first: int = 0) -> Iterator[int]:
-        """Append the samples of a block that passed ``check_records``, from number ``first`` on.
-
-        Yields:
-            The number of the next sample, each time that the shard is full: it is taken then.
-        """
-        ends = _block_ends(block)
-        while first < len(block):
-            first = self._add_some(block, ends, first)
-            if self.is_full:
-                yield first
+    def end(self, reached: Callable[[], Reached]) -> None:
+        """Write what is left as a shard, if anything is."""
+        if self._num_samples:
+            self._cut(reached())
 
     def _add_some(self, block: Block, ends: npt.NDArray[np.int64], first: int) -> int:
         """Append samples until the block ends or the shard is full; return the number of the next."""
         before = int(ends[first - 1]) if first else 0
-        room = self.shard_bytes - self.nbytes
-        most = first + self._max_samples - self.num_samples
+        room = self._shard_bytes - self._nbytes
+        most = first + self._max_samples - self._num_samples
         last = min(int(np.searchsorted(ends, before + room)) + 1, len(ends), most)
         for name, rows in self._rows.items():
             rows.extend(block.columns[name], first, last)
-        self.nbytes += int(ends[last - 1]) - before
-        self.num_samples += last - first
+        self._nbytes += int(ends[last - 1]) - before
+        self._num_samples += last - first
         return last
 
-    def take(self) -> dict[str, Column]:
-        """Return what was collected as columns, and begin the next shard."""
-        columns = {name: rows.take(self.num_samples) for name, rows in self._rows.items()}
-        self.num_samples = self.nbytes = 0
-        return columns
+    def _cut_if_full(self, reached: Callable[[int], Reached], number: int) -> None:
+        if self._nbytes >= self._shard_bytes or self._num_samples >= self._max_samples:
+            self._cut(reached(number))
+
+    def _cut(self, reached: Reached) -> None:
+        columns = {name: rows.take(self._num_samples) for name, rows in self._rows.items()}
+        self._num_samples = self._nbytes = 0
+        self._write(columns, reached)
 
 
 def check_records(records: Records | Block, schema: Schema, format: Format) -> None:

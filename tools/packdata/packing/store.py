@@ -17,8 +17,7 @@ from loaders.remote.wire import Entry
 from loaders.system.publish import publish_bytes, sync_folder
 from loaders.system.regular import read_regular
 from packdata.bucket import Bucket, bucket_at
-from packdata.packing.disk import explained
-from packdata.packing.target import PACKING_NAME, PARTS_NAME, make_folder
+from packdata.packing.target import PACKING_NAME, PARTS_NAME, explained, make_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

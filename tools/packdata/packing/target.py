@@ -1,20 +1,23 @@
-"""The folder that is packed into: what is ours in it, and what is there already."""
+"""The place that is packed into: what is ours in a folder and what is there already, its lock, and its errors."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from glob import glob
 from typing import TYPE_CHECKING
 
 import xxhash
 
 from loaders.errors import PackError
+from loaders.remote.url import KINDS, URL, place_of
 from loaders.system.publish import sync_folder
+from packdata.claimed import lock_if_free
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
 PACKING_NAME = ".packing"
@@ -22,9 +25,13 @@ STAGED_NAME = "shards"  # inside of PACKING_NAME
 PARTS_NAME = ".parts"
 REJECTED_NAME = "rejected.jsonl"
 JOURNAL_NAME = "journal.jsonl"
+LOCK_NAME = "lock"
 _NEVER_OURS = frozenset({PACKING_NAME, PARTS_NAME, "lost+found"})
 # Of a shard that was brought to its place before a manifest names it: it holds its hash.
 STORED_SHARD = re.compile(r"shard-[0-9-]+-[0-9a-f]{32}\.\w+")
+_HINT = (
+    "Make room there, or choose a folder that you may write to. Then run the same command again"
+)
 
 
 def is_unfinished(dst: Path | str) -> bool:
@@ -72,3 +79,69 @@ def size_of(path: Path) -> int | None:
 def digest_of(plan: Mapping[str, str]) -> str:
     """Return the hash by which a dataset knows the plan that made it."""
     return xxhash.xxh3_128_hexdigest(json.dumps(plan, sort_keys=True).encode())
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other commands out of a folder, which is made; it goes again if nothing came into it.
+
+    Raises:
+        PackError: Another process is packing into it.
+    """
+    path = folder / PACKING_NAME / LOCK_NAME
+    made = missing_folders(folder)
+    try:
+        make_folder(folder)
+        fd = lock(path)
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+            os.close(fd)
+    finally:
+        with suppress(OSError):  # something lies there
+            for each in (path.parent, *made):
+                each.rmdir()
+
+
+def lock(path: Path) -> int:
+    """Lock a file, which is made, until the descriptor that is returned is closed.
+
+    Raises:
+        PackError: Another process has locked it.
+    """
+    fd = lock_if_free(path)
+    if fd is None:
+        what = "another process is packing into it"
+        raise PackError(what, path.parent.parent, "Wait for it, or stop it")
+    return fd
+
+
+def check_outside(dst: Path | str, sources: Sequence[Path | str]) -> None:
+    """Raise PackError for a target that is a source, lies in one, or holds one: each is lost or changed by it."""
+    (target,) = _real(dst, is_pattern=False)
+    for source in sources:
+        for real in _real(source, is_pattern=True):
+            if f"{target}/".startswith(f"{real}/") or f"{real}/".startswith(f"{target}/"):
+                what = f"it is the source {str(source)!r}, or one lies inside the other"
+                raise PackError(what, dst, "Choose a folder beside it; nothing was written")
+
+
+def _real(place: Path | str, *, is_pattern: bool) -> list[str]:
+    """Return a path without links, or a URL as all spell it; of a pattern, what it means."""
+    url = place_of(place)
+    if isinstance(url, URL) and url.scheme != "file":
+        scheme, _, rest = str(url).partition("://")
+        return [f"{KINDS.get(scheme, scheme)}://{os.path.normpath(rest)}"]
+    path = os.fspath(url).removeprefix("file://")
+    found = glob(path, recursive=True) if is_pattern and not os.path.lexists(path) else []
+    return [*map(os.path.realpath, found or [path])]
+
+
+@contextmanager
+def explained(path: Path, what: str = "it cannot be written", more: str = "") -> Iterator[None]:
+    """Turn an error of the system into a PackError; ``more`` follows the hint."""
+    try:
+        yield
+    except OSError as error:
+        raise PackError(f"{what} ({error.strerror or error})", path, f"{_HINT}{more}") from error

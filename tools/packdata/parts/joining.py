@@ -33,7 +33,6 @@ from packdata.packing.journal import (
     parse_rejects,
     rejects_bytes,
 )
-from packdata.packing.lock import locked
 from packdata.packing.packing import check_target
 from packdata.packing.provenance import PLAN
 from packdata.packing.publish import (
@@ -50,6 +49,7 @@ from packdata.packing.target import (
     REJECTED_NAME,
     digest_of,
     is_unfinished,
+    locked,
 )
 from packdata.parts.part import Part
 from packdata.wording import few
