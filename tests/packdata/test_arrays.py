@@ -303,7 +303,7 @@ def test_other_files_are_passed_over_and_counted(tmp_path: Path) -> None:
 
     summary = pack_arrays(src, tmp_path / "dst")
 
-    assert any("passed over: 1 .txt" in note for note in summary.notes)
+    assert any("skipped: 1 .txt" in note for note in summary.notes)
 
 
 def test_a_single_file_and_a_packed_dataset_are_refused_with_a_hint(tmp_path: Path) -> None:

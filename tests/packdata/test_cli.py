@@ -445,7 +445,7 @@ def test_a_dry_run_prints_the_plan_and_makes_nothing(
 
     assert "6 items of kind 'classes'" in text
     assert "label: label of 2 classes (cat, dog)" in text
-    assert "passed over: 1 .txt" in text
+    assert "skipped: 1 .txt" in text
     assert plan["items"] == 6
     assert plan["format"] == "lmdb"
     assert list(plan["parts"][0]["targets"]) == ["20", "10"]

@@ -32,7 +32,6 @@ from packdata.images.shapes import ShapeOptions
 from packdata.options import add_options, check_options, opt
 from packdata.packed.partition import split
 from packdata.packed.views import CopyOptions, copy_dataset
-from packdata.packing.settings import take
 from packdata.tables import pack_tables
 from packdata.tables.options import TableOptions
 from packdata.tokens.plan import TokenOptions, pack_tokens
@@ -224,17 +223,18 @@ def data(folder: Path) -> dict[str, Any]:
     return found
 
 
+def taken(kind: Any, arguments: dict[str, Any]) -> Any:
+    """Make options of those arguments that are theirs; the others are left."""
+    names = [each.name for each in dataclasses.fields(kind) if each.name in arguments]
+    return kind(**{name: arguments.pop(name) for name in names})
+
+
 def tokens(src: str, dst: Path, **arguments: Any) -> None:
-    given = {
-        f.name: arguments.pop(f.name)
-        for f in dataclasses.fields(TokenOptions)
-        if f.name in arguments
-    }
-    pack_tokens(src, dst, TokenOptions(**given), **arguments)
+    pack_tokens(src, dst, taken(TokenOptions, arguments), **arguments)
 
 
 def copy(src: str, dst: Path, **arguments: Any) -> None:
-    copy_dataset(src, dst, take(CopyOptions, arguments), **arguments)
+    copy_dataset(src, dst, taken(CopyOptions, arguments), **arguments)
 
 
 FUNCTIONS: dict[str, Any] = {

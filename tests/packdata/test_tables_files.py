@@ -31,7 +31,7 @@ def test_what_a_folder_holds_beside_tables_is_told(
         (folder / name / "b.csv").write_text("x\n2\n")
     for name in ("readme.txt", "notes.TXT", "LICENSE", "archive.zip", ".DS_Store"):
         (folder / name).write_text("words")
-    told = "passed over: 1 without suffix, 1 .zip, 2 .txt, 2 folders"
+    told = "skipped: 1 without suffix, 1 .zip, 2 .txt, 2 folders"
 
     summary = pack_tables(folder, tmp_path / "out")
 

@@ -137,7 +137,7 @@ def test_a_folder_is_read_in_order_of_names_and_tells_what_it_passed_over(tmp_pa
     plan = plan_tokens(tmp_path / "src")
 
     assert texts(pack(tmp_path / "src", tmp_path / "p")) == ["a/b.txt.gz", "a/z.md", "b.txt"]
-    assert plan.notes() == ["passed over: 1 .png"]
+    assert plan.notes() == ["skipped: 1 .png"]
 
 
 def test_links_in_a_folder_are_followed(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import warnings
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from loaders.commandline import Commands, run
@@ -18,7 +17,7 @@ from packdata.gone import sentence_for
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
 _BAD_DATA, _INTERRUPTED = 1, 130  # beside a command's own 0 and 3
 _DESCRIPTION = """\
@@ -31,14 +30,6 @@ were rejected, 130 interrupted."""
 
 
 COMMANDS = Commands("packdata", _DESCRIPTION, GROUPS, end=_END, version=__version__)
-
-
-@contextmanager
-def _quiet_pillow() -> Iterator[None]:
-    """Print no warnings of Pillow, which name no file: what matters of them, our messages say."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module=r"PIL\.")
-        yield
 
 
 def _message(error: LoadersError | OSError, args: argparse.Namespace) -> str:
@@ -63,7 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = COMMANDS.parse_args(words)
     try:
         set_remote(args)
-        with _quiet_pillow():
+        with warnings.catch_warnings():
+            # Those of Pillow name no file: what matters of them, our messages say.
+            warnings.filterwarnings("ignore", module=r"PIL\.")
             return run(args)
     except KeyboardInterrupt as error:
         what = ", ".join(["interrupted", *getattr(error, "__notes__", ())])

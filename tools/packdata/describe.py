@@ -45,16 +45,14 @@ def _describe_rows(kind: Features | Categories) -> str:
         sizes = zip(names, kind.vocabularies, strict=True)
         names = [f"{name}: {len(words)}" for name, words in sizes]
     extra = ", standardized" if isinstance(kind, Features) and kind.standardized else ""
-    columns = "column" if len(names) == 1 else "columns"
-    return f"{len(names)} {columns} of {kind.dtype}{extra} ({few(names, 6)})"
+    return f"{counted(len(names), 'column')} of {kind.dtype}{extra} ({few(names, 6)})"
 
 
 def _describe_tokens(field: Tokens) -> str:
-    parts = [f"tokens of {field.dtype}, {field.row_tokens:,} a row"]
-    parts += [] if field.vocab_size is None else [f"{field.vocab_size:,} ids"]
-    parts += [] if field.eod is None else [f"documents end with {field.eod}"]
-    parts += [] if field.tokenizer is None else [field.tokenizer]
-    return ", ".join(parts)
+    known: dict[str, Any] = {"{:,} ids": field.vocab_size, "documents end with {}": field.eod}
+    known["{}"] = field.tokenizer
+    more = (text.format(value) for text, value in known.items() if value is not None)
+    return ", ".join([f"tokens of {field.dtype}, {field.row_tokens:,} a row", *more])
 
 
 def counted(n: int, what: str) -> str:
@@ -69,17 +67,17 @@ def counted(n: int, what: str) -> str:
 
 
 def passed_over(ignored: Mapping[str, int]) -> list[str]:
-    """Say how many files of which suffixes were passed over; nothing where none was.
+    """Say how many files of which suffixes were skipped; nothing where none was.
 
     Example:
         >>> passed_over({".txt": 2, "": 1, "folder": 2}), passed_over({})
-        (['passed over: 2 .txt, 1 without suffix, 2 folders'], [])
+        (['skipped: 2 .txt, 1 without suffix, 2 folders'], [])
     """
     counts = [
         counted(num, what) if what == "folder" else f"{num:,} {what or 'without suffix'}"
         for what, num in ignored.items()
     ]
-    return [f"passed over: {few(counts, 8)}"] if counts else []
+    return [f"skipped: {few(counts, 8)}"] if counts else []
 
 
 def row_text(kind: Features | Categories, value: npt.NDArray[Any]) -> str:

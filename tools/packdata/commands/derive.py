@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from loaders.progress import Meter
@@ -62,7 +61,7 @@ def _copy(args: argparse.Namespace) -> int:
     from packdata.packed.views import CopyOptions, copy_dataset
 
     with usage_errors(args, schema=True):
-        options = CopyOptions(**given(args, (each.name for each in fields(CopyOptions))))
+        options = CopyOptions(**given(args, args.declared))
     more = given(args, ("format", "shard_bytes", "overwrite", "workers"))
     with usage_errors(args, schema=False), Meter("writing", "samples") as meter:
         manifest = copy_dataset(
@@ -74,7 +73,7 @@ def _copy(args: argparse.Namespace) -> int:
 def _copy_options(parser: Any) -> None:
     from packdata.packed.views import CopyOptions
 
-    add_options(parser, CopyOptions)
+    parser.set_defaults(declared=add_options(parser, CopyOptions))
 
 
 COPY = command(

@@ -201,7 +201,7 @@ def _short(kind: Field, value: Any) -> str:
         sizes = ", ".join(map(_size, value[:_MAX_IMAGES]))
         return f"{counted(len(value), 'picture')} ({sizes})"
     if isinstance(value, np.ndarray):
-        numbers = " ".join(map(str, value.reshape(-1)[:12].tolist()))
+        numbers = " ".join(map(str, value.reshape(-1)[:12]))
         return f"{value.dtype} {value.shape}: {numbers}"
     if isinstance(value, bytes):
         return f"{len(value)} bytes: {value[:32].hex(' ')}"

@@ -1,8 +1,4 @@
-"""Statistics of a packed dataset: pixels per channel, sizes, classes, numbers.
-
-Pixels are summed as integers, so mean and standard deviation are those of all pixels, rounded
-once.
-"""
+"""Statistics of a packed dataset: pixels per channel, sizes, classes, numbers."""
 
 from __future__ import annotations
 
@@ -143,9 +139,7 @@ def _measured(kind: Field, value: Any) -> _Gathered:
     planes = value if _has_channels(kind) else [value]
     if isinstance(kind, Image):
         planes = [value[..., c] for c in range(value.shape[-1])]
-    channels = [_moments_of(plane) for plane in planes]
-    num_nan = value.size - sum(each.count for each in channels)
-    return _Gathered(channels, num_nan, [value.shape], values)
+    return _Gathered([*map(_moments_of, planes)], [value.shape], values)
 
 
 def _moments_of(numbers: npt.NDArray[Any]) -> Moments:
@@ -164,7 +158,6 @@ class _Gathered:
     """The statistics of a decoded field: numbers per channel, without NaN."""
 
     channels: list[Moments] = field(default_factory=list)
-    num_nan: int = 0
     shapes: list[tuple[int, ...]] = field(default_factory=list)
     values: Counter[int] = field(default_factory=Counter)  # of masks: pixels by value
     counts: list[int] = field(default_factory=list)  # of what was added: pictures of a sample
@@ -174,7 +167,6 @@ class _Gathered:
         for mine, its in zip(self.channels, other.channels, strict=False):
             mine.add(its)
         self.channels = self.channels or other.channels
-        self.num_nan += other.num_nan
         self.shapes += other.shapes
         self.values.update(other.values)
         self.counts.append(len(other.shapes))
@@ -191,9 +183,11 @@ class _Gathered:
         if isinstance(kind, Mask):
             values = {str(v): n for v, n in sorted(self.values.items())}
             return self._sizes() | {"pixels_by_value": values}
+        num = sum(map(math.prod, self.shapes))
+        num_nan = num - sum(channel.count for channel in self.channels)
         if _has_channels(kind) and self.channels and self.channels[0].count:
-            return self._by_channel() | {"num_nan": self.num_nan}
-        return _numbers_of(self.channels[0] if self.channels else Moments(), self.num_nan)
+            return self._by_channel() | {"num_nan": num_nan}
+        return _numbers_of(self.channels[0] if self.channels else Moments(), num_nan)
 
     def _by_channel(self) -> dict[str, Any]:
         return {

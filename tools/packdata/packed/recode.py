@@ -9,7 +9,8 @@ from loaders.codecs import codec_for
 from loaders.codecs.heads import picture_size
 from loaders.codecs.picture import DEFAULT_QUALITY, PictureCodec
 from loaders.errors import CodecError, SchemaError
-from loaders.schema import Boxes, Image, Images, Keypoints, Mask
+from loaders.schema import PICTURE_CODECS, Boxes, Image, Images, Keypoints, Mask
+from packdata.options import check_options, opt
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -28,16 +29,28 @@ _CODECS = {"quality": ("jpeg", "webp", "dct"), "subsampling": ("dct",), "compres
 class Recoding:
     """How pictures are to be stored; None for as they are."""
 
-    codec: str | None = None
-    # Of ``jpeg``, ``webp`` and ``dct``; if given, files that have the codec already are encoded anew, too.
-    quality: int | None = None
-    subsampling: str | None = None  # of ``dct``: ``"420"`` (by default) or ``"444"``
-    compression: str | None = None  # of ``dct``: ``"lz4"`` (by default) or ``"zstd"``
+    codec: str | None = opt(
+        None,
+        "encode pictures with this codec (default: leave them as they are)",
+        choices=PICTURE_CODECS,
+    )
+    quality: int | None = opt(
+        None,
+        "with --codec jpeg, webp or dct: 1 to 100, also of files that have this codec (default: these stay as they "
+        "are, others get 90)",
+        "Q",
+        within=(1, 100),
+    )
+    subsampling: str | None = opt(
+        None, "with --codec dct: of the chroma (default: 420)", choices=("420", "444")
+    )
+    compression: str | None = opt(
+        None, "with --codec dct: fast or small (default: lz4)", choices=("lz4", "zstd")
+    )
     resize: SizeOption | None = None  # also of masks
 
     def __post_init__(self) -> None:
-        if self.quality is not None and not 1 <= self.quality <= 100:
-            raise ValueError(f"quality must be in [1, 100], got {self.quality}")
+        check_options(self)
         for name, codecs in _CODECS.items():
             if getattr(self, name) is not None and self.codec not in codecs:
                 raise ValueError(f"{name} is for codec {', '.join(codecs)}, got {self.codec}")

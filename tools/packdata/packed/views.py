@@ -18,10 +18,10 @@ from loaders.data.manifest import read_manifest
 from loaders.data.view import KEY_FIELD, View, open_view
 from loaders.errors import CodecError, SchemaError
 from loaders.remote.url import is_url
-from loaders.schema import PICTURE_CODECS, Array, Bytes, Field, Json, Schema, Text
+from loaders.schema import Array, Bytes, Field, Json, Schema, Text
 from packdata.bucket import target_at
 from packdata.images.fit import SizeOption
-from packdata.options import changed, check_options, opt, parse_names
+from packdata.options import changed, opt, parse_names
 from packdata.packed.content import ViewContent, check_keys, check_no_stream, written_fields
 from packdata.packed.recode import Recoding
 from packdata.packed.rewrite import Written, format_of, write_datasets
@@ -110,7 +110,10 @@ def write(
     schema, recoders = written_fields(source, fields, known, recoding)
     if source.numbers is not None:
         check_no_stream(source)
-    if isinstance(schema.fields.get(KEY_FIELD), Text) and not _is_one(source, values):
+    files = [shard.path for shard in source.store.shards]
+    is_whole = source.numbers is None and len({*files}) == len(files) and len(source.folders) == 1
+    # Samples of one whole dataset have no key twice.
+    if isinstance(schema.fields.get(KEY_FIELD), Text) and (KEY_FIELD in values or not is_whole):
         check_keys(source, values.get(KEY_FIELD))
     whole = source.whole_shards if link and not (shard_bytes or recoders or values) else None
     if format and {shard.path.suffix for shard in whole or ()} != {f".{format}"}:
@@ -158,13 +161,6 @@ def _as_view(data: Any) -> tuple[View, Schema]:
     return view.verified(), data.schema
 
 
-def _is_one(view: View, values: Mapping[str, Column]) -> bool:
-    """Tell whether the keys are those of one dataset, which has none of them twice."""
-    files = [shard.path for shard in view.store.shards]
-    is_whole = view.numbers is None and len({*files}) == len(files)
-    return is_whole and len(view.folders) == 1 and KEY_FIELD not in values
-
-
 def _column(name: str, values: Any, field: Field | None, view: View) -> tuple[Field, Column]:
     """Return the field of values that are added, and their records."""
     is_one = isinstance(values, str | bytes) or not hasattr(values, "__len__")
@@ -197,42 +193,19 @@ def _field_of(values: Any) -> Field:
 
 
 @dataclass(frozen=True, slots=True)
-class CopyOptions:
+class CopyOptions(Recoding):
     """What ``copy_dataset`` changes."""
 
     where: str | None = opt(None, "keep the samples that meet a condition (default: all)", "EXPR")
     fields: Sequence[str] | None = opt(
         None, "fields to keep, in this order (default: all)", "A,B", type=parse_names
     )
-    codec: str | None = opt(
-        None,
-        "encode pictures with this codec (default: leave them as they are)",
-        choices=PICTURE_CODECS,
-    )
-    quality: int | None = opt(
-        None,
-        "with --codec jpeg, webp or dct: 1 to 100, also of files that have this codec (default: these stay as they "
-        "are, others get 90)",
-        "Q",
-        within=(1, 100),
-    )
-    subsampling: str | None = opt(
-        None, "with --codec dct: of the chroma (default: 420)", choices=("420", "444")
-    )
-    compression: str | None = opt(
-        None, "with --codec dct: fast or small (default: lz4)", choices=("lz4", "zstd")
-    )
 
     def __post_init__(self) -> None:
-        check_options(self)
-        self.recoding()  # checks what it is made of
+        Recoding.__post_init__(self)
         kept = self.fields
         if kept is not None and not 0 < len(set(kept)) == len(kept):
             raise SchemaError(f"fields must be different names, at least one, got {list(kept)}")
-
-    def recoding(self) -> Recoding:
-        """Return how pictures are to be stored."""
-        return Recoding(self.codec, self.quality, self.subsampling, self.compression)
 
 
 def copy_dataset(
@@ -260,7 +233,7 @@ def copy_dataset(
     check_outside(dst, [src])
     view, asked = open_view(src), changed(options)
     chosen = view.with_fields(options.fields or [*view.schema.fields])
-    schema, recoders = written_fields(chosen, {}, view.schema, options.recoding())
+    schema, recoders = written_fields(chosen, {}, view.schema, options)
     if options.where is not None:
         check_no_stream(view)
         chosen = chosen.select(np.flatnonzero(matching(view, options.where)))
