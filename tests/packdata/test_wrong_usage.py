@@ -68,7 +68,7 @@ DATA = [
     ("tables t.csv {dst} --target price", "t.csv: missing column 'price'"),
     ("arrays scans {dst} --mask-array marks", "the mask is missing"),
     ("arrays scans {dst} --masks scans", "the mask is missing"),
-    ("images photos {dst} --classes nowhere", "there is no file 'nowhere'"),
+    ("images photos {dst} --classes nowhere", "nowhere: cannot be read (No such file"),
     ("images photos taken --overwrite", "taken: it is not empty (it holds 'thesis.tex')"),
     ("images photos {dst}/a/b --masks empty", "empty: no pictures"),
     ("extend table packed", "table (B) does not match packed (A): only A has field 'image'"),

@@ -24,14 +24,13 @@ from loaders.data.manifest import read_manifest
 from loaders.errors import RemoteError, SourceError
 from loaders.remote import origin
 from loaders.remote.url import url_of
-from packdata import fetched, reading
+from packdata import reading
 from packdata.arrays.plan import pack_arrays, plan_arrays
 from packdata.cli import main
-from packdata.fetched import Copies
 from packdata.images.plan import pack_images, plan_images
 from packdata.packing.engine import pack_recipes
 from packdata.parts.joining import finish
-from packdata.reading import RemoteFile, fetched_ahead, opened_in_order
+from packdata.reading import Copies, RemoteFile, fetched_ahead, opened_in_order
 from packdata.sources import row_kinds
 from packdata.sources.listed import Listing, files_at
 from packdata.tables.plan import pack_tables, plan_tables
@@ -395,8 +394,8 @@ def test_what_is_fetched_goes_when_room_ends_and_when_it_was_read(
 ) -> None:
     for i in range(6):
         (raw / f"{i}.bin").write_bytes(bytes([i]) * 1_000)
-    monkeypatch.setattr(fetched, "_SAFE_S", -1.0)
-    monkeypatch.setattr(fetched, "_AHEAD_BYTES", 0)
+    monkeypatch.setattr(reading, "_SAFE_S", -1.0)
+    monkeypatch.setattr(reading, "_AHEAD_BYTES", 0)
     copies = Copies(stored(*(f"{i}.bin" for i in range(6))), limit=2_500)
     path = copies.path(0)
     opened, folder = open(path, "rb"), path.parent  # noqa: SIM115
@@ -420,7 +419,7 @@ def test_the_next_objects_come_while_one_is_read_and_no_more_than_a_few(
         (raw / f"{i:02}.bin").write_bytes(bytes([i]) * 1_000)
     soon = storage(store.proxy.endpoint, timeout=1, retry_timeout=2)
     origin.set_defaults(store.cache, soon)
-    monkeypatch.setattr(fetched, "_AHEAD_BYTES", 3_000)
+    monkeypatch.setattr(reading, "_AHEAD_BYTES", 3_000)
     files = stored(*(f"{i:02}.bin" for i in range(20)))
     opened_in_order(files)
 
@@ -479,7 +478,7 @@ def test_what_comes_ahead_in_many_ranges_ends_with_the_packing(
     (raw / "a.bin").write_bytes(bytes(10))
     (raw / "b.bin").write_bytes(bytes(4_000))
     copies = Copies(stored("a.bin", "b.bin"))
-    monkeypatch.setattr(fetched, "_READ_BYTES", 100)
+    monkeypatch.setattr(reading, "_READ_BYTES", 100)
     store.proxy.set(latency_s=0.2)
     assert copies.path(0).read_bytes() == bytes(10)
     wait_until(lambda: len(store.proxy.requests("b.bin")) > 0)
@@ -614,7 +613,7 @@ def test_a_part_of_tables_fetches_its_own_files_and_the_first_which_names_the_co
     argv = ["tables", f"{RAW}/many", "s3://out/many", *store.options]
     assert main([*argv, "--dry-run", "--json"]) == 0
     (tmp_path / "plan.json").write_text(capsys.readouterr().out)
-    monkeypatch.setattr(fetched, "_AHEAD", 1)
+    monkeypatch.setattr(reading, "_AHEAD", 1)
     store.proxy.set()
 
     assert main([*argv, "--part", "5/9", "--plan", str(tmp_path / "plan.json")]) == 0

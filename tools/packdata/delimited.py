@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from packdata.rows import Part
     from packdata.types import Kind
 
-_PART_COLUMNS = (
-    1 << 10
-)  # of a table of more, parts are larger: each part takes time for each column
 _PIECE_BYTES = 1 << 17
 _BOM = b"\xef\xbb\xbf"
 _QUOTE = ord('"')
@@ -94,7 +91,6 @@ class CsvRows(TextRows):
         if len(self.columns) != len(cells):
             what = f"its first row has {len(cells)} cells, and names gives {len(self.columns)}"
             raise SourceError(what, f"{file.path}, line {self._line}")
-        self._times = 1 + len(self.columns) // _PART_COLUMNS
 
     def _first_row(self, skip_rows: int) -> tuple[int, int, list[str]]:
         """Read the first row; return offset and line of the first one with values, and its cells."""
@@ -128,14 +124,8 @@ class CsvRows(TextRows):
     def parts(self, number: int = 0) -> Iterator[Part]:
         """List pieces of whole rows."""
         delimiter = ord(self.delimiter)
-        return self._cut(
-            number,
-            lambda data: last_record_end(data, delimiter),
-            self._begin,
-            self._line,
-            times=self._times,
-            hint="Is there a quote that is never closed?",
-        )
+        ends = lambda data: last_record_end(data, delimiter)  # noqa: E731
+        return self._cut(number, ends, self._begin, self._line)
 
     def _check_last(self, data: bytes, line: int) -> None:
         if not last_record_end(data + b"\n", ord(self.delimiter)):

@@ -1,12 +1,25 @@
-"""Files of this machine, and objects of a store as they were listed: read whole, by ranges, or ahead of need."""
+"""Files of this machine, and objects of a store as they were listed: read whole, by ranges, ahead, or as local files.
+
+Of objects as local files, for code that opens files by name:
+
+1. An object is fetched when it is first opened, in ranges, and compared with its listing (size, e-tag). Those that
+   are opened behind it come meanwhile, as far as there is room: the next one, or some small ones.
+2. Files lie in a folder below ``$TMPDIR``. They take up to half of its disk: then those go that were opened longest
+   ago, and are fetched again if they are opened again. Who has one open reads on.
+3. The folder goes with the last of its files, or with the process; that of a killed process with the next one's.
+"""
 
 from __future__ import annotations
 
 import io
 import os
+import shutil
+import threading
+import time
+import weakref
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -14,12 +27,12 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from loaders.errors import SourceError
 from loaders.remote.url import is_url, place_of
-from loaders.system.regular import NotRegularError, read_regular, regular
+from loaders.system.regular import read_regular, regular
 from packdata.bucket import bucket_at
-from packdata.fetched import Copies
+from packdata.claimed import claimed_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator
+    from collections.abc import Generator, Iterable, Iterator, Sequence
 
     from loaders.remote.wire import Entry
     from packdata.bucket import Bucket
@@ -29,7 +42,9 @@ _ASKS, _ASK_ITEMS, _ASK_BYTES = 8, 32, 4 << 20  # questions on their way, and ho
 # Of the first question, twice as many of the next: the first items soon come.
 _FIRST_ITEMS = 4
 _BUFFER_BYTES, _RANGE_BYTES = 2 << 20, 8 << 20  # of an object that is read as a file; of one range
-_WANTED_BYTES = 64 << 20  # in ranges at once
+_READ_BYTES = 32 << 20  # at once, of one object
+_AHEAD, _AHEAD_BYTES = 16, 64 << 20  # objects ahead of the one that was opened last
+_SAFE_S = 10.0  # for so long a file stays, that who asked for it can open it
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +153,7 @@ File = LocalFile | RemoteFile
 
 def read_file(path: Path | str, where: str, hint: str = "") -> bytes:
     """Return the bytes of a file, also of one at a URL; SourceError that names ``where`` if that fails."""
-    with _explained(path, where, hint):
+    with _explained(where, hint):
         if is_url(path):
             return _read_object(place_of(path))
         return read_regular(path)
@@ -146,21 +161,16 @@ def read_file(path: Path | str, where: str, hint: str = "") -> bytes:
 
 def open_file(file: File) -> BinaryIO:
     """Open a file of this machine, or an object as one; SourceError that names its place if that fails."""
-    with _explained(file.path, file.where):
+    with _explained(file.where):
         return open(file.local(), "rb", opener=regular)
 
 
 @contextmanager
-def _explained(path: Path | str, where: str, hint: str = "") -> Iterator[None]:
+def _explained(where: str, hint: str = "") -> Iterator[None]:
     try:
         yield
     except SourceError:
         raise
-    except NotRegularError as error:
-        raise SourceError(str(error.strerror), where, hint) from error
-    except FileNotFoundError as error:
-        what = f"there is no file {str(path)!r}"
-        raise SourceError(what, where, hint or "Was it moved?") from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         reason = getattr(error, "strerror", None) or error
         raise SourceError(f"cannot be read ({reason})", where, hint) from error
@@ -169,7 +179,7 @@ def _explained(path: Path | str, where: str, hint: str = "") -> Iterator[None]:
 def _read_object(url: Path) -> bytes:
     data, _ = bucket_at(str(url.parent)).read(url.name)
     if data is None:
-        raise FileNotFoundError
+        raise FileNotFoundError("there is no such object")
     return data
 
 
@@ -208,7 +218,7 @@ class _Ranges(io.RawIOBase):
         return self._at
 
     def readinto(self, buffer: Any) -> int:
-        data = self._read(min(len(buffer), _WANTED_BYTES))
+        data = self._read(len(buffer))
         buffer[: len(data)] = data
         return len(data)
 
@@ -223,6 +233,122 @@ class _Ranges(io.RawIOBase):
         data = b"".join(_checked(each, file.where) for each in got)
         self._at += len(data)
         return data
+
+
+class _Room:
+    """A folder of this process, and the threads that fetch into it."""
+
+    def __init__(self) -> None:
+        self._stack, self._pid = ExitStack(), os.getpid()
+        self.folder = self._stack.enter_context(claimed_folder("sources"))
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir()
+        self.pool = ThreadPoolExecutor(2 * _AHEAD, "fetch-object")
+        self.is_closed = False
+
+    @property
+    def is_usable(self) -> bool:
+        """False in a process that was forked off."""
+        return not self.is_closed and self._pid == os.getpid()
+
+    def close(self) -> None:
+        """Remove the files."""
+        if self.is_usable:
+            self.is_closed = True
+            self.pool.shutdown(cancel_futures=True)
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self._stack.close()
+
+    def fetch(self, stored: RemoteFile, path: Path) -> None:
+        """Write an object to a file."""
+        try:
+            with open(path, "wb") as file, stored.open() as opened:
+                while data := opened.read(_READ_BYTES):
+                    file.write(data)
+                    if self.is_closed:
+                        raise RuntimeError("the packing has ended")
+        except OSError as error:
+            what = f"the object cannot be fetched into {self.folder} ({error.strerror})"
+            hint = "Set TMPDIR to a folder on a disk with more room"
+            raise SourceError(what, stored.where, hint) from error
+
+
+class Copies:
+    """Objects as files of this machine, which are fetched ahead in the order in which they are opened.
+
+    Args:
+        objects: In that order.
+        limit: Bytes that their files may take; None for half of what is free.
+    """
+
+    def __init__(self, objects: Sequence[RemoteFile], limit: int | None = None) -> None:
+        self._objects, self._limit = objects, limit
+        self._lock = threading.Lock()
+        self._room: _Room | None = None
+
+    def __reduce__(self) -> tuple[type[Copies], tuple[Sequence[RemoteFile], int | None]]:
+        """Leave what was fetched where it is: another process fetches the objects itself."""
+        return Copies, (self._objects, self._limit)
+
+    def path(self, number: int) -> Path:
+        """Return the file that is an object; those that are opened behind it are fetched meanwhile.
+
+        Raises:
+            SourceError: The object is not what was listed, or there is no room for it.
+            RemoteError: The store does not answer, or refuses.
+        """
+        while True:
+            with self._lock:
+                room = self._opened()
+                self._start(number, room)
+                coming, nbytes = self._coming[number], 0
+                for following in range(number + 1, min(number + 1 + _AHEAD, len(self._objects))):
+                    if nbytes < _AHEAD_BYTES:
+                        self._start(following, room, is_ahead=True)
+                        nbytes += self._objects[following].size
+            coming.result()
+            with self._lock:
+                if self._coming.pop(number, None) is coming:  # else it went, or another comes
+                    self._coming[number], self._used[number] = coming, time.monotonic()
+                    return room.folder / str(number)
+
+    def _opened(self) -> _Room:
+        if self._room is None or not self._room.is_usable:
+            self._room = _Room()
+            weakref.finalize(self, self._room.close)
+            # What ends when a file is there, by number, in the order of their last use.
+            self._coming: dict[int, Future[None]] = {}
+            self._used: dict[int, float] = {}
+            self._total = 0  # bytes of these
+            free = shutil.disk_usage(self._room.folder).free
+            self._most = free // 2 if self._limit is None else self._limit
+        return self._room
+
+    def _start(self, number: int, room: _Room, *, is_ahead: bool = False) -> None:
+        """Fetch an object on another thread, unless it is there, or comes ahead and does not fit."""
+        stored = self._objects[number]
+        if number in self._coming or (not self._has_room(stored.size, room) and is_ahead):
+            return
+        self._coming[number] = room.pool.submit(room.fetch, stored, room.folder / str(number))
+        self._used[number] = time.monotonic()
+        self._total += stored.size
+
+    def _has_room(self, size: int, room: _Room) -> bool:
+        """Tell whether there is room; what was opened longest ago goes for it."""
+        before = time.monotonic() - _SAFE_S
+        for number, coming in [*self._coming.items()] if self._total + size > self._most else ():
+            if self._used[number] > before or self._total + size <= self._most:
+                break
+            if coming.done():
+                (room.folder / str(number)).unlink(missing_ok=True)
+                del self._coming[number]
+                self._total -= self._objects[number].size
+        return self._total + size <= self._most
+
+    def close(self) -> None:
+        """Remove the files; they are fetched again if they are opened again."""
+        if self._room is not None:
+            self._room.close()
 
 
 def fetched_ahead(items: Iterator[T]) -> Generator[T]:

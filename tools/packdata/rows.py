@@ -38,6 +38,7 @@ DELIMITED = (".csv", ".tsv")
 JSON_LINES = (".jsonl", ".ndjson")
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}  # by suffix
 PART_BYTES = 4 << 20  # of text: large enough for few calls, small enough for many workers
+_PART_COLUMNS = 1 << 10  # where there are more, parts are larger: each takes time for each column
 PART_ROWS = 1 << 16  # of columns that are declared
 FEW_ROWS = 32  # of pictures, say
 MAX_ROW_BYTES = 64 << 20
@@ -152,9 +153,8 @@ class TypedRows(RowFile):
     ) -> Iterator[Rows]:
         """Read a part, ``PART_ROWS`` rows at a time; numbers of classes become their names."""
         names, row = list(self.columns if columns is None else columns), part.line
-        is_small = (
-            part.stop - part.line <= PART_ROWS
-        )  # however many batches an Arrow file has of it
+        # A small part is read as a whole, however many batches an Arrow file has of it.
+        is_small = part.stop - part.line <= PART_ROWS
         whole = self.table(part, names).combine_chunks().to_batches() if is_small else ()
         for batch in whole or self.batches(part, names, PART_ROWS):
             named = zip(names, batch.columns, strict=True)
@@ -262,25 +262,19 @@ class TextRows(RowFile):
         return data
 
     def _cut(
-        self,
-        number: int,
-        last_end: Callable[[bytes], int],
-        begin: int = 0,
-        line: int = 1,
-        *,
-        times: int = 1,
-        hint: str = "",
+        self, number: int, last_end: Callable[[bytes], int], begin: int = 0, line: int = 1
     ) -> Iterator[Part]:
         """List pieces of whole rows, the last one though its row may have no end.
 
         ``last_end`` returns where the last row of some bytes ends, 0 if none does; the first row begins at ``begin``,
-        on ``line``. Parts are ``times`` as large as usual; ``hint`` says what to do about a row of no end.
+        on ``line``.
         """
+        size = PART_BYTES * (1 + len(self.columns or ()) // _PART_COLUMNS)
         with self._open() as file:
             start, rest = begin, 0
             while True:
                 file.seek(start)  # again what belongs to no whole row yet
-                data: bytes = file.read(rest + times * PART_BYTES)
+                data: bytes = file.read(rest + size)
                 if len(data) <= rest:
                     break
                 length = last_end(data)
@@ -290,6 +284,7 @@ class TextRows(RowFile):
                     line += data.count(b"\n", 0, length)
                 elif len(data) > MAX_ROW_BYTES:
                     what = f"the row has more than {MAX_ROW_BYTES >> 20} MiB"
+                    hint = "Is a quote never closed, or a line end missing?"
                     raise SourceError(what, f"{self.path}, line {line}", hint)
                 rest = len(data) - length
             if data.strip(b"\r\n"):

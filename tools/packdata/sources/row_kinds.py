@@ -42,10 +42,10 @@ class ParquetRows(TypedRows):
 
     def _open(self) -> pq.ParquetFile:
         given = self._file
+        # Of a large object, what is read of it is fetched; a small one is a file, as those are that come ahead.
+        is_large = isinstance(given, RemoteFile) and given.size > _WHOLE_BYTES
+        file = given.open() if is_large else given.local()
         try:
-            # Of a large object, what is read of it is fetched; a small one is a file, as those are that come ahead.
-            is_large = isinstance(given, RemoteFile) and given.size > _WHOLE_BYTES
-            file = given.open() if is_large else given.local()
             return pq.ParquetFile(file, metadata=self._metadata, coerce_int96_timestamp_unit="us")
         except (OSError, ValueError, pa.ArrowException) as error:
             raise SourceError(f"cannot be read as Parquet ({error})", self.path) from error
@@ -106,8 +106,9 @@ class ArrowRows(TypedRows):
 
 def open_arrow(file: File) -> pa.Table:
     """Map an Arrow file or stream as a table: nothing is read before it is used. SourceError if it is neither."""
+    path = os.fspath(file.local())
     try:
-        source = pa.memory_map(os.fspath(file.local()))
+        source = pa.memory_map(path)
         try:
             return pa.ipc.open_file(source).read_all()
         except pa.ArrowInvalid:
