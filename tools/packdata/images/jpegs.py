@@ -15,9 +15,7 @@ from __future__ import annotations
 
 import io
 import re
-import shutil
 import subprocess
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -121,19 +119,13 @@ def _subsampling(head: JpegImageFile, is_transposed: bool) -> str:
     return coarser.get(get_sampling(head), "4:4:4")
 
 
-def check_jpegtran() -> None:
-    """Raise SchemaError if there is no ``jpegtran``."""
-    if shutil.which(JPEGTRAN) is None:
-        raise SchemaError(
-            f"dividing JPEGs takes the program {JPEGTRAN!r}, which is not installed here: "
-            "it comes with libjpeg-turbo (Debian: libjpeg-turbo-progs)"
-        )
-
-
-@cache
 def jpegtran_version() -> str:
-    """Return what ``jpegtran`` says of itself."""
-    done = subprocess.run([JPEGTRAN, "-version"], capture_output=True, timeout=_TIMEOUT_S)
+    """Return what ``jpegtran`` says of itself; SchemaError if it is not installed."""
+    try:
+        done = subprocess.run([JPEGTRAN, "-version"], capture_output=True, timeout=_TIMEOUT_S)
+    except FileNotFoundError as error:
+        hint = "it comes with libjpeg-turbo (Debian: libjpeg-turbo-progs)"
+        raise SchemaError(f"segments= takes the program {JPEGTRAN!r}: {hint}") from error
     return (done.stdout + done.stderr).decode(errors="replace").strip()
 
 

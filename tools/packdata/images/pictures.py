@@ -72,7 +72,7 @@ class Picture:
     kept: bytes | None = None  # the file, or what is mended of an odd JPEG, if that can be stored
     head: PIL.Image.Image | None = None  # what Pillow read of the file
     orientation: int = 1  # Exif's, of the file
-    has_profile: bool = False  # whether the file says by a colour profile what its numbers mean
+    has_profile: bool = False  # whether its numbers mean what a colour profile of the file says
 
 
 def decode_picture(
@@ -119,7 +119,7 @@ def decode_picture(
         kept=mended if changes == [ODD_JPEG] else None if changes else data,
         head=head,
         orientation=orientation,
-        has_profile=bool(profile),
+        has_profile=bool(profile) and CONVERTED not in changes,
     )
 
 

@@ -17,6 +17,7 @@ from packdata.images.recipe import (
     HAS_PROFILE,
     KEPT_FILES,
     MENDED,
+    ONE_SIZE,
     SMALLER,
     UNLABELLED,
     ImageOptions,
@@ -34,9 +35,6 @@ if TYPE_CHECKING:
 
     from packdata.packing.shards import Format
     from packdata.packing.summary import Summary
-
-
-_OURS = ("raw", "yuv420", "dct")
 
 
 class ImagesPlan(FilesPlan[ImagesRecipe]):
@@ -102,25 +100,23 @@ _NO_CHANGES = (KEPT_FILES, ENCODED, MENDED, DIVIDED, HAS_PROFILE, UNLABELLED)
 
 def _change_notes(packed: Mapping[str, int]) -> list[str]:
     """Say how many files were kept, changed or smaller than asked for."""
-    notes, causes = [], []
+    if not packed:
+        return []
+    changes = [w for w in packed if w not in _NO_CHANGES and not w.startswith(SMALLER)]
+    causes = f" ({', '.join(f'{packed[what]:,} {what}' for what in changes)})" * bool(changes)
+    kept, encoded = packed.get(KEPT_FILES, 0), packed.get(ENCODED, 0)
+    notes = [f"{counted(kept, 'file')} kept verbatim, {encoded:,} encoded anew{causes}"]
     for what, num in packed.items():
-        if what.startswith(SMALLER):
-            notes.append(f"{counted(num, 'picture')} {what}, kept that size")
-        elif what in _NOTES:
-            notes.append(f"{counted(num, 'picture')} {_NOTES[what]}")
-        if what not in _NO_CHANGES and not what.startswith(SMALLER):
-            causes.append(f"{num:,} {what}")
-    if not packed.get(KEPT_FILES) and not causes:
-        return notes
-    encoded = f"{packed.get(ENCODED, 0):,} encoded anew" + f" ({', '.join(causes)})" * bool(causes)
-    return [f"{counted(packed.get(KEPT_FILES, 0), 'file')} kept verbatim, {encoded}", *notes]
+        note = f"{what}, kept that size" if what.startswith(SMALLER) else _NOTES.get(what)
+        notes += [f"{counted(num, 'picture')} {note}"] * bool(note)
+    return notes
 
 
 def _usual_format(splits: Sequence[tuple[str, ImagesRecipe]]) -> Format:
     """LMDB for encoded files, which other tools find there by key; Parquet for raw pixels, yuv420 and dct."""
     schemas = (target.schema for _, recipe in splits for target in recipe.targets)
     images = [schema.fields.get("image") for schema in schemas]
-    is_ours = all(isinstance(image, Image) and image.codec in _OURS for image in images)
+    is_ours = all(isinstance(image, Image) and image.codec in ONE_SIZE for image in images)
     return "parquet" if is_ours else "lmdb"
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any, get_args
@@ -30,15 +30,9 @@ from packdata.describe import numbered
 from packdata.files.labels import LABEL
 from packdata.files.recipe import FilesRecipe
 from packdata.images.fit import MAX_SIDE, Fit, SizeOption
-from packdata.images.jpegs import (
-    check_jpegtran,
-    divide_without_loss,
-    encode_alike,
-    jpegtran_version,
-)
+from packdata.images.jpegs import divide_without_loss, encode_alike, jpegtran_version
 from packdata.images.marks import Marks
 from packdata.images.pictures import (
-    CONVERTED,
     KEPT,
     Picture,
     decode_mask,
@@ -59,7 +53,7 @@ if TYPE_CHECKING:
     from packdata.images.fit import Size
     from packdata.sources.base import Item, Pixels
 
-_ONE_SIZE = ("raw", "yuv420", "dct")
+ONE_SIZE = ("raw", "yuv420", "dct")
 _AS_IT_IS = SizeOption(MAX_SIDE, MAX_SIDE)  # which nothing is larger than
 # What is counted beside the changes of pictures.
 KEPT_FILES, ENCODED, MENDED, DIVIDED = "kept", "re-encoded", "mended", "divided"
@@ -144,11 +138,9 @@ class ImageOptions:
         object.__setattr__(self, "resizes", resizes)
         object.__setattr__(self, "marks", Marks.of(self.palette, self.label_map))
         if self.segments and self.codec is not None:
-            raise SchemaError(
-                f"segments divide files that are kept: leave out codec {self.codec!r}"
-            )
+            raise SchemaError(f"segments divide files that are kept: leave out {self.codec!r}")
         if self.segments:
-            check_jpegtran()
+            jpegtran_version()  # SchemaError if it is not installed
         has_quality = self.sizes if self.codec is None else self.codec in ("jpeg", "webp", "dct")
         if self.quality != DEFAULT_QUALITY and not has_quality:
             raise SchemaError(f"quality {self.quality} is for codec='jpeg', 'webp' or 'dct'")
@@ -164,12 +156,6 @@ class ImageOptions:
     def channels(self) -> int:
         """1 or 3."""
         return 1 if self.gray else 3
-
-    @property
-    def max_pixels(self) -> int:
-        """Of the largest picture."""
-        pixel_nbytes = self.channels * np.dtype(self.dtype).itemsize
-        return pixels_within(self.max_picture_mb, pixel_nbytes)
 
     @property
     def dtype(self) -> str:
@@ -226,6 +212,8 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         if options.marks is not None and not has_masks:
             names = " and ".join(options.marks.names)
             raise SchemaError(f"{names} is for masks, and there are none: pass masks=")
+        pixel_nbytes = options.channels * np.dtype(options.dtype).itemsize
+        self._max_pixels = pixels_within(options.max_picture_mb, pixel_nbytes)
         self._shapes = [label for label in self.labels if label.column.form]
         self._is_several = split.source.has_several
         if self._is_several and (has_masks or self._shapes):
@@ -236,16 +224,11 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         self._outputs = [self._output(resize) for resize in options.resizes or (None,)]
         # Pictures "kept" or "re-encoded", and why the latter; those "smaller than" a size.
         self.tally = Tally()
-        sizes: dict[str, Field]
         sizes = {"original_sizes": _SIZES} if self._is_several else {"original_size": _SIZE}
-        several = len(self._outputs) > 1
-        targets = [
-            Target(
-                output.resize.name if several else "",
-                self._schema(output.fields, {"key": Text(), **sizes}),
-            )
-            for output in self._outputs
-        ]
+        several, targets = len(self._outputs) > 1, []
+        for output in self._outputs:
+            schema = self._schema(output.fields, {"key": Text(), **sizes})
+            targets.append(Target(output.resize.name if several else "", schema))
         self._set_targets(targets, options.to_json())
 
     def encode(self, item: Item) -> list[dict[str, bytes]]:
@@ -309,7 +292,7 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
             channels=options.channels,
             dtype=options.dtype,
             needed=self._needed,
-            max_pixels=options.max_pixels,
+            max_pixels=self._max_pixels,
             to_srgb=options.icc == "srgb",
         )
 
@@ -358,7 +341,7 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         marks, data = self.options.marks, read()
         try:
             decode = decode_mask if marks is None else marks.read
-            return decode(data, self.options.max_pixels), where
+            return decode(data, self._max_pixels), where
         except CodecError as error:
             raise SourceError(f"the mask cannot be read: {error}", where) from error
 
@@ -368,7 +351,7 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         self.tally.add(KEPT_FILES if kept else ENCODED)
         for change in picture.changes:
             self.tally.add(MENDED if kept else change)
-        self.tally.add(HAS_PROFILE, picture.has_profile and CONVERTED not in picture.changes)
+        self.tally.add(HAS_PROFILE, picture.has_profile)
         for resize in self.options.resizes:
             is_small = resize.fixed is None and min(picture.size) < resize.height
             self.tally.add(f"{SMALLER}{resize.name}", is_small)
@@ -380,20 +363,19 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         codec = options.codec or self._default_codec
         if resize is not None:
             size = resize.fixed or (size and resize.scaled(size))
-        if codec in _ONE_SIZE and size is None:
+        if codec in ONE_SIZE and size is None:
             what = f"codec {codec!r} needs pictures of one size"
             raise SchemaError(f"{what}: pass sizes= with fit='cover', 'contain' or 'stretch'")
         channels = options.channels if self.source.pixels is None else 1
-        image = options.image(channels, size, codec)
-        fields: dict[str, Field] = {"image": image}
+        fields: dict[str, Field] = {"image": options.image(channels, size, codec)}
         if self._is_several:
-            fields = {"images": Images(codec, channels=channels, size=size, dtype=image.dtype)}
+            fields = {"images": Images(codec, channels=channels, size=size, dtype=options.dtype)}
         if self._mask_dtype is not None:
             fields["mask"] = Mask(size=size, dtype=self._mask_dtype)
         # Files are kept, or else stored without loss.
         is_lossless = options.codec is None and resize is None and codec in KEPT
-        encoder = codec_for(replace(image, codec="png") if is_lossless else image)
-        return _Output(resize or _AS_IT_IS, fields, encoder)
+        encoded = options.image(channels, size, "png" if is_lossless else codec)
+        return _Output(resize or _AS_IT_IS, fields, codec_for(encoded))
 
     @cached_property
     def _default_codec(self) -> str:

@@ -92,11 +92,8 @@ class ShapeOptions:
             members |= {name: path} if len(path) > 1 else {}
         if not columns:
             return source
-        identity = {
-            "boxes": list(self.boxes),
-            _KEYPOINTS: list(self.keypoints),
-            "flip_pairs": list(points.flip_pairs),
-        }
+        declared = (self.boxes, self.keypoints, points.flip_pairs)
+        identity = {"shapes": [*map(list, declared)]}
         notes = [*source.notes]
         if self.keypoints and not self.flip_pairs:
             notes.append(
