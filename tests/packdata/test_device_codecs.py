@@ -19,6 +19,7 @@ from loaders.data.manifest import read_manifest
 from loaders.errors import CodecError, SchemaError
 from loaders.schema import Image
 from packdata.cli import main
+from packdata.images.jpegs import jpeg_planes
 from tests.codecs.test_heads import of_441
 from tests.packdata.packing import pack
 from tests.packdata.reading import PackedReader
@@ -104,12 +105,52 @@ def test_options_that_contradict_each_other(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("codec", ["dct", "yuv420"])
+def test_a_jpeg_of_this_size_keeps_its_own_planes(
+    photos: Path, tmp_path: Path, codec: str
+) -> None:
+    """Chroma is not resampled: it is the file's, to the bit."""
+    packdata.pack_images(photos, tmp_path / "packed", sizes=["192x288"], fit="cover", codec=codec)
+    reader, encoder = (
+        PackedReader(tmp_path / "packed"),
+        codec_for(image_field(tmp_path / "packed")),
+    )
+
+    for i, file in enumerate(sorted(photos.iterdir())):
+        planes = jpeg_planes(file.read_bytes())
+        assert planes is not None
+        assert reader.record(i, "image").tobytes() == encoder.encode_planes(planes)  # type: ignore[attr-defined]
+
+
+def test_planes_of_a_jpeg_are_those_it_was_made_of() -> None:
+    rng = np.random.default_rng(0)
+    made = [
+        np.asarray(cv2.GaussianBlur(rng.integers(0, 256, size, np.uint8), (0, 0), 2), np.uint8)
+        for size in ((31, 45), (16, 23), (16, 23))
+    ]
+
+    found = jpeg_planes(simplejpeg.encode_jpeg_yuv_planes(*made, 100))
+
+    assert found is not None
+    for plane, wanted in zip(found, made, strict=True):
+        assert np.abs(plane.astype(int) - wanted).max() <= 2
+
+
+@pytest.mark.parametrize("subsampling", ["444", "422", "Gray"])
+def test_other_jpegs_have_no_such_planes(subsampling: str) -> None:
+    image = np.zeros((16, 16, 1 if subsampling == "Gray" else 3), np.uint8)
+    space = "GRAY" if subsampling == "Gray" else "RGB"
+
+    assert jpeg_planes(simplejpeg.encode_jpeg(image, 90, space, subsampling)) is None
+
+
 def test_a_jpeg_whose_sampling_has_no_name_is_packed(tmp_path: Path) -> None:
     file, source = of_441(progressive=True), tmp_path / "photos"
     source.mkdir()
     (source / "a.jpg").write_bytes(file)
     wanted = simplejpeg.decode_jpeg(file).transpose(2, 0, 1)
 
+    assert jpeg_planes(file) is None
     for codec in ("jpeg", "yuv420"):
         options = "--codec", codec, "--size", "64x32", "--fit", "stretch"
         assert main(["images", str(source), str(tmp_path / codec), *options]) == 0

@@ -24,17 +24,21 @@ import PIL.Image
 import simplejpeg
 from PIL.JpegImagePlugin import JpegImageFile, get_sampling
 
+from loaders.codecs.dct import DctCodec
 from loaders.codecs.heads import jpeg_head
 from loaders.codecs.jpeg import num_segments, restart_interval, with_index
 from loaders.codecs.markers import SOS, frame_of, markers, with_end
+from loaders.codecs.yuv import Yuv420Codec, half
 from loaders.errors import CodecError, SchemaError
 
 UInt8Array = npt.NDArray[np.uint8]
+Planes = tuple[UInt8Array, UInt8Array, UInt8Array]
 
 JPEGTRAN = "jpegtran"
 _TIMEOUT_S = 600
 _PADDING = re.compile(r"(\d+) extraneous bytes before marker 0x([0-9a-f]{2})")
 _MAX_ODDITIES = 8
+_HALVED = 2  # Pillow's number of 4:2:0
 _TRANSPOSED = 5  # from this orientation of Exif on, rows become columns
 
 
@@ -109,6 +113,33 @@ def encode_alike(head: Any, orientation: int, pixels: UInt8Array) -> bytes:
         ),
     )
     return with_index(np.frombuffer(file.getvalue(), np.uint8)).tobytes()
+
+
+def encode_planes(codec: Any, data: bytes) -> bytes | None:
+    """Return the record of a JPEG's own planes, if the codec stores such, and the file has them."""
+    takes_planes = isinstance(codec, Yuv420Codec) or (
+        isinstance(codec, DctCodec) and codec.grid.is_halved
+    )
+    planes = jpeg_planes(data) if takes_planes else None
+    return None if planes is None else codec.encode_planes(planes)
+
+
+def jpeg_planes(data: bytes) -> Planes | None:
+    """Return Y, Cb and Cr of a JPEG whose chroma has half its height and width; None of any other.
+
+    Luma is what a decoder gives for gray. For chroma the file is decoded at half its size: to come
+    there, libjpeg has nothing to do to planes that are of this size already.
+
+    Source: ``jdmaster.c`` of libjpeg-turbo, "scale up the chroma components via IDCT scaling".
+    """
+    image = JpegImageFile(io.BytesIO(data))
+    width, height = image.size
+    image.draft("YCbCr", (max(1, width // 2), max(1, height // 2)))
+    if get_sampling(image) != _HALVED or image.size != (half(width), half(height)):
+        return None
+    luma: UInt8Array = simplejpeg.decode_jpeg(data, "GRAY")[:, :, 0]
+    small = np.asarray(image)
+    return luma, np.ascontiguousarray(small[:, :, 1]), np.ascontiguousarray(small[:, :, 2])
 
 
 def _subsampling(head: JpegImageFile, is_transposed: bool) -> str:

@@ -30,7 +30,12 @@ from packdata.describe import numbered
 from packdata.files.labels import LABEL
 from packdata.files.recipe import FilesRecipe
 from packdata.images.fit import MAX_SIDE, Fit, SizeOption
-from packdata.images.jpegs import divide_without_loss, encode_alike, jpegtran_version
+from packdata.images.jpegs import (
+    divide_without_loss,
+    encode_alike,
+    encode_planes,
+    jpegtran_version,
+)
 from packdata.images.marks import Marks
 from packdata.images.pictures import (
     KEPT,
@@ -308,9 +313,12 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
             divided = divide_without_loss(kept) if options.segments else None
             self.tally.add(DIVIDED, int(divided is not None))
             return divided or kept
-        is_jpeg = picture.format == "jpeg" and options.codec is None and not options.keep_depth
-        if is_jpeg and output.resize.keeps(picture.size):
-            return encode_alike(picture.head, picture.orientation, picture.pixels)
+        if picture.format == "jpeg" and output.resize.keeps(picture.size):
+            if options.codec is None and not options.keep_depth:
+                return encode_alike(picture.head, picture.orientation, picture.pixels)
+            file = b"" if picture.changes else picture.kept
+            if file and (record := encode_planes(output.codec, file)):
+                return record
         pixels = output.resize.apply(picture.pixels, picture.size)
         if isinstance(output.codec, PictureCodec):
             return output.codec.encode(pixels, options.quality)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,11 @@ from packdata.images.pictures import (
     decode_picture,
     open_picture,
     orientation_of,
+    turned,
 )
 
 Array = npt.NDArray[Any]
-_OF_FILES = ("uint8 1", "uint8 3", "uint16 1", "uint16 3")
+_OF_FILES = {f"{dtype} {n}" for dtype in ("uint8", "uint16") for n in (1, 3, 4)}
 
 
 def stored_picture(
@@ -42,6 +44,8 @@ def stored_picture(
     max_pixels = pixels_within(max_picture_mb, channels * np.dtype(field.dtype).itemsize)
     if isinstance(field, Mask):
         array, kept = _mask(data, field, max_pixels)
+    elif channels == 4:
+        array, kept = _with_alpha(data, field, max_picture_mb)
     else:
         picture = decode_picture(data, channels=channels, dtype=field.dtype, max_pixels=max_pixels)
         array, kept = picture.pixels, picture.kept
@@ -57,13 +61,21 @@ def stored_picture(
 
 
 def check_takes_files(field: Image | Mask) -> None:
-    """Raise CodecError if files have no pixels such as the field's: they hold gray or RGB of 8 or 16 bits."""
+    """Raise CodecError if files have no pixels such as the field's: they hold 8 or 16 bits."""
     if isinstance(field, Image) and f"{field.dtype} {field.channels}" not in _OF_FILES:
         what = f"{field.dtype} of H x W x {field.channels}"
         raise CodecError(
-            f"takes arrays ({what}), not files: those are read as uint8 or uint16 of 1 or 3 channels; "
+            f"takes arrays ({what}), not files: those hold uint8 or uint16 of 1, 3 or 4 channels; "
             "read the file yourself and give what should be stored"
         )
+
+
+def _with_alpha(data: bytes, field: Image, max_picture_mb: int) -> tuple[Array, bytes | None]:
+    """Return RGBA as the file has it, upright, and the file if readers would see that in it."""
+    codec = PictureCodec(replace(field, codec="png"), max_picture_mb)
+    orientation = orientation_of(open_picture(data, codec.max_pixels))
+    pixels = turned(codec.decode(np.frombuffer(data, np.uint8)), orientation)
+    return pixels, data if orientation == 1 else None
 
 
 def _mask(data: bytes, field: Mask, max_pixels: int) -> tuple[Array, bytes | None]:
