@@ -332,7 +332,8 @@ class Workers:
         """Say what each thread is doing and for how long."""
         now = time.monotonic()
         lines = [
-            f"{_described(ticket.job, part)} for {now - since:.1f} s"
+            ("prefetching for " if part is None else "")
+            + f"{ticket.job.describe(part or 0)} for {now - since:.1f} s"
             for ticket, part, since in list(self._running.values())
         ]
         return "; ".join(lines) or "no worker is running"
@@ -341,10 +342,6 @@ class Workers:
         """Drop what has not begun, wait for what has, and end the threads."""
         self._close()
         self._tickets.clear()
-
-
-def _described(job: Job, part: int | None) -> str:
-    return f"prefetching for {job.describe(0)}" if part is None else job.describe(part)
 
 
 def _close(
@@ -359,12 +356,8 @@ def _close(
             while True:
                 queue.get_nowait()
         queue.put(None)  # wakes the threads, and an owner that waits
-    # Garbage may be collected on one of them, in the middle of a job: the others may wait for a lock that it holds.
-    if threading.current_thread() not in threads:
-        _join(threads, running)
-
-
-def _join(threads: list[threading.Thread], running: _Running) -> None:
+    if threading.current_thread() in threads:
+        return  # garbage is collected in the middle of a job: the others may wait for a lock that this one holds
     deadline = time.monotonic() + _JOIN_TIMEOUT_S
     for thread in threads:
         if thread.ident is not None:

@@ -41,10 +41,6 @@ def group_bytes(backend: str) -> int:
     return _GROUP_BYTES_BETWEEN_PROCESSES if backend == "subprocess" else _GROUP_BYTES
 
 
-def _count_nothing(num: int) -> None:
-    pass
-
-
 @dataclass(slots=True)
 class Maker:
     """Makes batches of a dataset."""
@@ -62,7 +58,7 @@ class Maker:
     locks_slots: bool = False
     slots: Slots = field(default_factory=Slots)  # where batches go
     # Called with how many samples another process's copy of the dataset replaced.
-    count_replaced: Callable[[int], None] = _count_nothing
+    count_replaced: Callable[[int], None] | None = None
     group_bytes: int = _GROUP_BYTES  # of small batches, to hand over at once
     # While a profile is on: returns a job that does the same, with its parts timed.
     watched: Callable[[Job], Job] | None = None
@@ -75,8 +71,8 @@ class Maker:
 
     def for_child(self) -> Maker:
         """Return a copy without what belongs to this process."""
-        ours: dict[str, Any] = {"count_replaced": _count_nothing, "watched": None}
-        return replace(self, pin=False, locks_slots=False, slots=Slots(), **ours)
+        ours: dict[str, Any] = {"count_replaced": None, "watched": None, "pin": False}
+        return replace(self, locks_slots=False, slots=Slots(), **ours)
 
     @property
     def num_replaced(self) -> int:

@@ -33,6 +33,8 @@ from functools import partial
 from multiprocessing.connection import Pipe
 from typing import TYPE_CHECKING, Any
 
+import xxhash
+
 from loaders.backends.child import MASKED
 from loaders.backends.maker import MAX_KEPT
 from loaders.backends.payload import pack
@@ -76,7 +78,7 @@ class Child:
         self.num_passes = 0  # pools; a group is asked for, and comes, with the number of its own
         self._owner = os.getpid()
         self._epoch: int | None = None
-        self._payload = b""  # its maker
+        self._digest = ""  # of its maker
         self._connection, theirs = Pipe()
         slots = make_file()
         try:
@@ -117,24 +119,20 @@ class Child:
             UnsendableError: It does not find what this needs.
             RuntimeError: It died, or does not answer in time.
         """
-        if payload != self._payload:
+        if (digest := xxhash.xxh3_128_hexdigest(payload)) != self._digest:
             self.send("change", payload)
-            self._wait_for_answer()
-            self._payload = payload
+            deadline, message = time.monotonic() + _START_TIMEOUT_S, None
+            while message is None or message[0]:  # a group of a pass that was left
+                message = self.receive(deadline)
+                if message is None and time.monotonic() > deadline:
+                    what = f"the loader's child process (pid {self.pid}) has not begun"
+                    raise RuntimeError(f"{what} after {_START_TIMEOUT_S:.0f} s")
+            if (error := message[1]) is not None:
+                raise UnsendableError("what it needs", f"{type(error).__name__}: {error}")
+            self._digest = digest
         if epoch != self._epoch:
             self.send("epoch", epoch)
             self._epoch = epoch
-
-    def _wait_for_answer(self) -> None:
-        deadline = time.monotonic() + _START_TIMEOUT_S
-        message = None
-        while message is None or message[0]:  # a group of a pass that was left
-            message = self.receive(deadline)
-            if message is None and time.monotonic() > deadline:
-                what = f"the loader's child process (pid {self.pid}) has not begun"
-                raise RuntimeError(f"{what} after {_START_TIMEOUT_S:.0f} s")
-        if (error := message[1]) is not None:
-            raise UnsendableError("what it needs", f"{type(error).__name__}: {error}")
 
     def check(self) -> None:
         """Raise RuntimeError if the child was ended, or is another process's."""
@@ -280,7 +278,7 @@ class ChildPool:
                     raise Late(self.describe())
                 continue
             number, group, (num_replaced, self.num_ready, _) = message
-            if num_replaced:
+            if num_replaced and self._count_replaced is not None:
                 self._count_replaced(num_replaced)
             if number == self._pass:
                 return group

@@ -65,17 +65,20 @@ class Gather:
 
     def find(self, indices: Indices, shards: Indices) -> Found:
         """Return where the records of some samples lie."""
-        numbers = None
-        if len(self._columns) < len(self._starts):
+        columns: object = self._columns
+        if self._is_cached or len(self._columns) < len(self._starts):
             numbers = np.unique(shards).tolist()
             self._open(numbers)
-        if self._odd:
-            self._check_sizes(indices)
-        addresses = self._addresses(indices, shards)
-        if not self._is_cached:
-            return Found(self, addresses, self._columns)
-        numbers = np.unique(shards).tolist() if numbers is None else numbers
-        return Found(self, addresses, [self._columns[n] for n in numbers])
+            columns = [self._columns[n] for n in numbers] if self._is_cached else columns
+        for number, odd in tuple(self._odd.items()):
+            if len(bad := np.intersect1d(indices, odd)):
+                self._refuse(number, int(bad[0] - self._starts[number]))
+        addresses = self._biases.take(shards)
+        if self.lies_end_to_end:  # none are open yet where no rows are asked for
+            addresses += indices * self._nbytes
+        else:
+            addresses += self._starts_of(indices, shards)
+        return Found(self, addresses, columns)
 
     @property
     def lies_end_to_end(self) -> bool:
@@ -96,31 +99,17 @@ class Gather:
                 self._windows[nbytes] = window
         return window
 
-    def _check_sizes(self, indices: Indices) -> None:
-        for number, odd in tuple(self._odd.items()):
-            if len(found := np.intersect1d(indices, odd)):
-                self._refuse(number, int(found[0] - self._starts[number]))
-
-    def _addresses(self, indices: Indices, shards: Indices) -> Indices:
-        addresses = self._biases.take(shards)
-        if self.lies_end_to_end:  # none are open yet where no rows are asked for
-            addresses += indices * self._nbytes
-        else:
-            addresses += self._starts_of(indices, shards)
-        return addresses
-
     def _starts_of(self, indices: Indices, shards: Indices) -> Indices:
         """Return where rows begin in their buffers: numbers of 8 bytes, gathered from all shards in one call, too."""
         if self._of_starts is None:
-            columns, starts = (
-                self._columns,
-                self._starts,
-            )  # not self: what is dropped goes at once, with its maps
-
-            def column_of_starts(number: int) -> FixedColumn:
-                return _starts_column(columns[number], int(starts[number]))
-
-            self._of_starts = Gather(8, starts, column_of_starts, self._refuse, self._take)
+            columns, starts = self._columns, self._starts  # not self: it would keep itself alive
+            self._of_starts = Gather(
+                8,
+                starts,
+                lambda n: _starts_column(columns[n], int(starts[n])),
+                self._refuse,
+                self._take,
+            )
         out = np.empty((len(indices), 8), np.uint8)
         self._of_starts(indices, shards, out)
         return out.view(np.int64).reshape(-1)

@@ -59,34 +59,29 @@ def _fetched(
     origin: Origin, shards: Sequence[FileShard], field: str
 ) -> list[tuple[bytes, bytes, bytes]] | None:
     """Return lengths, rows and checksums of a column of each shard; None if it is too large, or its rows lie apart."""
-    places = [each.info.places[field] for each in shards]
-    most = min(_SHARE * sum(each.info.size_bytes for each in shards), _MAX_BYTES)
-    most -= _REQUEST_BYTES * sum(2 if each.lengths is None else 3 for each in places)
-    spans = [_length_span(each, field) for each in shards]
-    if any(each.starts is not None for each in places) or _size(spans) > most:
+    infos = [(each.info, each.info.places[field]) for each in shards]
+    most = min(_SHARE * sum(info.size_bytes for info, _ in infos), _MAX_BYTES)
+    most -= _REQUEST_BYTES * sum(2 if place.lengths is None else 3 for _, place in infos)
+    if any(place.starts is not None for _, place in infos):
+        return None
+    spans = [
+        (0, 0) if at is None else (at, at + 4 * info.num_samples)
+        for info, (_, _, at, _, _) in infos
+    ]
+    if _size(spans) > most:
         return None
     lengths = _fetch(origin, shards, spans)
-    spans = [_row_span(*each, field) for each in zip(shards, lengths, strict=True)]
+    spans = []
+    for (info, place), sizes in zip(infos, lengths, strict=True):
+        nbytes = (place.row_nbytes or place.gap) * info.num_samples
+        nbytes += int(np.frombuffer(sizes, "<i4").clip(0).sum(dtype=np.int64))
+        end = min(place.offset + nbytes, info.size_bytes)  # sizes are not verified yet
+        spans.append((place.offset, end))
     if _size(spans) > most:
         return None
     rows = _fetch(origin, shards, spans)
-    checksums = _fetch(
-        origin, shards, [(s.info.checksums[0], sum(s.info.checksums)) for s in shards]
-    )
-    return list(zip(lengths, rows, checksums, strict=True))
-
-
-def _length_span(shard: FileShard, field: str) -> Span:
-    """Return where the lengths of the rows lie; nowhere if all are of one size."""
-    at = shard.info.places[field].lengths
-    return (0, 0) if at is None else (at, at + 4 * shard.info.num_samples)
-
-
-def _row_span(shard: FileShard, lengths: bytes, field: str) -> Span:
-    info, place = shard.info, shard.info.places[field]
-    nbytes = (place.row_nbytes or place.gap) * info.num_samples
-    nbytes += int(np.frombuffer(lengths, "<i4").clip(0).sum(dtype=np.int64))
-    return place.offset, min(place.offset + nbytes, info.size_bytes)  # they are not verified yet
+    sums = [(info.checksums[0], sum(info.checksums)) for info, _ in infos]
+    return list(zip(lengths, rows, _fetch(origin, shards, sums), strict=True))
 
 
 def _size(spans: Sequence[Span]) -> int:
@@ -96,9 +91,9 @@ def _size(spans: Sequence[Span]) -> int:
 def _fetch(origin: Origin, shards: Sequence[FileShard], spans: Sequence[Span]) -> list[bytes]:
     """Return a range of each shard; nothing is asked for empty ones."""
     wanted = [
-        (shard.info.file, start, end)
-        for shard, (start, end) in zip(shards, spans, strict=True)
-        if end > start
+        (shard.info.file, *span)
+        for shard, span in zip(shards, spans, strict=True)
+        if span[1] > span[0]
     ]
     came = iter(origin.ranges(wanted))
     return [next(came) if end > start else b"" for start, end in spans]

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, TypeVar
 
 from loaders.data.formats import hash_file, open_checksums, open_columns
 from loaders.data.manifest import MANIFEST_NAME, read_manifest, read_remote, without_collections
@@ -21,7 +20,7 @@ from loaders.errors import (
 from loaders.remote.url import is_url
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from loaders.data.columns import Column
     from loaders.data.formats.checksums import Checksums
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from loaders.remote.origin import Origin
     from loaders.schema import Schema
 
+T = TypeVar("T")
 Check = Literal["first", "always", "never"]
 Version = tuple[int, ...]  # a file's numbers in its file system; none: there is no such file
 _RESTORE = "Run 'packdata verify', and restore the shard"
@@ -79,37 +79,37 @@ class FileShard(NamedTuple):
     def open(self, check: Check) -> OpenShard:
         """Map the file; ShardError if it is not what the manifest says, StaleDatasetError if that is another by now."""
         try:
-            shard = self._open(check)
+            shard = self._when_here(lambda file: self._open(file, check))
         except ShardError:
             self.check_version()
             raise
         self.check_version()  # last: what replaces the file from here on is not what is mapped
         return shard
 
-    def _open(self, check: Check) -> OpenShard:
-        origin, info = self.origin, self.info
-        if origin is None:
-            return self._open_file(self.path, check)
-        file = origin.place(info.file, info.xxh3_128)
+    def _when_here(self, use: Callable[[Path], T]) -> T:
+        """Return what ``use`` makes of the file, when it is here: one of a cache may be evicted before it is opened."""
+        if self.origin is None:
+            return use(self.path)
+        file = self.origin.place(self.info.file, self.info.xxh3_128)
         for _ in range(_MAX_EVICTIONS):
             try:
-                return self._open_file(file, check)
+                return use(file)
             except (ShardError, FileNotFoundError) as error:
                 if isinstance(error, ShardError) and file.exists():
                     raise ShardError(error.what, self.path, hint=error.hint) from error
             self.fetch()
-        raise self._evicted()
+        what = f"it was evicted {_MAX_EVICTIONS} times before it was opened"
+        raise ShardError(what, self.path)
 
-    def _open_file(self, file: Path, check: Check) -> OpenShard:
+    def _open(self, file: Path, check: Check) -> OpenShard:
         columns = open_columns(file, self.info)
         checksums = {} if check == "never" else open_checksums(file, self.info)
         if self.identity is not None and self.identity != _identity_of(file):
             what = "the file was replaced since the dataset was opened"
             raise StaleDatasetError(what, self.path, hint="Open the dataset again")
         if check == "always" and hash_file(file) != self.info.xxh3_128:
-            raise ChecksumError(
-                "its xxh3-128 is not that of the manifest", self.path, hint=_RESTORE
-            )
+            what = "its xxh3-128 is not that of the manifest"
+            raise ChecksumError(what, self.path, hint=_RESTORE)
         return OpenShard(self.path, columns, checksums)
 
     def fetch(self) -> Path:
@@ -126,13 +126,7 @@ class FileShard(NamedTuple):
 
     def open_file(self) -> BinaryIO:
         """Return the file, opened when it is here: it can be read however soon it is evicted."""
-        for _ in range(_MAX_EVICTIONS):
-            with suppress(FileNotFoundError):
-                return open(self.fetch(), "rb")
-        raise self._evicted()
-
-    def _evicted(self) -> ShardError:
-        return ShardError(f"it was evicted {_MAX_EVICTIONS} times before it was opened", self.path)
+        return self._when_here(lambda file: open(file, "rb"))
 
     @property
     def is_here(self) -> bool:
@@ -156,9 +150,7 @@ class FileShard(NamedTuple):
             for shard in manifest.shards
         )
         if manifest is None or not is_listed or manifest.schema != self.schema:
-            what = "the dataset was replaced since it was opened"
-            if manifest is None:
-                what = "the manifest of the dataset was removed or damaged since it was opened"
+            what = "the dataset was replaced, or its manifest removed, since it was opened"
             raise StaleDatasetError(what, self.path, hint="Open the dataset again")
 
 
@@ -207,15 +199,17 @@ def open_manifest(
     manifest = read_manifest(folder)
     schema = manifest.schema
     shards = [
-        FileShard(folder, each, schema, version, identity=_unvouched(folder, each))
+        # Packed before 1.0, the manifest has no hash of checksums.
+        FileShard(
+            folder,
+            each,
+            schema,
+            version,
+            identity=None if each.checksums_xxh3_64 else _identity_of(folder / each.file),
+        )
         for each in manifest.shards
     ]
     return manifest, shards, folder
-
-
-def _unvouched(folder: Path, info: ShardInfo) -> tuple[int, ...] | None:
-    """Return which file a shard is, if the manifest has no hash of its checksums: packed before 1.0."""
-    return None if info.checksums_xxh3_64 else _identity_of(folder / info.file)
 
 
 @dataclass(frozen=True, slots=True)

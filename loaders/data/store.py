@@ -19,7 +19,6 @@ from loaders.data.pages import Pages
 from loaders.data.shards import FileShard
 from loaders.data.verify import Verifier
 from loaders.errors import ShardError
-from loaders.remote.origin import add_mapper
 from loaders.system.limits import most_maps
 from loaders.system.locks import ForkLock
 
@@ -125,8 +124,7 @@ class Store:
         nbytes, limit = 0, None
         if isinstance(file, FileShard) and file.origin is not None:
             file.fetch()  # which is waited for before the lock is taken
-            add_mapper(self)
-            nbytes, limit = file.info.size_bytes, file.origin.map_limit
+            nbytes, limit = file.info.size_bytes, file.origin.map_limit(self)
         with self._lock.plain:
             shard = self._open[number]
             if shard is None:

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from loaders.errors import LoadersError
-from loaders.remote.origin import close_beyond
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from loaders.remote.origin import Origin
-    from loaders.remote.wire import Connection, File
+    from loaders.remote.wire import File
 
     Int64s = npt.NDArray[np.int64]
     Position = tuple[int, bool]
@@ -155,33 +154,19 @@ def _send(
         try:
             needs = needs or make_needs()
             with closing(origin.client.connect()) as connection:
-                _follow(ended, origin, connection, needs, position)
+                files: list[File] | None = needs.files  # sent once
+                last, sent_at, pause_s = -1, 0.0, _LEAST_S
+                while not ended.is_set():
+                    at, is_over = position()
+                    pause_s = min(2 * pause_s, _MOST_S)
+                    is_new = (stretch := needs.stretch(at)) != last
+                    if is_new or time.monotonic() - sent_at > _AGAIN_S:
+                        upcoming = needs.upcoming(at) if is_new else None
+                        origin.limit_maps(connection.ask("order", files=files, upcoming=upcoming))
+                        files, last, sent_at = None, stretch, time.monotonic()
+                        pause_s = _LEAST_S if is_new else pause_s
+                    if is_over:
+                        ended.set()
+                    ended.wait(pause_s)
         except (OSError, LoadersError):  # a reader that waits for a file gets the error
             ended.wait(_AGAIN_S)
-
-
-def _follow(
-    ended: threading.Event,
-    origin: Origin,
-    connection: Connection,
-    needs: Needs,
-    position: Callable[[], Position],
-) -> None:
-    """Send the order whenever the reader comes to another stretch, and the files of it the first time."""
-    files: list[File] | None = needs.files
-    last, sent_at, pause_s = -1, 0.0, _LEAST_S
-    while not ended.is_set():
-        at, is_over = position()
-        pause_s = min(2 * pause_s, _MOST_S)
-        is_new = (stretch := needs.stretch(at)) != last
-        if is_new or time.monotonic() - sent_at > _AGAIN_S:
-            upcoming = needs.upcoming(at) if is_new else None
-            limit = connection.ask("order", files=files, upcoming=upcoming)
-            before, origin.max_mapped = origin.max_mapped, limit
-            if limit is not None and limit != before:
-                close_beyond(limit)
-            files, last, sent_at = None, stretch, time.monotonic()
-            pause_s = _LEAST_S if is_new else pause_s
-        if is_over:
-            ended.set()
-        ended.wait(pause_s)

@@ -136,23 +136,22 @@ def _start(inside: Path) -> None:
     packages = str(Path(version.__file__).parents[1])
     path = os.pathsep.join(filter(None, [packages, os.environ.get("PYTHONPATH", "")]))
     passed = {n: v for n, v in os.environ.items() if n in _PASSED or n.lower().endswith("_proxy")}
-    with open(inside / "fetcher.log", "ab") as log:
-        started = subprocess.Popen(
-            [sys.executable, "-P", "-m", "loaders.remote.fetcher", str(inside)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=log,  # no pipe of the trainer's: what waits for its end would wait for the fetcher's
-            cwd="/",
-            env=passed | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
-            start_new_session=True,
-        )
     try:
-        code = started.wait(START_S)
-    except subprocess.TimeoutExpired:
-        started.kill()
-        code = started.wait()
-    if code:
-        raise CacheError("its fetcher could not be started", inside.parent, _look(inside))
+        with open(inside / "fetcher.log", "ab") as log:
+            subprocess.run(
+                [sys.executable, "-P", "-m", "loaders.remote.fetcher", str(inside)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=log,  # no pipe of the trainer's: what waits for its end would wait for the fetcher's
+                cwd="/",
+                env=passed | {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
+                start_new_session=True,
+                timeout=START_S,
+                check=True,
+            )
+    except subprocess.SubprocessError as error:
+        what = "its fetcher could not be started"
+        raise CacheError(what, inside.parent, _look(inside)) from error
 
 
 def _look(inside: Path) -> str:

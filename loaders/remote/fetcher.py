@@ -192,13 +192,13 @@ class Fetcher:
             if self._stored.is_removed():
                 self._stop.set()
                 raise ConnectionAbortedError from error  # who hears nothing asks the next one
-            answer = self._public(error, self._inside)
+            answer = self._public(error)
         finally:
             task.cancel()
         writer.write(encoded(answer))
         await writer.drain()
 
-    def _public(self, error: Exception, place: Path) -> Exception:
+    def _public(self, error: Exception) -> Exception:
         """Return the error that a client gets."""
         if isinstance(error, LoadersError):
             return error
@@ -208,7 +208,7 @@ class Fetcher:
             return CacheError(what, self._inside.parent, hint)
         logger.error("a defect", exc_info=error)
         what = f"its fetcher has a defect: {hide_secrets(repr(error), {})}"
-        return RemoteError(what, place, "Report it")
+        return RemoteError(what, self._inside.parent, "Report it")
 
     async def _read(self, client: Connected, question: bytes) -> Any:
         op, about = pickle.loads(question)  # noqa: S301  # of a process of our own user
@@ -363,7 +363,7 @@ class Fetcher:
 
     def _fail(self, download: Download, error: Exception) -> None:
         """End a download with an error, the same for all that wait, now and for ``_FAILED_S``."""
-        error = self._public(error, download.url)
+        error = self._public(error)
         logger.error("%s", error)
         self._downloads[download.file.hash] = download
         download.failed_at = time.monotonic()

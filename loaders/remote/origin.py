@@ -124,10 +124,18 @@ class Origin:
         self.max_mapped = self.ask(f"fetching {self.url / file}", "shard", file=wanted)
         return self.place(file, digest)
 
-    @property
-    def map_limit(self) -> int | None:
-        """How many bytes of the cache one reader of this process may map; None: all."""
+    def map_limit(self, store: Any) -> int | None:
+        """Return how many bytes of the cache a store of this process may map from now on; None: all."""
+        if store not in _mappers.all():
+            _mappers.add(store)
         return None if self.max_mapped is None else _limit_of_each(self.max_mapped)
+
+    def limit_maps(self, max_bytes: int | None) -> None:
+        """Note how many bytes this process may map; if they are others, stores close what is beyond their part."""
+        before, self.max_mapped = self.max_mapped, max_bytes
+        if max_bytes is not None and max_bytes != before:
+            for store in _mappers.all():
+                store.close_beyond(_limit_of_each(max_bytes))
 
     def ranges(self, wanted: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Return ranges of objects, as bytes, of which nothing is kept.
@@ -157,21 +165,9 @@ def _public(storage: Mapping[str, Any]) -> dict[str, Any]:
 _mappers: WeakRegistry[Any] = WeakRegistry()  # stores of this process: they have ``close_beyond``
 
 
-def add_mapper(store: Any) -> None:
-    """Note what maps files of a cache, unless it is known."""
-    if store not in _mappers.all():
-        _mappers.add(store)
-
-
 def _limit_of_each(max_bytes: int) -> int:
     """Return how many bytes each may map, where this process may map so many: half, as batches hold some, too."""
     return max_bytes // (2 * max(1, len(_mappers.all())))
-
-
-def close_beyond(max_bytes: int) -> None:
-    """Have each close what it maps, if that is more than its part of what this process may map."""
-    for store in _mappers.all():
-        store.close_beyond(_limit_of_each(max_bytes))
 
 
 _origins: WeakValueDictionary[URL, Origin] = WeakValueDictionary()

@@ -249,29 +249,38 @@ Objects = ObstoreObjects | FsspecObjects
 
 def open_objects(url: URL, storage: Mapping[str, Any], environment: Mapping[str, str]) -> Objects:
     """Return what reads the objects below a URL, with options, and the variables of the process that gave them."""
-    options = dict(storage)
     if url.scheme not in OBSTORE_SCHEMES:
-        return FsspecObjects(url, options, environment)
+        return FsspecObjects(url, storage, environment)
+    try:
+        return _open_obstore(url, dict(storage), environment)
+    except Exception as error:  # an option that obstore does not take, a file that is not there
+        hint = WAYS["az"] if "Account must be" in str(error) else "See storage= of ShardDataset"
+        raise StoreFault("unusable", str(error).partition("\n")[0], hint) from None
+
+
+def _open_obstore(
+    url: URL, options: dict[str, Any], environment: Mapping[str, str]
+) -> ObstoreObjects:
+    from obstore.store import from_url
+
     kind, place = KINDS.get(url.scheme, url.scheme), str(url)
-    timeout_s = _seconds(options, "timeout", _TIMEOUT_S)
-    deadline_s = _seconds(options, "retry_timeout", DEADLINE_S)
+    timeout_s = float(options.pop("timeout", _TIMEOUT_S))
+    deadline_s = float(options.pop("retry_timeout", DEADLINE_S))
     client: dict[str, Any] = {"connect_timeout": "5s"}
     client |= {name: options.pop(name) for name in _CLIENT_OPTIONS & {*options}}
     endpoint = endpoint_of(url.scheme, options, environment)
     if kind == "http" or endpoint.startswith("http://"):
         client.setdefault("allow_http", True)
     if bundle := environment.get("AWS_CA_BUNDLE"):
-        client.setdefault("root_certificate", _read_bundle(bundle))
+        client.setdefault("root_certificate", Path(bundle).read_bytes())
     more = {}
     if kind in WAYS:  # of buckets, whose keys are meant as they are written
         place = place.replace("%", "%25").replace("#", "%23").replace("?", "%3F")
         more = _bucket_options(kind, options, environment)
     elif options:
-        raise StoreFault("unusable", f"http(s) knows no option {sorted(options)}")
+        raise ValueError(f"http(s) knows no option {sorted(options)}")
 
     def open_store(to_write: bool) -> Any:
-        from obstore.store import from_url
-
         # To read, ``ServedURL`` asks again, and looks at each byte.
         seconds = 3 * timeout_s if to_write else 3600
         num, within = 10 if to_write else 0, timedelta(seconds=deadline_s)
@@ -279,12 +288,8 @@ def open_objects(url: URL, storage: Mapping[str, Any], environment: Mapping[str,
         limits: Any = client | {"timeout": f"{seconds:.0f}s"}
         return from_url(place, client_options=limits, **how, **more)
 
-    try:
-        credentials = more.get("credential_provider")
-        return ObstoreObjects(open_store, kind, timeout_s, deadline_s, credentials)
-    except Exception as error:
-        hint = WAYS["az"] if "Account must be" in str(error) else "See storage= of ShardDataset"
-        raise StoreFault("unusable", str(error).partition("\n")[0], hint) from None
+    credentials = more.get("credential_provider")
+    return ObstoreObjects(open_store, kind, timeout_s, deadline_s, credentials)
 
 
 def _bucket_options(
@@ -305,19 +310,3 @@ def _bucket_options(
     return more | {
         "config": {n: t.lower() if t in ("True", "False") else t for n, t in texts.items()}
     }
-
-
-def _read_bundle(path: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        what = f"AWS_CA_BUNDLE names {path}, which cannot be read ({error.strerror or error})"
-        raise StoreFault("unusable", what, "Name a file of certificates, or unset it") from None
-
-
-def _seconds(options: dict[str, Any], name: str, default: float) -> float:
-    """Take an option that is a number of seconds."""
-    try:
-        return float(options.pop(name, default))
-    except (TypeError, ValueError):
-        raise StoreFault("unusable", f"{name} of storage= is not a number of seconds") from None

@@ -31,9 +31,10 @@ if TYPE_CHECKING:
     Turns = tuple[asyncio.Semaphore, asyncio.Semaphore]
 
 _MAX_UNHASHED = 32  # parts
-_TEXTS = {  # of faults for which all of the file is fetched again
+_TEXTS = {
     "damaged": f"its bytes are not those of the manifest, fetched {ATTEMPTS} times",
     "short": "it is smaller than the manifest says",
+    "missing": "the shard is missing in the store",
 }
 
 
@@ -54,11 +55,6 @@ class Download:
         self.done.add_done_callback(lambda done: done.cancelled() or done.exception())
         self.task: asyncio.Task[None] | None = None  # fetches it, once there is room
         self._part_path, self._turns, self._descriptor = part_path, turns, -1
-
-    @property
-    def url(self) -> Path:
-        """Where the file lies."""
-        return self.source.url / self.file.file
 
     def open(self) -> None:
         """Reserve its room on the disk; ``OSError`` if there is none."""
@@ -83,7 +79,7 @@ class Download:
                     self._publish()
                     return
                 except StoreFault as fault:
-                    if is_last or fault.kind not in _TEXTS:
+                    if is_last or fault.kind not in ("damaged", "short"):
                         raise self._error(fault) from None
                     self.source.num_retries += 1
         finally:
@@ -126,11 +122,10 @@ class Download:
         os.rename(self._part_path, self.target)
 
     def _error(self, fault: StoreFault) -> RemoteError | ChecksumError:
-        texts = _TEXTS | {"missing": "the shard is missing in the store"}
-        if fault.kind not in texts:
+        if fault.kind not in _TEXTS:
             return self.source.refused("fetched", self.file.file, fault)
         hint = "If the dataset was replaced there, open it again; else restore the shard there"
-        return ChecksumError(texts[fault.kind], self.url, None, None, hint)
+        return ChecksumError(_TEXTS[fault.kind], self.source.url / self.file.file, hint=hint)
 
     def _close(self) -> None:
         """Close the file, and delete it where it was not published."""

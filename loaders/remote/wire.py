@@ -11,7 +11,7 @@ import os
 import pickle
 import socket
 import struct
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loaders.errors import CacheError, RemoteError
@@ -96,7 +96,9 @@ class Connection:
                 size = int.from_bytes(self._read(LENGTH_BYTES), "little")
                 answer = pickle.loads(self._read(size))  # noqa: S301  # of our own fetcher
         except TimeoutError as error:
-            raise self._silent() from error
+            pid = (self._folder / "lock").read_text()
+            hint = f"End it ('kill -9 {pid}'): another one is started"
+            raise RemoteError("its fetcher does not answer", self._folder.parent, hint) from error
         self.is_idle = True
         if isinstance(answer, Exception):
             raise answer
@@ -107,13 +109,6 @@ class Connection:
         if len(data) != nbytes:
             raise ConnectionResetError("the fetcher has gone")
         return data
-
-    def _silent(self) -> RemoteError:
-        hint = "Look for it with ps"
-        with suppress(OSError):
-            if pid := (self._folder / "lock").read_text().strip():
-                hint = f"End it ('kill -9 {pid}'): another one is started"
-        return RemoteError("its fetcher does not answer", self._folder.parent, hint)
 
     def close(self) -> None:
         """Hang up."""

@@ -29,7 +29,8 @@ from loaders import ShardDataset
 url, cache, storage = json.loads(sys.argv[1])
 dataset = ShardDataset(url, cache=cache, storage=storage)
 assert dataset[0]
-print(os.fork(), flush=True)
+if child := os.fork():
+    print(child, flush=True)
 time.sleep(60)
 """
 
