@@ -246,8 +246,13 @@ class profile:
         atexit.unregister(self.stop)  # it would keep the loader
         if self._told is not None:
             self._told(self.report)
-        if self._writer is not None:
-            self._write_scalars()
+        if (writer := self._writer) is not None:
+            report = self.report
+            for name, values in (("wait_ms", report.wait_s), ("compute_ms", report.compute_s)):
+                for step, value in enumerate(values):
+                    writer.add_scalar(f"loaders/{name}", value * 1e3, step)
+            writer.add_scalar("loaders/data_share", report.data_share, report.num_steps)
+            writer.flush()
         if self._trace is not None:
             write_trace(self.spans, self._trace, self._thread)
 
@@ -313,14 +318,6 @@ class profile:
         self._thread, self._step_began = threading.get_ident(), self.clock()
         self.spans.append(TimedSpan(_WAIT, self._thread, began, self._step_began))
         return batch
-
-    def _write_scalars(self) -> None:
-        report, writer = self.report, self._writer
-        for name, values in (("wait_ms", report.wait_s), ("compute_ms", report.compute_s)):
-            for step, value in enumerate(values):
-                writer.add_scalar(f"loaders/{name}", value * 1e3, step)
-        writer.add_scalar("loaders/data_share", report.data_share, report.num_steps)
-        writer.flush()
 
 
 def _first_of(loader: Any, batches: Any) -> Any:

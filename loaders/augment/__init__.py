@@ -40,7 +40,7 @@ from loaders.augment.ops import (
     Resize,
     ScaleJitter,
 )
-from loaders.augment.views import Views
+from loaders.augment.planning import Views
 from loaders.augment.warps import (
     ElasticTransform,
     RandomAffine,

@@ -112,18 +112,18 @@ def edit(image: Array, kinds: Sequence[int], values: Sequence[Values]) -> None:
         elif kind == Kind.MIX:
             total += image * np.float32(value[0])
             image[...] = total if value[1] else kept  # cut off, not rounded
-        elif kind in _TABLES:
-            _look_up(image, _TABLES[kind](image, value))
+        elif kind in _TABLES:  # (256,), or (C, 256) with one row per channel
+            table, flat = _TABLES[kind](image, value), _flat(image)
+            if table.ndim == 2:
+                table = table[0] if len(table) == 1 else np.ascontiguousarray(table.T)[None]
+            cv2.LUT(flat, table, flat)
         else:
             _KERNELS[kind](image, value)
 
 
-def _look_up(image: Array, table: Table) -> None:
-    """Replace each value through a table: ``(256,)``, or ``(C, 256)`` with one row per channel."""
-    if table.ndim == 2:
-        table = table[0] if len(table) == 1 else np.ascontiguousarray(table.T)[None]
-    flat = image[..., 0] if image.shape[2] == 1 else image
-    cv2.LUT(flat, table, flat)
+def _flat(image: Array) -> Array:
+    """Return an image of one channel as ``(H, W)``, as OpenCV takes it."""
+    return image[..., 0] if image.shape[2] == 1 else image
 
 
 def _cut(values: Array) -> Table:
@@ -218,7 +218,7 @@ def _hue(image: Array, value: Values) -> None:
 
 def _blur(image: Array, value: Values) -> None:
     sigma, width, height = value[:3]
-    flat = image[..., 0] if image.shape[2] == 1 else image
+    flat = _flat(image)
     across, down = (cv2.getGaussianKernel(int(n), sigma, cv2.CV_32F) for n in (width, height))
     # In float32: OpenCV's own kernels for bytes have 8 bits.
     blurred = cv2.sepFilter2D(flat, cv2.CV_32F, across, down, borderType=cv2.BORDER_REFLECT_101)
@@ -228,7 +228,7 @@ def _blur(image: Array, value: Values) -> None:
 def _sharpness(image: Array, value: Values) -> None:
     if min(image.shape[:2]) <= 2:
         return
-    flat = image[..., 0] if image.shape[2] == 1 else image
+    flat = _flat(image)
     smooth = cv2.filter2D(flat, -1, _SHARPEN)[1:-1, 1:-1]
     inner = flat[1:-1, 1:-1]
     inner[...] = cv2.addWeighted(inner, value[0], smooth, 1 - value[0], _CUT)
@@ -267,9 +267,8 @@ def _warp(image: Array, value: Values) -> None:
     matrix[:, 2] += matrix[:, :2].sum(axis=1) / 2 - 0.5
     flags = _FLAGS[int(value[6])] | cv2.WARP_INVERSE_MAP
     fill = value[7 : 7 + channels]
-    source = image.copy()
-    flat, target = (each[..., 0] if channels == 1 else each for each in (source, image))
-    cv2.warpAffine(flat, matrix, (width, height), target, flags, cv2.BORDER_CONSTANT, tuple(fill))
+    flat, target, border = _flat(image.copy()), _flat(image), cv2.BORDER_CONSTANT
+    cv2.warpAffine(flat, matrix, (width, height), target, flags, border, tuple(fill))
 
 
 _TABLES: dict[int, Callable[[Array, Values], Table]] = {

@@ -123,7 +123,15 @@ class Geometry:
 
     def covers(self, lengths: Ints) -> Ints:
         """Return boxes ``(N, 4)`` that cover all pixels to be read; ``lengths`` ``(N, 2)`` are the image sizes."""
-        boxes = self._read_boxes(lengths)
+        boxes = self.boxes
+        if self.regions is not None:
+            start, extent = self.regions[:, :2], self.regions[:, 2:]
+            margin = margin_of(self.resampling.interpolation, extent / self.sizes)
+            first, last = np.floor(start - margin), np.ceil(start + extent + margin)
+            # What reaches outside only for the filter does not: beyond an edge it reads nothing.
+            first = np.where(start >= 0, np.maximum(first, 0), first)
+            last = np.where(start + extent <= lengths, np.minimum(last, lengths), last)
+            boxes = np.concatenate([first, last - first], axis=1).astype(np.int64)
         if self.matrices is not None:
             boxes = np.where(self.is_warped[:, None], self.boxes, boxes)
         if self.resampling.padding_mode == "constant":
@@ -131,17 +139,6 @@ class Geometry:
         is_outside = (boxes[:, :2] < 0) | (boxes[:, :2] + boxes[:, 2:] > lengths)
         whole = np.concatenate([np.zeros_like(lengths), lengths], axis=1)
         return np.where(is_outside.any(axis=1, keepdims=True), whole, boxes)
-
-    def _read_boxes(self, lengths: Ints) -> Ints:
-        if self.regions is None:
-            return self.boxes
-        start, extent = self.regions[:, :2], self.regions[:, 2:]
-        margin = margin_of(self.resampling.interpolation, extent / self.sizes)
-        first, last = np.floor(start - margin), np.ceil(start + extent + margin)
-        # What reaches outside only for the filter does not: beyond an edge it reads nothing.
-        first = np.where(start >= 0, np.maximum(first, 0), first)
-        last = np.where(start + extent <= lengths, np.minimum(last, lengths), last)
-        return np.concatenate([first, last - first], axis=1).astype(np.int64)
 
     def __len__(self) -> int:
         return len(self.boxes)

@@ -46,9 +46,6 @@ def check_ops(ops: Sequence[Op], num_axes: int) -> None:
             raise BatchError(f"{op} resamples; arrays can only be cropped and flipped")
         if isinstance(op, RandomCrop | CenterCrop):
             crop_lengths(op, num_axes)
-        elif isinstance(op, _FLIPS):  # ops of pixels are for pictures beside them
-            large = np.full((1, num_axes), 1)
-            plan([op], large, seed=0, epoch=0, indices=np.zeros(1, np.int64))
 
 
 def output_lengths(ops: Sequence[Op], lengths: Sequence[int | None]) -> tuple[int, ...] | None:

@@ -89,10 +89,10 @@ def apply(
             _resize(source, out, nearest, how.interpolation)
             source = out
         vertical, horizontal = flip
-        if vertical or horizontal:
-            _flip(source, out, vertical, horizontal)
-        elif source is not out:
-            out[...] = source
+        if (vertical or horizontal) and image.dtype in _INTERPOLABLE:
+            cv2.flip(source, (-1 if vertical else 1) if horizontal else 0, out)
+        else:
+            out[...] = source[:: -1 if vertical else 1, :: -1 if horizontal else 1]
     except (cv2.error, ValueError) as error:
         raise BatchError(
             f"cannot take box {tuple(box)} of a {image.dtype} {shape} image to {out_shape}"
@@ -228,8 +228,14 @@ def _crop(image: Array, box: Sequence[int], target: Array, around: Array) -> Arr
 def _resize(source: Array, target: Array, nearest: bool, interpolation: str) -> None:
     """Resample all of source into all of target."""
     height, width = target.shape[:2]
-    if nearest:
-        _resize_nearest(source, target)
+    if nearest:  # in whole numbers; of two equally near pixels the later one
+        rows, cols = (
+            (2 * np.arange(count, dtype=np.int64) + 1) * length // (2 * count)
+            for count, length in zip(target.shape[:2], source.shape[:2], strict=True)
+        )
+        np.take(
+            source.take(rows, 0), cols, 1, out=target, mode="clip"
+        )  # not "raise": it would copy
         return
     method = cv2.INTER_CUBIC if interpolation == "bicubic" else cv2.INTER_LINEAR
     if interpolation == "bilinear" and _is_half(source.shape[0], source.shape[1], height, width):
@@ -246,23 +252,6 @@ def _resize(source: Array, target: Array, nearest: bool, interpolation: str) -> 
 def _is_half(from_height: Any, from_width: Any, height: Any, width: Any) -> Any:
     """Return whether both sides shrink by more than 2; of numbers, or elementwise of arrays."""
     return (from_height > 2 * height) & (from_width > 2 * width)
-
-
-def _resize_nearest(source: Array, target: Array) -> None:
-    """Nearest-neighbour in exact integers; of two equally near pixels the later one."""
-    rows, cols = (
-        (2 * np.arange(count, dtype=np.int64) + 1) * length // (2 * count)
-        for count, length in zip(target.shape[:2], source.shape[:2], strict=True)
-    )
-    np.take(source.take(rows, 0), cols, 1, out=target, mode="clip")  # not "raise": it would copy
-
-
-def _flip(source: Array, target: Array, vertical: bool, horizontal: bool) -> None:
-    """Flip source into target, which may be the same array."""
-    if source.dtype in _INTERPOLABLE:
-        cv2.flip(source, (-1 if vertical else 1) if horizontal else 0, target)
-    else:
-        target[...] = source[:: -1 if vertical else 1, :: -1 if horizontal else 1]
 
 
 def reductions(

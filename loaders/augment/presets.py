@@ -25,7 +25,7 @@ from loaders.augment.ops import (
     RandomResizedCrop,
     Resize,
 )
-from loaders.augment.views import Views
+from loaders.augment.planning import Views
 from loaders.checks import whole_number
 
 if TYPE_CHECKING:

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 _BACKENDS = ("thread", "subprocess", "process")
 _ORDERS = {"lanes": "lanes", "block": "block", "full": True, "no": False}
-_MAX_PIXELS = 65_535  # a JPEG's side, at most
 _SWEEP_SHARE, _STAGES_SHARE = 0.65, 0.35
 
 _Found = tuple[Verdict, Analysis]
@@ -60,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-_count, _positive, _pixels = number_from(0), number_from(1), number_from(0, _MAX_PIXELS)
+_count, _positive = number_from(0), number_from(1)
 _seconds, _amount = number_from(0.01, kind=float), number_from(0, kind=float)
 
 
@@ -69,7 +68,7 @@ def _add_dataset(parser: argparse.ArgumentParser) -> None:
     add("dataset", help="a packed folder or its URL, a folder of images, or module:object")
     which = "loose images, and those of different sizes"
     what = f"crop {which}, to this (default: {CROP}; 0: do not crop)"
-    add("--size", type=_pixels, metavar="PX", help=what)
+    add("--size", type=_count, metavar="PX", help=what)
     add("--json", action="store_true", help="print JSON")
 
 
@@ -317,13 +316,8 @@ def _add_plan(parser: Parser) -> None:
     add("--shared", action="store_true", help="with --ram: one copy for all ranks")
     what = "copy batches to a device through pinned memory"
     add("--pinned", action="store_true", help=what)
-    _add_epoch(parser)
-
-
-def _add_epoch(parser: argparse.ArgumentParser) -> None:
-    """Add what an epoch over a URL depends on; of it no memory is planned."""
     add_remote(parser)
-    add, what = parser.add_argument, "for a URL: machines that train"
+    what = "for a URL: machines that train"
     add("--nodes", type=_positive, default=1, metavar="N", help=what)
     what = "for a URL (default: lanes)"
     add("--shuffle", choices=[*_ORDERS], default="lanes", help=what)

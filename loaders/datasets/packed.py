@@ -18,7 +18,7 @@ import xxhash
 from torch.utils.data import Dataset
 
 from loaders.augment import Views
-from loaders.augment.views import as_augment, has_draws
+from loaders.augment.planning import as_augment, has_draws
 from loaders.checks import Settled, did_you_mean, one_of, shares, shown, whole_number
 from loaders.codecs.heads import MAX_PICTURE_MB
 from loaders.datasets import frame

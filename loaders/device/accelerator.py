@@ -1,20 +1,13 @@
-"""Devices: which one is meant, and what copying ahead needs of it.
-
-That is copies in the background, and events that say when they are done.
-"""
+"""Devices: which one is meant; copies in the background, and events that say when they are done."""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from loaders.checks import shown
 from loaders.errors import LoadersError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _WITH_STREAMS = ("cuda", "xpu")  # cuda is ROCm's name, too
 
@@ -28,26 +21,9 @@ class Accelerator:
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
-    def copying(self) -> AbstractContextManager[Any]:
-        """Return the context in which ``copy`` is called."""
-        return nullcontext()
-
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Start a copy. The source must stay as it is until an event recorded later is done."""
+        """Return the tensor there."""
         return tensor.to(self.device)
-
-    def record(self) -> Any:
-        """Return an event that is done when all copies started so far are."""
-
-    def wait(self, event: Any, tensors: list[torch.Tensor]) -> None:
-        """Let all work that the caller starts from now on wait for the event, and use these tensors."""
-
-    def done(self, event: Any) -> bool:
-        """Tell whether an event has happened, without waiting."""
-        return True
-
-    def synchronize(self, event: Any) -> None:
-        """Wait until it has."""
 
     def is_busy(self) -> bool:
         """Tell whether work that the caller started there is not done yet."""
@@ -70,15 +46,16 @@ class StreamCopies(Accelerator):
         super().__init__(torch.device(device.type, index))
         self._stream = self._module.Stream(self.device)
 
-    def copying(self) -> AbstractContextManager[Any]:
-        """Make the copying stream the current one: what is allocated meanwhile belongs to it."""
-        return self._module.stream(self._stream)  # type: ignore[no-any-return]
+    def copying(self) -> Any:
+        """Return a context in which the copying stream is the current one: what is allocated there belongs to it."""
+        return self._module.stream(self._stream)
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Start a copy; it runs beside the caller if the source is page-locked."""
+        """Start a copy, beside the caller if the source is page-locked, which stays as it is until an event is done."""
         return tensor.to(self.device, non_blocking=True)
 
     def record(self) -> Any:
+        """Return an event that is done when all copies started so far are."""
         event = self._module.Event()
         event.record(self._stream)
         return event
@@ -95,9 +72,11 @@ class StreamCopies(Accelerator):
             tensor.record_stream(stream)
 
     def done(self, event: Any) -> bool:
+        """Tell whether an event has happened, without waiting."""
         return bool(event.query())
 
     def synchronize(self, event: Any) -> None:
+        """Wait until it has."""
         event.synchronize()
 
     def is_busy(self) -> bool:
@@ -138,33 +117,3 @@ def accelerator_for(device: torch.device) -> Accelerator:
 def pins(device: torch.device | None) -> bool:
     """Tell whether batches for a device should lie in page-locked memory."""
     return device is not None and device.type in _WITH_STREAMS
-
-
-def shared_device(
-    device: torch.device, num_devices: int, environ: Mapping[str, str]
-) -> str | None:
-    """Return a warning if this rank puts its batches on what is most likely another local rank's device.
-
-    Args:
-        device: With its index.
-        num_devices: How many this process sees.
-        environ: Of the process, as ``torchrun`` sets it.
-
-    Example:
-        >>> environ = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
-        >>> print(shared_device(torch.device("cuda:1"), 2, environ))
-        None
-        >>> print(shared_device(torch.device("cuda:0"), 2, environ))  # doctest: +ELLIPSIS
-        local rank 1 of 2 puts batches on cuda:0, local rank 0's: ...
-    """
-    rank, world = (environ.get(name, "") for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
-    if not (rank.isdecimal() and world.isdecimal()) or int(world) < 2:
-        return None
-    if device.type != "cuda" or device.index != 0 or int(rank) == 0:
-        return None
-    if num_devices == 1 and environ.get("CUDA_VISIBLE_DEVICES"):  # one was given to each, no doubt
-        return None
-    where = f"local rank {rank} of {world} puts batches on {device}, local rank 0's"
-    if num_devices <= int(rank):
-        return f"{where}: this machine shows only {num_devices} for {world} ranks"
-    return f"{where}: call torch.cuda.set_device({rank}) first, or pass device='cuda:{rank}'"

@@ -74,18 +74,14 @@ def edit_images(images: torch.Tensor, groups: Sequence[EditRound]) -> torch.Tens
         if group.kind == Kind.MIX:
             total += some * _column(group.values)
             made = _bytes(total) if group.most[0] else kept.clone()
+        elif group.kind == Kind.BLUR:
+            made = _blur(some, group.values, group.most)
+        elif group.kind == Kind.WARP:
+            made = _warp(some, group.values, group.most)
         else:
-            made = _edited(some, group)
+            made = _KERNELS[group.kind](some, group.values)
         images = made if rows is None else images.index_copy_(0, rows, made)
     return images
-
-
-def _edited(images: torch.Tensor, group: EditRound) -> torch.Tensor:
-    if group.kind == Kind.BLUR:
-        return _blur(images, group.values, group.most)
-    if group.kind == Kind.WARP:
-        return _warp(images, group.values, group.most)
-    return _KERNELS[group.kind](images, group.values)
 
 
 def _column(values: torch.Tensor, i: int = 0) -> torch.Tensor:

@@ -46,7 +46,8 @@ class Prefetcher:
         ahead: int,  # how many batches may lie on the device before they are asked for
         is_ready: Callable[[], bool],  # tells whether the source has its next batch now
     ) -> None:
-        self._source, self._accelerator, self._is_ready = source, accelerator, is_ready
+        self._source, self._is_ready = source, is_ready
+        self._accelerator: Any = accelerator  # one that copies ahead has events
         self._ahead = ahead if accelerator.is_ahead else 0
         self._queue: deque[_Copied | _Failed] = deque()
         self._held = _Held(accelerator, self._ahead + 1)
@@ -73,7 +74,8 @@ class Prefetcher:
     @property
     def num_waiting(self) -> int:
         """Batches, and errors of batches, that were taken from the source and not handed over."""
-        is_end = bool(self._queue) and _is_end(self._queue[-1])
+        last = self._queue[-1] if self._queue else None
+        is_end = isinstance(last, _Failed) and isinstance(last.error, StopIteration)
         return len(self._queue) - is_end
 
     @property
@@ -128,10 +130,6 @@ class _Failed:
     error: Exception
 
 
-def _is_end(item: _Copied | _Failed) -> bool:
-    return isinstance(item, _Failed) and isinstance(item.error, StopIteration)
-
-
 def _of_others(behind: TracebackType | None) -> TracebackType | None:
     """Return the part of a traceback that comes from another thread.
 
@@ -147,7 +145,7 @@ def _of_others(behind: TracebackType | None) -> TracebackType | None:
 class _Held:
     """Host batches that copies read, oldest first, each with the event behind its copies."""
 
-    def __init__(self, accelerator: Accelerator, limit: int) -> None:
+    def __init__(self, accelerator: Any, limit: int) -> None:
         self._accelerator, self._limit = accelerator, limit
         self._batches: deque[tuple[Any, Any]] = deque()
 

@@ -7,7 +7,6 @@ own worker processes (``backend="process"``).
 
 from __future__ import annotations
 
-import os
 import warnings
 import weakref
 from dataclasses import fields, replace
@@ -27,7 +26,7 @@ from loaders.buffers import Slots
 from loaders.checks import did_you_mean, shown
 from loaders.datasets.base import BatchDataset, reads_batches
 from loaders.datasets.reading.samples import collate, collate_dict
-from loaders.device.accelerator import accelerator_for, pins, shared_device
+from loaders.device.accelerator import accelerator_for, pins
 from loaders.device.pinned import pinned_buffer
 from loaders.gone import gone
 from loaders.live import register
@@ -337,14 +336,7 @@ class DataLoader(OrderedLoader[BatchT]):
         device = self.device
         if self._finisher is not None:  # where its samples lie: "cuda" may be another one by now
             device = self._served.device or device
-        if device is None:
-            return None
-        accelerator = accelerator_for(device)
-        if accelerator.is_ahead and device.type == "cuda":
-            warning = shared_device(accelerator.device, torch.cuda.device_count(), os.environ)
-            if warning:
-                warnings.warn(warning, stacklevel=3)
-        return accelerator
+        return None if device is None else accelerator_for(device)
 
     @cached_property
     def _torch_loader(self) -> torch.utils.data.DataLoader[Any]:

@@ -39,7 +39,13 @@ class Array(Field):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", check_dtype(self.dtype, "uifb"))
-        object.__setattr__(self, "dims", _check_dims(self.dims))
+        # An axis of length 0 would make records of no bytes, which no format can tell apart.
+        dims: Any = self.dims
+        is_list = isinstance(dims, tuple | list) and len(dims) <= _MAX_AXES
+        if not is_list or not all(n is None or is_count(n) for n in dims):
+            what = f"dims must be up to {_MAX_AXES} lengths of at least 1, or None"
+            raise SchemaError(f"{what}, got {dims!r}")
+        object.__setattr__(self, "dims", tuple(dims))
         spatial, most = self.spatial, len(self.dims)
         if spatial is not None and (type(spatial) is not int or not 0 <= spatial <= most):
             raise SchemaError(
@@ -57,11 +63,3 @@ class Array(Field):
     def shape(self) -> tuple[int | None, ...]:
         """The dims."""
         return self.dims
-
-
-def _check_dims(dims: Any) -> tuple[int | None, ...]:
-    # An axis of length 0 would make records of no bytes, which no format can tell apart.
-    is_list = isinstance(dims, tuple | list) and len(dims) <= _MAX_AXES
-    if not is_list or not all(n is None or is_count(n) for n in dims):
-        raise SchemaError(f"dims must be up to {_MAX_AXES} lengths from 1, or None, got {dims!r}")
-    return tuple(dims)

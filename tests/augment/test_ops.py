@@ -28,8 +28,7 @@ from loaders.augment import (
 )
 from loaders.augment.geometry import Geometry
 from loaders.augment.pixels import apply, move_boxes, reduced_boxes, reductions
-from loaders.augment.planning import fill_mask_of, fill_of, output_size, plan
-from loaders.augment.views import as_augment
+from loaders.augment.planning import as_augment, fill_mask_of, fill_of, output_size, plan
 from loaders.errors import BatchError
 from loaders.rng import key64, uniform
 

@@ -16,9 +16,8 @@ from PIL import Image as Pillow
 import packdata
 from loaders import BatchAugment, RAMDataset, ShardDataset, augment
 from loaders.augment.pixels import apply, move_boxes
-from loaders.augment.planning import fill_of, output_size, plan
+from loaders.augment.planning import as_augment, fill_of, output_size, plan
 from loaders.augment.resampling import Resampling, filter_matrix, source_positions
-from loaders.augment.views import as_augment
 from loaders.codecs.picture import encode_jpeg
 from loaders.schema import Image, Mask
 

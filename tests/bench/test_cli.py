@@ -153,9 +153,8 @@ def test_a_training_step_is_run_on_real_batches(
         (["--seconds", "inf"], "a number from 0.01, got 'inf'"),
         (["--repeats", "0"], "a whole number from 1, got '0'"),
         (["--workers", "-1"], "a whole number from 0, got '-1'"),
-        (["--size", "-5"], "a whole number from 0 to 65,535, got '-5'"),
-        (["--size", "1e3"], "a whole number from 0 to 65,535, got '1e3'"),
-        (["--size", "65536"], "a whole number from 0 to 65,535, got '65536'"),
+        (["--size", "-5"], "a whole number from 0, got '-5'"),
+        (["--size", "1e3"], "a whole number from 0, got '1e3'"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

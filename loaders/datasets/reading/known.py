@@ -10,8 +10,7 @@ import numpy as np
 
 from loaders import augment
 from loaders.augment.geometry import Geometry, Known
-from loaders.augment.planning import plan
-from loaders.augment.views import every_op
+from loaders.augment.planning import every_op, plan
 from loaders.data.finder import Rows
 from loaders.errors import LoadersError, SchemaError
 from loaders.rng import key64, uniform
