@@ -97,9 +97,10 @@ def tile_of(view: View, i: int) -> Tile:
     for name, value in values.items():
         kind = fields[name]
         arrays += _pictures(kind, value)
+        is_named = _is_picture(kind) or isinstance(kind, Label | MultiLabel | Text)
         if isinstance(kind, Boxes):
             boxes += [*value]
-        elif isinstance(kind, Image | Images | Label | MultiLabel | Text):
+        elif is_named and not isinstance(kind, Mask):
             words.append(_short(kind, value))
     pictures = [*map(_fitted, arrays)]
     if pictures:

@@ -51,7 +51,6 @@ def merge(
     """
     if not sources:
         raise PackError("there is no source to merge", dst, "Name at least one")
-    check_outside(dst, sources)
     dst = target_at(dst)
     views = [open_view(path, "never") for path in sources]
     there = manifest_at(store_of(dst), "")

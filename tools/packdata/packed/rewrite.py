@@ -26,6 +26,7 @@ from packdata.packing.shards import (
     check_shard_options,
     shard_format,
 )
+from packdata.packing.target import check_outside
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -94,13 +95,16 @@ def write_datasets(
         note: Called with what is no error and deserves a look, such as that all was done before.
 
     Raises:
-        PackError: A target is taken or cannot be written, or there are no samples.
+        PackError: A target is taken or cannot be written, is a source, lies inside one or holds one; or there are no
+            samples.
         RemoteError: The store does not answer, or refuses.
     """
     place, format = target_at(dst), format or format_of(sources[0])
     shard_bytes = DEFAULT_SHARD_BYTES if shard_bytes is None else shard_bytes
     check_shard_options(format, shard_bytes)
+    folders = [folder for view in sources for folder in view.folders]
     for folder, each in datasets.items():
+        check_outside(place / folder, folders)
         if not len(each.content):
             hint = (
                 "Choose more; of text, parts get whole documents: TokenWindows.split divides these"

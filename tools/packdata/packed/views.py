@@ -19,7 +19,6 @@ from loaders.data.view import KEY_FIELD, View, open_view
 from loaders.errors import CodecError, SchemaError
 from loaders.remote.url import is_url
 from loaders.schema import Array, Bytes, Field, Json, Schema, Text
-from packdata.bucket import target_at
 from packdata.images.fit import SizeOption
 from packdata.options import changed, opt, parse_names
 from packdata.packed.content import ViewContent, check_keys, check_no_stream, written_fields
@@ -31,7 +30,6 @@ from packdata.packing.provenance import origin, origin_of
 from packdata.packing.settings import check_workers
 from packdata.packing.shards import DEFAULT_SHARD_BYTES
 from packdata.packing.summary import summary_of
-from packdata.packing.target import check_outside
 from packdata.sources.names import row_hashes
 from packdata.values import Preparer
 
@@ -95,9 +93,8 @@ def write(
         cats = train.select(train.column("label") == train.classes.index("cat"))
         packdata.write(cats, "packed/cats", codec="dct", size=224, fit="cover", add={"score": scores})
     """
-    began, dst = time.monotonic(), target_at(dst)
+    began = time.monotonic()
     source, known = _as_view(view)
-    check_outside(dst, source.folders)
     recoding = Recoding(
         codec, quality, resize=None if size is None else SizeOption.parse(size, fit)
     )
@@ -230,7 +227,6 @@ def copy_dataset(
         PackError: The target is taken, lies inside the source or cannot be written; or no sample meets the condition.
     """
     options = options or CopyOptions()
-    check_outside(dst, [src])
     view, asked = open_view(src), changed(options)
     chosen = view.with_fields(options.fields or [*view.schema.fields])
     schema, recoders = written_fields(chosen, {}, view.schema, options)
