@@ -110,11 +110,8 @@ class Writer:
             defaults = as_list("defaults", defaults, "names of fields, such as ['image', 'label']")
         self._defaults = tuple(defaults or ()) or tuple(n for n in fields if n != KEY)
         self._schema = Schema(self._fields, self._defaults)
-        if self._schema.files:
-            names = ", ".join(self._schema.files)
-            raise SchemaError(
-                f"a Writer keeps no files beside shards ({names}): 'packdata tokens' does"
-            )
+        if names := ", ".join(self._schema.files):
+            raise SchemaError(f"a Writer keeps no files beside shards, such as {names}")
         self._preparers = {n: Preparer(f, quality, max_picture_mb) for n, f in fields.items()}
         self._provenance = as_json(
             {"source": {"kind": "python"}} if provenance is None else provenance

@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from loaders.data.manifest import MANIFEST_NAME, Manifest, manifest_bytes, parse_manifest
-from loaders.errors import ManifestError, PackError
+from loaders.errors import PackError
 from loaders.remote.url import is_url
 from packdata.describe import counted
 from packdata.packing.provenance import PLAN
@@ -74,16 +74,13 @@ def _is_of_dataset(file: Entry) -> bool:
 
 def is_made(store: Store, folders: Iterable[str], digest: str) -> bool:
     """Tell whether the datasets are there, whole, as the plan of this hash has made them."""
-    for folder in folders:
-        try:
-            there = manifest_at(store, folder)
-        except ManifestError:
-            return False
-        if there is None or there.provenance.get(PLAN) != digest:
-            return False
-        if lost_at(store, folder, there.shards):
-            return False
-    return True
+    there = {folder: manifest_at(store, folder) for folder in folders}
+    return all(
+        each is not None
+        and each.provenance.get(PLAN) == digest
+        and not lost_at(store, folder, each.shards)
+        for folder, each in there.items()
+    )
 
 
 def is_there(folder: Path) -> PackError:

@@ -48,7 +48,6 @@ from packdata.packing.target import (
     PARTS_NAME,
     REJECTED_NAME,
     digest_of,
-    is_unfinished,
     locked,
 )
 from packdata.parts.part import Part
@@ -82,9 +81,6 @@ def finish(dst: Path | str, *, overwrite: bool = False, delete_old: bool = False
     place, began = target_at(dst), time.monotonic()
     if delete_old and not is_url(place):
         raise ValueError("delete_old is for URLs: in a folder nothing of an earlier dataset stays")
-    if not is_url(place) and is_unfinished(place):
-        hint = "Run the command that began it again"
-        raise PackError("packing into it was not finished", place, hint)
     store = store_of(place)
     with nullcontext() if is_url(place) else locked(place):
         if parts := _all_parts(store):

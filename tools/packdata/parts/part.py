@@ -24,16 +24,11 @@ if TYPE_CHECKING:
 
     from packdata.recipe import Block, Records
 
-# What encodes: another version of one may make other bytes of the same picture.
-_CODECS = (
-    "numpy",
-    "opencv-python-headless",
-    "opencv-python",
-    "pillow",
-    "simplejpeg",
-    "tokenizers",
+# What encodes, and writes: another version of one may make other bytes of the same picture.
+_PACKAGES = (
+    *("numpy", "opencv-python-headless", "opencv-python", "pillow", "simplejpeg", "tokenizers"),
+    *("lmdb", "pyarrow", "zstandard", "xxhash"),
 )
-_FILES = ("lmdb", "pyarrow", "zstandard", "xxhash")
 _BY_NUMBER = {"classes", "folder", "list"}  # kinds of sources of which any item can be asked for
 _USUAL_SEED = 0
 _SHUFFLE = 0x5BFF1E  # so that no other use of the same seed draws the same numbers
@@ -138,27 +133,25 @@ class ShuffledRecipe(PartRecipe):
         self._seed = seed
 
     def items(self, start: int) -> Iterator[Any]:
-        """Yield its items; of blocks with their numbers."""
+        """Yield its items, with their numbers."""
         order = _drawn(key64(self._seed, _SHUFFLE), self._recipe.runs or len(self))[start:]
         # The ends of runs of neighbours: each run is listed at once.
         ends = np.flatnonzero(np.diff(order, append=-1) != 1) + 1
         for end, num in zip(ends, np.diff(ends, prepend=0), strict=True):
             first = int(order[end - num])
             items = islice(self._recipe.items(first), int(num))
-            yield from map(_Numbered, count(first), items) if self.is_of_blocks else items
+            yield from map(_Numbered, count(first), items)
 
     def name(self, item: Any) -> str:
         """Return the place of an item."""
-        return self._recipe.name(item.item if self.is_of_blocks else item)
+        return self._recipe.name(item.item)
 
     def encode(self, item: Any) -> Sequence[Records | Block]:
         """Return the records of an item."""
-        if not self.is_of_blocks:
-            return self._recipe.encode(item)
         recipe: Any = self._recipe
-        blocks: Sequence[Block] = recipe.encode(
-            item.item, partial(_drawn, key64(self._seed, _SHUFFLE, item.number))
-        )
+        draw = [partial(_drawn, key64(self._seed, _SHUFFLE, item.number))]
+        blocks: Sequence[Records | Block]
+        blocks = recipe.encode(item.item, *draw if self.is_of_blocks else ())
         return blocks
 
 
@@ -205,7 +198,7 @@ def in_order(
 def versions() -> dict[str, str]:
     """Return the versions of all that encodes: parts made with others are refused."""
     found = {"python": "{}.{}".format(*sys.version_info)}
-    for name in (*_CODECS, *_FILES):
+    for name in _PACKAGES:
         with suppress(PackageNotFoundError):
             found[name] = version(name)
     return found
