@@ -16,8 +16,7 @@ from loaders.datasets.reading.samples import SplitBatches, collate
 from loaders.device.nested import map_tensors
 from loaders.device.pinned import pinned
 from loaders.errors import LoadersError
-from loaders.sampling.batch import IndexBatch, is_several
-from loaders.sampling.context import reading
+from loaders.sampling.batch import IndexBatch, is_several, reading
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -236,6 +235,10 @@ class CallReader(SamplesReader):
     dataset: Any  # a request's ``indices`` have one item: what the sampler gave
     is_single: bool  # it is one index, where there are no batches (``batch_size=None``)
 
+    @property
+    def what(self) -> str:  # type: ignore[override]
+        return f"batch of {type(self.dataset).__name__}"
+
     def make(self, request: Request, memory: Memory) -> Any:
         """Return the samples, for a collate function to join, or the single one."""
         (indices,) = request.indices
@@ -244,8 +247,3 @@ class CallReader(SamplesReader):
                 return self.dataset[indices]
             numbers, fetch = list(indices), getattr(self.dataset, "__getitems__", None)
             return fetch(numbers) if fetch else [self.dataset[i] for i in numbers]
-
-    def describe(self, values: Any, request: Request, first: int, last: int) -> str:
-        (indices,) = request.indices
-        what = f"sample {indices}" if self.is_single else f"{len(indices)} samples"
-        return f"fetching {what} of {type(self.dataset).__name__}"

@@ -6,7 +6,7 @@ import traceback
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from loaders.sampling.context import reading
+from loaders.sampling.batch import reading
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

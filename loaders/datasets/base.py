@@ -18,8 +18,7 @@ from loaders.checks import shown, whole_number
 from loaders.datasets.reading.job import BatchJob
 from loaders.datasets.reading.samples import Fields
 from loaders.device.modes import without_autocast
-from loaders.sampling.batch import IndexBatch
-from loaders.sampling.context import current_batch
+from loaders.sampling.batch import IndexBatch, current_batch
 from loaders.sampling.ranks import is_distributed
 
 if TYPE_CHECKING:

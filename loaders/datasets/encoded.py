@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from loaders.augment.planning import output_size
 from loaders.codecs.heads import picture_size, pixels_within
 from loaders.datasets.base import SamplesOf, check_stored
-from loaders.datasets.moving import check_arrays_stay
 from loaders.datasets.packed import PackedDataset
-from loaders.datasets.reading.halves import Finisher, Unfinished, with_groups
+from loaders.datasets.reading.halves import Finisher, Unfinished, check_arrays_stay, with_groups
 from loaders.device.jpeg import JpegFinish
 from loaders.errors import CodecError, SchemaError
 from loaders.schema import Bytes, Image, Images, Mask

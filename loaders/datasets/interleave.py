@@ -97,6 +97,7 @@ class SourcesReader(Reader):
 
     names = ()
     prefetched_field = None
+    what = "samples of a mixture"
 
     def __init__(self, sources: Sequence[BatchDataset]) -> None:
         self._sources = sources
@@ -127,12 +128,6 @@ class SourcesReader(Reader):
         """Return the samples: a batch, or a list of them where a dataset has a transform."""
         parts, read = [part for part, _ in values[0]], [job.finish() for _, job in values[0]]
         return [_Interleaving(parts, values[1]).samples(read)]
-
-    def describe(self, jobs: Any, request: Request, first: int, last: int) -> str:
-        """Say what the first source of a range of rows does."""
-        for job, begin, end in _within(jobs or (), first, last):
-            return job.describe_rows(begin, end)
-        return f"reading {last - first} samples of a mixture"
 
 
 def _job(part: SourcePart, memory: Memory) -> BatchJob:

@@ -153,10 +153,10 @@ class Mixture(Settled, SamplesOf[BatchDataset]):
     @property
     def classes(self) -> tuple[str, ...]:
         """Class names by number, of the first source that has them."""
-        found = next(filter(None, map(_classes_of, self.sources)), None)
-        if found is None:
-            raise NoValueError(f"{self!r} has no class names: no source has any")
-        return found
+        for source in self.sources:
+            if classes := getattr(source, "classes", None):
+                return tuple(classes)
+        raise NoValueError(f"{self!r} has no class names: no source has any")
 
     def set_epoch(self, epoch: int) -> None:
         """Tell the sources, too."""
@@ -205,13 +205,6 @@ def _concat(sources: Sequence[BatchDataset]) -> PackedDataset:
     if packed[0].on_error == "replace":
         raise SchemaError("on_error='replace' takes another sample of the same source")
     return concat(packed)
-
-
-def _classes_of(source: Any) -> tuple[str, ...] | None:
-    try:
-        return tuple(source.classes)
-    except (AttributeError, SchemaError):
-        return None
 
 
 def _check_alike(sources: Sequence[BatchDataset]) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -21,15 +21,6 @@ if TYPE_CHECKING:
     from loaders.schema import Schema
 
 _TILES = 4
-
-
-class _MosaicRows(NamedTuple):
-    """Where the rows of N mosaics come from."""
-
-    counts: list[int]  # rows of each mosaic
-    rows: torch.Tensor  # int64 ``(total,)``: which row of all that the batch had, end to end
-    shifts: torch.Tensor  # float32 ``(total, 2)``: by how much it moves along x and y
-    tiles: torch.Tensor  # float32 ``(total, 4)``: x1, y1, x2, y2 of the part that its picture has
 
 
 class Mosaic(nn.Module):
@@ -124,28 +115,29 @@ class Mosaic(nn.Module):
     ) -> dict[str, Any]:
         """Return boxes, keypoints, and what has a row for each box."""
         leader, made = first_boxes(served), {}
-        counts: list[int] = []
-        rows: _MosaicRows | None = None
+        shifts, parts = _tiles(centres, size)
+        expected: torch.Tensor | None = None
         keeps: torch.Tensor | None = None
         for name in sorted(served, key=lambda name: name != leader):
             field, goes_along = served[name], self._goes_along(name, served[name], leader)
             if not goes_along and not isinstance(field, Boxes | Keypoints):
                 continue
             lists = shaped_alike(_listed(values[name]))
-            numbers = [len(each) for each in lists]
-            if goes_along and rows is not None and numbers != counts:
+            n, device = len(lists), lists[0].device
+            around = [lists[(i - tile) % n] for i in range(n) for tile in range(_TILES)]
+            sizes = torch.tensor([len(each) for each in around])
+            if goes_along and expected is not None and not torch.equal(sizes, expected):
                 what = f"{name!r} does not have one row per row of {leader!r}"
                 raise BatchError(
                     f"{what}: name the fields with one row per box in Mosaic(fields=[...])"
                 )
-            at = rows if goes_along else None
-            at = at or _rows(numbers, centres.to(lists[0].device), size)
-            given = torch.cat(lists)[at.rows]
-            moved = _moved(given, field, at)
+            which = torch.arange(len(around)).repeat_interleave(sizes).to(device)
+            given = torch.cat(around)
+            moved = _moved(given, field, shifts.to(device)[which], parts.to(device)[which])
             if name == leader:
-                counts, rows, keeps = numbers, at, self._keeps(given, moved).cpu()
-            kept = keeps if goes_along else None
-            made[name] = _joined(moved, at.counts, kept, values[name], name)
+                expected, keeps = sizes, self._keeps(given, moved).cpu()
+            counts = sizes.view(n, _TILES).sum(1).tolist()
+            made[name] = _joined(moved, counts, keeps if goes_along else None, values[name], name)
         return made
 
     def _goes_along(self, name: str, field: Any, leader: str | None) -> bool:
@@ -203,33 +195,29 @@ def _listed(value: Any) -> list[torch.Tensor]:
     return list(value)
 
 
-def _rows(counts: Sequence[int], centres: torch.Tensor, size: tuple[int, int]) -> _MosaicRows:
-    """Find the rows of each mosaic: of its sample, then of the three before it."""
-    num, starts = len(counts), [*accumulate(counts, initial=0)]
-    parts = [(i, tile, (i - tile) % num) for i in range(num) for tile in range(_TILES)]
-    rows = [row for _, _, j in parts for row in range(starts[j], starts[j + 1])]
-    owners = [(i, tile) for i, tile, j in parts for _ in range(counts[j])]
-    which = torch.tensor(owners, dtype=torch.int64).view(-1, 2).to(centres.device)
-    shape = torch.tensor(size).to(centres.device)
-    centre = centres[which[:, 0]]
-    is_behind = torch.stack([which[:, 1] // 2, which[:, 1] % 2], 1) > 0  # y, x
+def _tiles(centres: torch.Tensor, size: tuple[int, int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return where the tiles of N mosaics lie, one after the other.
+
+    Beside each other: float32 ``(4 * N, 2)``, by how much rows move along x and y; ``(4 * N, 4)``, x1, y1, x2, y2.
+    """
+    centre, shape = centres[:, None], torch.tensor(size, device=centres.device)
+    is_behind = torch.tensor([[0, 0], [0, 1], [1, 0], [1, 1]], device=centres.device) > 0  # y, x
     shift = torch.where(is_behind, centre, centre - shape)
-    first = torch.where(is_behind, centre, 0)
-    last = torch.where(is_behind, shape, centre)
-    totals = [sum(counts[(i - tile) % num] for tile in range(_TILES)) for i in range(num)]
-    tiles = torch.cat([first.flip(1), last.flip(1)], 1).float()
-    at = torch.tensor(rows, dtype=torch.int64).to(centres.device)
-    return _MosaicRows(totals, at, shift.flip(1).float(), tiles)
+    first, last = torch.where(is_behind, centre, 0), torch.where(is_behind, shape, centre)
+    parts = torch.cat([first.flip(-1), last.flip(-1)], -1)
+    return shift.flip(-1).float().view(-1, 2), parts.float().view(-1, 4)
 
 
-def _moved(values: torch.Tensor, field: Any, rows: _MosaicRows) -> torch.Tensor:
-    low, high = rows.tiles.split(2, 1)
+def _moved(
+    values: torch.Tensor, field: Any, shifts: torch.Tensor, parts: torch.Tensor
+) -> torch.Tensor:
+    low, high = parts.split(2, 1)
     if isinstance(field, Boxes):
-        moved = values + rows.shifts.repeat(1, 2)
+        moved = values + shifts.repeat(1, 2)
         return torch.minimum(torch.maximum(moved, low.repeat(1, 2)), high.repeat(1, 2))
     if not isinstance(field, Keypoints):
         return values
-    at = values[..., :2] + rows.shifts[:, None]
+    at = values[..., :2] + shifts[:, None]
     if values.shape[-1] == 2:
         return at
     is_seen = ((at >= low[:, None]) & (at <= high[:, None])).all(-1) & (values[..., 2] > 0)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections import defaultdict
+from collections import Counter
 from datetime import timedelta
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -23,8 +24,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _TIMEOUT_S = 5.0
-_numbers: defaultdict[int, int] = defaultdict(int)  # loaders that were made so far, by process
-_stores: dict[int, Any] = {}  # by process; None where no store answers
+_numbers = Counter[int]()  # loaders that were made so far, by process
 
 
 def next_number() -> int:
@@ -39,7 +39,7 @@ def check_ranks_agree(number: int, steps: EpochBatches) -> None:
     Raises:
         LoadersError: Another rank has made it of another seed, batch size, length or order.
     """
-    store = _store()
+    store = _store(os.getpid())
     if store is None:
         return
     made_of = {
@@ -70,22 +70,20 @@ def check_ranks_agree(number: int, steps: EpochBatches) -> None:
     )
 
 
-def _store() -> Any:
+def _store(pid: int) -> Any:
     """Return the store of the ranks, or None where there is one rank or no store."""
-    pid = os.getpid()
-    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
-    if not is_distributed() or dist.get_world_size() < 2 or not host or not port.isdecimal():
+    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    if not is_distributed() or dist.get_world_size() < 2 or not host or not port:
         return None
-    if pid not in _stores:
-        try:
-            _stores[pid] = dist.TCPStore(  # type: ignore[attr-defined]
-                host,
-                int(port),
-                is_master=False,
-                timeout=timedelta(seconds=_TIMEOUT_S),
-                wait_for_workers=False,
-            )
-        except RuntimeError as error:
-            logger.info("loaders of ranks are not compared: no store answers: %s", error)
-            _stores[pid] = None
-    return _stores[pid]
+    return _store_at(host, int(port), pid)
+
+
+@cache
+def _store_at(host: str, port: int, pid: int) -> Any:
+    """Return this process's connection to a store, or None if it does not answer."""
+    timeout = timedelta(seconds=_TIMEOUT_S)
+    try:
+        return dist.TCPStore(host, port, None, False, timeout, wait_for_workers=False)  # type: ignore[attr-defined]
+    except RuntimeError as error:
+        logger.info("loaders of ranks are not compared: no store answers: %s", error)
+        return None

@@ -166,6 +166,11 @@ def tell_ahead(
         CacheError: The cache of a dataset is too small for this order.
     """
     ahead: list[Ahead] = []
+
+    def position() -> tuple[int, bool]:
+        """Return how many samples were handed over, and whether that is all."""
+        return current.num_steps * current.plan.batch_size, current.is_over
+
     if all(store.is_all_open for store in dataset.stores):
         return ahead  # nothing is to be fetched, and nothing that is mapped is evicted
     dataset = dataset.dataset if isinstance(dataset, SamplesOf) else dataset
@@ -173,13 +178,8 @@ def tell_ahead(
         reading = LoaderPass(dataset, origin, order, current.plan, current.epoch, num_at_once)
         reading.warn_of_scattered()
         reading.check()
-        ahead.append(Ahead(origin, reading.needs, lambda: _position(current)))
+        ahead.append(Ahead(origin, reading.needs, position))
     return ahead
-
-
-def _position(current: Pass) -> tuple[int, bool]:
-    """Return how many samples of a pass were handed over, and whether it is over."""
-    return current.num_steps * current.plan.batch_size, current.is_over
 
 
 def _ranks_of_node(plan: Plan) -> int:

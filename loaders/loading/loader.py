@@ -437,7 +437,8 @@ class DataLoader(OrderedLoader[BatchT]):
 
     def _note_restart(self, sampler: EpochSampler) -> None:
         """Warn, once, of a shuffled epoch that is left early and begun anew twice: torch would shuffle again."""
-        if not (sampler.shuffle and sampler.cursor.has_steps):
+        active = sampler.cursor.active
+        if not sampler.shuffle or active is None or not active.num_steps:
             return
         self._num_restarts += 1
         if self._num_restarts == 2:

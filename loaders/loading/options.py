@@ -14,8 +14,8 @@ from torch.utils.data import Dataset, IterableDataset
 from loaders.checks import one_of, real_number, shown, whole_number
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.mixture import Mixture
-from loaders.datasets.moving import moving_halves
 from loaders.datasets.packed import PackedDataset
+from loaders.datasets.reading.halves import moving_halves
 from loaders.datasets.reading.samples import collate
 from loaders.datasets.views import unwrap
 from loaders.device.accelerator import as_device, pins
@@ -164,8 +164,7 @@ class LoaderOptions:
             what = "add __len__, or pass a sampler"
             raise TypeError(f"dataset has no length, got {shown(dataset)}: {what}")
         if sampler is None:
-            own = self._order_of_dataset()
-            return self._order_of_shuffle() if own is None else own
+            return self._order_of_dataset() or self._order_of_shuffle()
         if shuffle:
             what = f"{type(sampler).__name__} is an order of its own"
             raise ValueError(f"{what}: leave out shuffle")
@@ -281,13 +280,10 @@ class LoaderOptions:
 
 def _check_size(order: Any, num_samples: int) -> None:
     """Refuse an order of more samples than there are, and weights, labels or lengths of fewer."""
-    values = next(
-        (getattr(order, name) for kind, name in _ONE_PER_SAMPLE if isinstance(order, kind)), None
-    )
-    is_whole = values is not None or isinstance(order, Lanes)
-    num = order.length if isinstance(order, Lanes) else getattr(order, "n", 0)
-    num = num if values is None else len(values)
-    if num > num_samples or (is_whole and num < num_samples):
+    each = [len(getattr(order, name)) for kind, name in _ONE_PER_SAMPLE if isinstance(order, kind)]
+    exact = [order.length] if isinstance(order, Lanes) else each
+    num = exact[0] if exact else getattr(order, "n", 0)
+    if num > num_samples or (exact and num < num_samples):
         what = f"sampler is for {num} samples, the dataset has {num_samples}"
         raise ValueError(f"{what}: make it of this dataset, as with dataset.column('label')")
 

@@ -15,9 +15,7 @@ from loaders.datasets.base import BatchDataset
 from loaders.datasets.views import fingerprint_of, holds_ours, ours_in
 from loaders.errors import StateError
 from loaders.loading.delivery import BatchT
-from loaders.sampling.batch import IndexBatch, evaluate, index_batches
-from loaders.sampling.context import entered
-from loaders.sampling.foreign import numbered
+from loaders.sampling.batch import IndexBatch, entered, evaluate, index_batches, numbered
 from loaders.sampling.order import batch_starts
 from loaders.sampling.sampler import EpochBatches, EpochSampler, IndexSource, continued, is_ours
 

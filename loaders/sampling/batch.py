@@ -1,16 +1,22 @@
-"""Indices on their way to a dataset, beside them the epoch and draw that augmentation needs."""
+"""Indices on their way to a dataset, beside them the epoch and draw that augmentation needs.
+
+A dataset that wraps one of loaders may compute other numbers (``torch.utils.data.Subset``): nothing in them says which
+epoch they are of. So a thread knows for which indices it reads samples, while their batch is fetched.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from loaders.sampling.context import begin_in_worker
+import numpy as np
+from torch.utils.data import get_worker_info
 
 if TYPE_CHECKING:
-    import numpy as np
     import numpy.typing as npt
 
     from loaders.sampling.order import Order
@@ -110,8 +116,10 @@ def is_several(batches: Any) -> TypeGuard[IndexBatch]:
 
 
 def _unpickled(make: Callable[..., Any], *values: Any) -> Any:
+    """Make indices; in a worker process of torch, where only they are ours, samples are read for them from now on."""
     indices = make(*values)
-    begin_in_worker(indices)
+    if get_worker_info() is not None:
+        _enter(indices)
     return indices
 
 
@@ -142,3 +150,98 @@ def samples(order: Order, plan: Plan, epoch: int, seed: int = 0) -> Iterator[Sam
     """Yield the sample of each remaining step of a plan of single ones."""
     for steps in evaluate(order, plan, epoch, seed):
         yield from steps.joined.samples()
+
+
+# -- the epoch, for loaders' datasets inside third-party ones --------------------------------------
+
+
+class _Context(threading.local):
+    batch: Any = None  # indices that know their epoch
+
+
+_here = _Context()
+
+
+@contextmanager
+def reading(indices: Any) -> Iterator[None]:
+    """Fetch the samples of some indices; those that know no epoch have no context."""
+    before = _here.batch
+    _enter(indices)
+    try:
+        yield
+    finally:
+        _here.batch = before
+
+
+def entered(steps: Iterable[Any]) -> Iterator[Any]:
+    """Yield the indices of each batch in their context: for a loader that fetches it right after taking them."""
+    for indices in steps:
+        _enter(indices)
+        yield indices
+
+
+def _enter(indices: Any) -> None:
+    first = indices[0] if isinstance(indices, list) and indices else indices
+    _here.batch = first if hasattr(first, "epoch") else None
+
+
+def current_batch() -> Any:
+    """Return an index or indices, with ``epoch`` and ``seed``, that this thread reads samples for, or None."""
+    return _here.batch
+
+
+# -- indices of third-party samplers ---------------------------------------------------------------
+
+
+def numbered(
+    batches: Iterable[Any],  # indices, or batches of them: lists, arrays, tensors
+    epoch: int,  # they are drawn in
+    num_samples: int,  # in the dataset; 0 where draws make no difference
+    seed: int,  # of the loader
+    *,
+    as_lists: bool = False,  # of single indices, for third-party datasets
+) -> Iterator[Any]:
+    """Wrap a third-party sampler or batch sampler: add the epoch, and a draw number where an index repeats.
+
+    What is not made of whole numbers, and what has an epoch, is passed on as it is.
+    """
+    counts = np.zeros(num_samples, np.uint32)
+    for batch in batches:
+        numbers = _whole_numbers(batch)
+        if numbers is None:
+            yield batch
+            continue
+        flat = numbers.reshape(-1)
+        indices = IndexBatch(flat, epoch, _draws(counts, flat), None, seed)
+        if as_lists or not numbers.ndim:
+            yield indices.samples() if numbers.ndim else indices.samples()[0]
+        else:
+            yield indices
+
+
+def _whole_numbers(batch: Any) -> Int64s | None:
+    """Return an index, or a list of them, as an array; None if it is neither, or has an epoch.
+
+    A copy: a sampler may fill the same array again, while the batch before is still being made.
+    """
+    first = batch[0] if isinstance(batch, list | tuple) and batch else batch
+    if hasattr(first, "epoch"):
+        return None
+    try:
+        array = np.asarray(batch)
+    except (TypeError, ValueError):  # of lists of different lengths
+        return None
+    return array.astype(np.int64) if array.dtype.kind in "iu" and array.ndim < 2 else None
+
+
+def _draws(counts: npt.NDArray[np.uint32], indices: Int64s) -> Int64s | None:
+    """Count some indices; return how often each came before, None where the dataset refuses some, or all are new."""
+    n = len(counts)
+    if not len(indices) or indices.min() < -n or indices.max() >= n:
+        return None
+    order = np.argsort(indices % n, kind="stable")
+    ordered = (indices % n)[order]
+    draws = np.empty(len(indices), np.int64)
+    draws[order] = counts[ordered] + np.arange(len(ordered)) - np.searchsorted(ordered, ordered)
+    np.add.at(counts, ordered, 1)
+    return draws if draws.any() else None

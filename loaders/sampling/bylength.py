@@ -10,8 +10,15 @@ import numpy as np
 
 from loaders.checks import whole_number
 from loaders.rng import hash64
-from loaders.sampling.derived import as_floats, frozen_copy
-from loaders.sampling.order import BLOCKS, PLACES, Computed, keep_count, order_key
+from loaders.sampling.order import (
+    BLOCKS,
+    PLACES,
+    Computed,
+    as_floats,
+    frozen_copy,
+    keep_count,
+    order_key,
+)
 from loaders.sampling.permutation import check_positions, permute
 
 if TYPE_CHECKING:

@@ -117,11 +117,6 @@ class Cursor:
     # -- the active pass ---------------------------------------------------------------------------
 
     @property
-    def has_steps(self) -> bool:
-        """Whether steps of the active pass are done: the next ``iter`` begins the epoch anew, or the next one."""
-        return self.active is not None and self.active.num_steps > 0
-
-    @property
     def is_over(self) -> bool:
         """Whether all of the epoch was taken, and not chosen again."""
         return self.active is not None and self.active.is_over and not self.restarts

@@ -11,8 +11,15 @@ import numpy as np
 
 from loaders.checks import shown, whole_number
 from loaders.rng import hash64
-from loaders.sampling.derived import frozen_copy
-from loaders.sampling.order import DEAL, LANE_WINDOWS, PIECES, Computed, keep_count, order_key
+from loaders.sampling.order import (
+    DEAL,
+    LANE_WINDOWS,
+    PIECES,
+    Computed,
+    frozen_copy,
+    keep_count,
+    order_key,
+)
 from loaders.sampling.permutation import Permutations, check_positions, permute
 
 if TYPE_CHECKING:

@@ -12,8 +12,15 @@ import numpy as np
 from loaders.checks import did_you_mean, whole_number
 from loaders.errors import StateError
 from loaders.rng import key64, uniform
-from loaders.sampling.derived import digest, frozen_copy
-from loaders.sampling.order import MIXTURE, PASSES, Computed, keep_count, order_key
+from loaders.sampling.order import (
+    MIXTURE,
+    PASSES,
+    Computed,
+    digest,
+    frozen_copy,
+    keep_count,
+    order_key,
+)
 from loaders.sampling.permutation import check_positions, distinct, groups, permute
 from loaders.sampling.phases import History, Timeline, as_phases, is_schedule
 

@@ -8,15 +8,16 @@ arithmetic, not from a history, so they need not ascend with position.
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
-from loaders.checks import whole_number
+from loaders.checks import shown, whole_number
 from loaders.rng import key64
-from loaders.sampling.derived import digest
 from loaders.sampling.permutation import check_positions, permute
 
 if TYPE_CHECKING:
@@ -165,3 +166,43 @@ def keep_count(order: Order, name: str, *, at_least: int = 0, below: int = 1 << 
     """Keep a count of a frozen order as an int, of which arithmetic and states are made; refuse one out of range."""
     count = whole_number(name, getattr(order, name), at_least=at_least, below=below)
     object.__setattr__(order, name, count)
+
+
+# -- the arrays that orders choose by: weights, labels, lengths -----------------------------------
+
+
+def frozen_copy(values: npt.ArrayLike, name: str, like: str = "[1, 2, ...]") -> npt.NDArray[Any]:
+    """Return a read-only copy, with one axis.
+
+    Raises:
+        TypeError: The values are a dataset, a name, or one value; ``like`` says what would be right.
+        ValueError: They have more axes.
+    """
+    is_list = isinstance(values, Sequence) and not isinstance(values, str | bytes)
+    if not is_list and not hasattr(values, "__array__"):
+        what = f"{name} must have one value for each sample or source, such as {like}"
+        raise TypeError(f"{what}, got {shown(values)}")
+    array = np.array(np.asarray(values))  # of a tensor, np.array alone warns
+    if array.ndim != 1:
+        raise ValueError(f"{name} must have one axis, got shape {array.shape}")
+    # Of a table: texts as objects, which have no bytes to tell them by.
+    if array.dtype.kind in "OT":
+        listed = array.tolist()
+        array = np.array(listed)
+        if array.dtype.kind not in "biufU" or len({isinstance(v, str) for v in listed}) > 1:
+            raise TypeError(f"{name} must be numbers, or all texts, got {shown(values)}")
+    array.flags.writeable = False
+    return array
+
+
+def as_floats(array: npt.NDArray[Any], name: str) -> npt.NDArray[np.float64]:
+    """Return the numbers as float64; TypeError if they are none."""
+    if array.dtype.kind not in "biuf" and array.size:
+        raise TypeError(f"{name} must be numbers, got {shown(array.tolist())}")
+    return array.astype(np.float64, copy=False)
+
+
+def digest(array: npt.NDArray[Any]) -> str:
+    """Return 32 hexadecimal digits that identify dtype, shape and content."""
+    header = f"{array.dtype.str}{array.shape}".encode()
+    return hashlib.blake2b(header + array.tobytes(), digest_size=16).hexdigest()

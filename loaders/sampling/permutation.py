@@ -89,9 +89,7 @@ class Permutations:
         self._networks.apply(values, which)
         elements: Int64s = values.view(np.int64)
         small = np.flatnonzero(self._is_small[which])
-        for begin in range(0, small.size, TABLE_MAX):
-            some = small[begin : begin + TABLE_MAX]
-            elements[some] = self._by_sorting(which[some], positions[some])
+        elements[small] = self._by_sorting(which[small], positions[small])
         return elements
 
     def _by_sorting(self, which: Int64s, positions: Int64s) -> Int64s:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from loaders.checks import shown, whole_number
-from loaders.sampling.derived import as_floats, frozen_copy
+from loaders.sampling.order import as_floats, frozen_copy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

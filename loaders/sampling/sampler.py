@@ -395,15 +395,11 @@ def check_state(state: Mapping[str, Any], order: Order) -> None:
     _check_range(state, "delivered", order.length + 1)
 
 
-def _check_place(state: Mapping[str, Any]) -> None:
+def _check_place(state: Any) -> None:
     """Raise ``StateError`` unless this is a state of a sampler, of whatever order."""
-    if not isinstance(state, Mapping):
-        raise StateError(f"a sampler state is what state_dict() returned, got {shown(state)}")
-    if state.get("version") != _STATE_VERSION:
-        raise StateError(
-            f"sampler state has version {state.get('version')!r}, "
-            f"this release reads {_STATE_VERSION}"
-        )
+    if not isinstance(state, Mapping) or state.get("version") != _STATE_VERSION:
+        what = f"a sampler's state is what state_dict() returned, of version {_STATE_VERSION}"
+        raise StateError(f"{what}, got {shown(state)}")
     for name in ("epoch", "delivered", *({"chosen"} & state.keys())):
         _check_range(state, name, 1 << 63)
 

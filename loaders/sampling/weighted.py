@@ -9,8 +9,16 @@ import numpy as np
 
 from loaders.checks import whole_number
 from loaders.rng import uniform
-from loaders.sampling.derived import as_floats, frozen_copy
-from loaders.sampling.order import CHOICE, PLACES, STRATA, Computed, keep_count, order_key
+from loaders.sampling.order import (
+    CHOICE,
+    PLACES,
+    STRATA,
+    Computed,
+    as_floats,
+    frozen_copy,
+    keep_count,
+    order_key,
+)
 from loaders.sampling.permutation import permute
 
 if TYPE_CHECKING:

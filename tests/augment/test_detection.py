@@ -25,7 +25,7 @@ from loaders.augment.geometry import Known
 from loaders.augment.pixels import move_boxes
 from loaders.augment.planning import plan
 from loaders.codecs.picture import encode_jpeg
-from loaders.datasets.moving import moving_halves
+from loaders.datasets.reading.halves import moving_halves
 from loaders.errors import BatchError, SampleError, SchemaError
 from loaders.schema import Array, Boxes, Image, Json, Keypoints, Label, Mask
 from tests.torchvision_v2 import torchvision_v2

@@ -29,7 +29,7 @@ def test_a_child_says_what_it_is_doing_before_its_first_batch(
 
     def tells() -> bool:
         told.append(pool.describe())
-        return "fetching 1 samples of Waiting" in capfd.readouterr().err
+        return "reading 1 batch of Waiting" in capfd.readouterr().err
 
     wait_until(tells, 40)
     (tmp_path / "go").touch()

@@ -351,7 +351,7 @@ def test_timeout_and_stall_say_what_the_child_is_doing(
         assert next(iterator).tolist() == [2]
 
     assert "child process" in caplog.text
-    assert "fetching 1 samples of Waiting" in capfd.readouterr().err
+    assert "reading 1 batch of Waiting" in capfd.readouterr().err
     assert [b.tolist() for b in iterator] == [[3], [4], [5], [6], [7]]
 
 

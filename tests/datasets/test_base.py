@@ -9,8 +9,8 @@ import torch
 
 from loaders import DataLoader, Mixture, RAMDataset, augment, concat
 from loaders.datasets.base import BatchDataset, SamplesOf
-from loaders.datasets.moving import moving_halves
 from loaders.datasets.packed import PackedDataset
+from loaders.datasets.reading.halves import moving_halves
 from loaders.datasets.reading.request import Request
 from loaders.errors import BatchError
 

@@ -9,7 +9,7 @@ import torch
 
 from loaders import DataLoader, RAMDataset, ShardDataset, concat
 from loaders.augment import RandomCrop, RandomFlip, RandomHorizontalFlip, Resize, Views
-from loaders.datasets.moving import moving_halves
+from loaders.datasets.reading.halves import moving_halves
 from loaders.device.augment import BatchAugment
 from loaders.errors import BatchError, SchemaError
 from loaders.sampling.batch import IndexBatch

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import packdata
 from loaders import DataLoader, Mixture, RAMDataset, ShardDataset, TokenWindows, collate, concat
-from loaders.datasets.tokens.binpack import fit_decreasing
+from loaders.datasets.tokens.documents import fit_decreasing
 from loaders.errors import ChecksumError, LoadersError, SchemaError, ShardError, StateError
 from loaders.schema import Array, Tokens
 from packdata.tokens.plan import TokenOptions, pack_tokens

@@ -742,7 +742,7 @@ def test_a_stall_is_logged(caplog: pytest.LogCaptureFixture) -> None:
         (batch,) = loader
 
     assert batch.tolist() == [0, 1, 2, 3]
-    assert "fetching 4 samples of Stuck" in caplog.text
+    assert "reading 1 batch of Stuck" in caplog.text
 
 
 # -- what torch's DataLoader takes ----------------------------------------------------------------

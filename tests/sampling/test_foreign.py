@@ -26,7 +26,7 @@ import packdata
 from loaders import DataLoader, JpegOnDevice, Mixture, ShardDataset, augment
 from loaders.datasets.views import holds_ours
 from loaders.sampling import EpochSampler, Weighted
-from loaders.sampling.foreign import numbered
+from loaders.sampling.batch import numbered
 from loaders.schema import Image
 from tests.packdata.packing import pack_samples
 

@@ -48,8 +48,6 @@ _NAME = "loaders"
 _OWN = "one process and its children"
 _copying = ForkLock()  # loaders of one dataset may ask for its copy at one time
 _PAGE = 4096
-# Huge pages are asked for so much at a time, and so far ahead of what is filled.
-_PIECE_BYTES, _AHEAD_BYTES = 64 << 20, 32 << 20
 
 
 class MemoryFile:
@@ -151,26 +149,15 @@ def _fill(
     plans: Sequence[tuple[ColumnToLoad, Sequence[tuple[int, int]]]],
     report: Report,
 ) -> None:
-    """Fill columns, with huge pages a little ahead of what is filled: of all at once nothing is heard for long."""
+    """Fill columns, in huge pages where there are some."""
     size = os.fstat(fd).st_size
     map_, start = lay(fd, size)
     map_.madvise(mmap.MADV_DONTFORK)  # a child could still write: the file could not be sealed
     data = np.frombuffer(map_, np.uint8, size, start)
-    num_filled, num_huge = first, 0
-
-    def filled(nbytes: int) -> None:
-        nonlocal num_filled, num_huge
-        num_filled += nbytes
-        while num_huge < min(num_filled + _AHEAD_BYTES, size):
-            collapse(data[num_huge : num_huge + _PIECE_BYTES])
-            num_huge += _PIECE_BYTES
-        if nbytes:
-            report(nbytes)
-
-    filled(0)
+    collapse(data)
     for plan, places in plans:
         arrays = [data[first + at : first + at + nbytes] for at, nbytes in places]
-        plan.fill(plan.column(arrays), filled)
+        plan.fill(plan.column(arrays), report)
 
 
 def _whole_pages(nbytes: int) -> int:

@@ -17,10 +17,15 @@ import torch
 
 from loaders.buffers import shown_as_writable
 from loaders.datasets.base import SamplesOf, SampleT
-from loaders.datasets.moving import check_arrays_stay, picture_sizes
 from loaders.datasets.packed import PackedDataset
 from loaders.datasets.reading.fixed import served
-from loaders.datasets.reading.halves import Group, draw_groups, move_pictures
+from loaders.datasets.reading.halves import (
+    Group,
+    check_arrays_stay,
+    draw_groups,
+    move_pictures,
+    picture_sizes,
+)
 from loaders.datasets.reading.request import ReadPlan
 from loaders.datasets.reading.samples import batch_type
 from loaders.device import fused

@@ -5,21 +5,26 @@ A dataset's ``halves`` are a plan whose batches are ``Unfinished``, and the ``Fi
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
+from loaders.datasets.base import SamplesOf
+from loaders.datasets.reading.crops import spatial_axes
 from loaders.datasets.reading.known import known_of
 from loaders.device.augment import Moves, draw_moves, move_images, move_masks
 from loaders.device.modes import without_autocast
-from loaders.schema import Field, Image
+from loaders.errors import SchemaError
+from loaders.schema import Field, Image, Images, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     import numpy.typing as npt
 
+    from loaders.datasets.base import Halves
     from loaders.datasets.reading.request import Request
 
     Indices = npt.NDArray[np.int64]
@@ -115,3 +120,44 @@ class Finisher:
 def with_groups(ops: tuple[Any, ...], sizes: Sizes, batch: Any, request: Request) -> Unfinished:
     """Add to a batch what is drawn for its pictures of some sizes."""
     return Unfinished(batch, draw_groups(ops, sizes, request))
+
+
+# -- pixels of one size, which augmentation moves on a device --------------------------------------
+
+
+def moving_halves(dataset: Any) -> Halves:
+    """Return the halves of a dataset of pixels of one size, which augmentation moves on a device."""
+    check_movable(dataset)
+    sizes = picture_sizes(dataset)
+    plan = dataset.plan_half(partial(with_groups, dataset.augment, sizes))
+    return SamplesOf(dataset, plan), Finisher(dataset.stored_fields, {})
+
+
+def picture_sizes(dataset: Any) -> dict[str, tuple[int, int]]:
+    """Return the size of the pictures of each field that augmentation moves."""
+    fields = dataset.stored_fields.items()
+    return {n: f.size for n, f in fields if isinstance(f, Image | Mask) and f.size is not None}
+
+
+def check_movable(dataset: Any) -> None:
+    """Raise SchemaError if a device cannot carry out a dataset's augmentation."""
+    hint = "; leave augment_on='auto'"
+    dataset.check_splits(hint)
+    fields = dataset.stored_fields
+    for name, field in fields.items():
+        if isinstance(field, Image | Mask) and (field.codec != "raw" or field.size is None):
+            raise SchemaError(
+                f"pictures of field {name!r} are not stored as pixels of one size{hint}"
+            )
+        if isinstance(field, Images):
+            raise SchemaError(
+                f"pictures of field {name!r}, of any number, are decoded and moved on the host{hint}"
+            )
+    check_arrays_stay(dataset, hint)
+
+
+def check_arrays_stay(dataset: Any, hint: str) -> None:
+    """Raise SchemaError if augmentation moves an array: a device moves images and masks alone."""
+    if dataset.augment and (arrays := spatial_axes(dataset.stored_fields)):
+        name = next(iter(arrays))
+        raise SchemaError(f"augment moves the array {name!r}, which is done on the host{hint}")

@@ -181,15 +181,12 @@ class BatchJob:
 
     def describe(self, part: int) -> str:
         """Say what a part is doing, and with which samples."""
-        what = self.describe_rows(*self._rows(part))
+        what = self._describe_rows(*self._rows(part))
         return f"collating what came from {what}" if self._is_read else what
 
-    def describe_rows(self, first: int, last: int) -> str:
-        """Say what is done with the samples of a part."""
+    def _describe_rows(self, first: int, last: int) -> str:
         if self.plan.view is None:
-            reader: Any = self.plan.readers[0]
-            values = self._values and self._values[0]
-            return str(reader.describe(values, self.request, first, last))
+            return f"reading {last - first} {self.plan.readers[0].what}"
         position = self._at.get(first)
         if position is not None:
             return f"transforming {self._place(position)}"

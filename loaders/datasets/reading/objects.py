@@ -1,12 +1,14 @@
-"""Values that are read one by one: text, JSON, arrays of varying shape, and what follows the crops of a picture.
+"""Values that a batch has as lists: text, JSON, arrays of varying shape, pictures; and what follows crops of a picture.
 
-Boxes and keypoints are moved as its pixels are; what belongs to boxes is dropped with them.
+Boxes and keypoints are moved as its pixels are; what belongs to boxes is dropped with them. Any number of pictures a
+sample are read as one sequence of pictures, with the draw of its sample for each.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,9 +16,11 @@ import torch
 
 from loaders import augment
 from loaders.augment.pixels import move_boxes, move_keypoints
+from loaders.buffers import Memory
+from loaders.codecs.several import split_files
 from loaders.datasets.reading.known import boxes_of, first_boxes, has_rows
-from loaders.datasets.reading.request import Reader
-from loaders.datasets.reading.samples import Form, in_form
+from loaders.datasets.reading.request import Reader, Request
+from loaders.datasets.reading.samples import Form, in_form, with_own_storage
 from loaders.errors import BatchError, CodecError
 from loaders.schema import Boxes, Field, Keypoints
 
@@ -26,10 +30,8 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from loaders.augment.geometry import Move
-    from loaders.buffers import Memory
     from loaders.data.store import Store
     from loaders.datasets.reading.pictures import PictureReader
-    from loaders.datasets.reading.request import Request
 
     Bools = npt.NDArray[np.bool_]
     UInt8Array = npt.NDArray[np.uint8]
@@ -110,7 +112,12 @@ class ShapeReader(ObjectReader):
                     moved = moved * marks[start + i][:, None]
                 kept = keeps[view]
                 if kept is not None:
-                    self._check_rows(moved, kept[i], request.indices[first + i])
+                    if len(moved) != len(kept[i]):
+                        what = f"sample {request.indices[first + i]} has {len(kept[i])} boxes and {len(moved)} rows"
+                        raise BatchError(
+                            f"{what} of {self.name!r}: name the fields with one row per box in "
+                            "SanitizeBoundingBoxes(fields=[...])"
+                        )
                     moved = moved[kept[i]]
                 values[view][first + i] = torch.from_numpy(moved)
 
@@ -142,13 +149,6 @@ class ShapeReader(ObjectReader):
             found.append(kept if marks is None else kept & marks[i])
         return found
 
-    def _check_rows(self, value: npt.NDArray[Any], kept: Bools, index: int) -> None:
-        if len(value) != len(kept):
-            raise BatchError(
-                f"sample {index} has {len(kept)} boxes and {len(value)} rows of {self.name!r}: "
-                "name the fields with one row per box in SanitizeBoundingBoxes(fields=[...])"
-            )
-
 
 def _check_inside(boxes: npt.NDArray[Any], picture: str, size: npt.NDArray[np.int64]) -> None:
     """Raise CodecError if one begins beyond the picture: it was drawn on another one of the sample."""
@@ -158,3 +158,61 @@ def _check_inside(boxes: npt.NDArray[Any], picture: str, size: npt.NDArray[np.in
         box, where = boxes[outside.argmax()].tolist(), f"{picture!r}, which is {height} x {width}"
         what = f"box {box} lies outside of {where}. Boxes are in pixels of the first image of the schema"
         raise CodecError(f"{what}: list that one first when packing")
+
+
+@dataclass(frozen=True, slots=True)
+class ImagesReader(ListReader):
+    """Pictures of samples: of each a list, or a tensor where all leave with one size."""
+
+    store: Store  # where the records lie
+    name: str  # of the field
+    pictures: PictureReader  # reads single pictures from their places
+    batching: Form
+    min_rows = 1
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return self.pictures.names
+
+    def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
+        records = request.records(self.store.records, self.name, first, last)
+        samples = [split_files(record) for record in records]
+        counts = [len(files) for files in samples]
+        files = [file for sample in samples for file in sample]
+        views = self._decoded(files, _of_pictures(request, first, last, counts))
+        ends = list(accumulate(counts, initial=0))
+        for value, pictures in zip(values, views, strict=True):
+            for row, start, end in zip(range(first, last), ends, ends[1:], strict=False):
+                part = pictures[start:end]
+                value[row] = with_own_storage(part) if isinstance(part, torch.Tensor) else part
+
+    def _decoded(self, files: list[UInt8Array], request: Request) -> list[Any]:
+        """Return all pictures of each view."""
+        if not files:
+            return [self._none(size) for size in self.pictures.sizes]
+        # All at once; their numbers are those of samples.
+        reader = replace(self.pictures, read_records=lambda name, rows: files, known=None)
+        values = reader.begin(len(files), Memory())
+        reader.read(values, request, 0, len(files))
+        return reader.finish(values)
+
+    def _none(self, size: tuple[int, int] | None) -> Any:
+        if size is None:
+            return []
+        field = replace(self.pictures.field, size=size)
+        return torch.from_numpy(np.empty((0, *(n or 0 for n in field.shape)), field.dtype))
+
+
+def _of_pictures(request: Request, first: int, last: int, counts: list[int]) -> Request:
+    """Return a request with a row for each picture, which draws as its sample does."""
+    samples = np.repeat(np.arange(first, last), counts)
+    return Request(
+        request.plan,
+        request.indices[samples],
+        request.rows[samples],
+        request.epoch,
+        None if request.draws is None else request.draws[samples],
+        request.seed,
+        request.num_workers,
+        first=request.first,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from loaders.augment.pixels import moved_steps, reduced_boxes, reductions, steps
 from loaders.augment.warps import carry_out
 from loaders.buffers import Memory, scratch
 from loaders.codecs.heads import HEAD, PictureHead, picture_heads
-from loaders.codecs.jpeg import PicturePart, blocks_of, ends_of, first_rows, part_of
+from loaders.codecs.jpeg import blocks_of, ends_of, first_rows, part_of
 from loaders.codecs.picture import PictureCodec
 from loaders.datasets.reading.fixed import Layout
 from loaders.datasets.reading.known import geometry_of
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
 
     UInt8Array = npt.NDArray[np.uint8]
     Ints = npt.NDArray[np.int64]
-
-_FEW = 4  # pictures: preparing takes as long as looking at so many one by one
 
 
 @dataclass(slots=True)
@@ -59,11 +58,6 @@ class WantedPictures:
         """Height and width of each, ``(N, 2)``."""
         return self.heads[:, :2]
 
-    @property
-    def most_pixels(self) -> int:
-        """Pixels of the largest."""
-        return int(self.sizes.prod(axis=1).max(initial=0))
-
     def each(self, first: int, last: int) -> Iterator[tuple[Any, ...]]:
         """Yield of some pictures what is needed of each."""
         lists: tuple[list[Any], ...] = (
@@ -80,11 +74,6 @@ class WantedPictures:
     def moves(self, i: int) -> list[Move]:
         """Return what happens to a picture in each view."""
         return [plan.move(i) for plan in self.plans]
-
-    def part(self, i: int) -> PicturePart:
-        """Return what of a picture is needed."""
-        head = PictureHead(*self.heads[i].tolist())
-        return part_of(self.records[i], head, self.ends[i], self.blocks[i].tolist())
 
 
 class KnownHeads:
@@ -151,9 +140,11 @@ class PictureReader(Reader):
 
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
         wanted, start = self.wanted(request, first, last)
-        buffer = scratch(wanted.most_pixels * self._channels)
+        buffer = scratch(int(wanted.sizes.prod(axis=1).max(initial=0)) * self._channels)
         decode: Any = (
-            self._decode_raw if self._is_bytes else getattr(self.codec, "decode_jpeg", None)
+            (lambda record, *_: self.codec.decode(record))
+            if self._is_bytes
+            else getattr(self.codec, "decode_jpeg", None)
         )
         is_edited = any(plan.edits is not None for plan in wanted.plans)
         pictures = wanted.each(start, start + last - first)
@@ -182,34 +173,30 @@ class PictureReader(Reader):
                 self._edit(wanted, start + row - first, outs)
 
     def _read_any(self, wanted: WantedPictures, i: int, values: list[Any], row: int) -> None:
-        """Read a picture of any format and dtype."""
-        part = wanted.part(i)
+        """Read a picture of any format and dtype, all of it."""
+        height, width = wanted.sizes[i].tolist()
+        size = height, width
         outs = [
             None if size is None else value[1][row]
             for value, size in zip(values, self.sizes, strict=True)
         ]
         for out, plan in zip(outs, wanted.plans, strict=True):
             if out is not None and out.shape[:2] != tuple(plan.sizes[i].tolist()):  # without ops
-                what = f"the picture is {part.height} x {part.width}"
+                what = f"the picture is {height} x {width}"
                 raise CodecError(f"{what}, the field says {self.field.size}")
-        image, reduction = self._decode(part, wanted.reductions[i])
+        image, reduction = self._decode(wanted.records[i], size, wanted.reductions[i])
         for view, (out, move) in enumerate(zip(outs, wanted.moves(i), strict=True)):
-            y, x, *lengths = move.box
-            box = [y - part.top, x - part.left, *lengths]
             if reduction > 1:
-                numbers = map(np.array, ([box], [(part.height, part.width)], [reduction]))
-                (box,) = reduced_boxes(*numbers).tolist()
-            move = move._replace(box=box)
-            if move.matrix is not None:
-                shift = np.array([[1, 0, -part.left], [0, 1, -part.top], [0, 0, 1]])
-                move = move._replace(matrix=shift @ move.matrix)
+                numbers = map(np.array, ([move.box], [size], [reduction]))
+                move = move._replace(box=reduced_boxes(*numbers)[0].tolist())
             done = carry_out(
                 image, move, wanted.plans[view].resampling, self.fills[view],
                 out=out, nearest=isinstance(self.field, Mask),
             )  # fmt: skip
             self._edit(wanted, i, [done], view)
             if out is None:
-                values[view][row] = _channels_first(done)
+                tensor = torch.from_numpy(np.ascontiguousarray(done))
+                values[view][row] = tensor.permute(2, 0, 1) if tensor.dim() == 3 else tensor
 
     def _edit(self, wanted: WantedPictures, i: int, outs: Sequence[Any], view: int = 0) -> None:
         """Carry out the edits of a picture, in place, of its views from one on; masks have none."""
@@ -246,7 +233,7 @@ class PictureReader(Reader):
         """Prepare what happens to JPEGs and raw bytes; return which of them are ready, too."""
         num = len(heads)
         are_ready = (heads[:, 2] > 0) | self._is_bytes
-        if None in self.sizes or num < _FEW:
+        if None in self.sizes:
             are_ready[:] = False
         if self._is_whole:
             are_ready &= (heads[:, :2] == self.sizes[0]).all(axis=1)
@@ -288,9 +275,6 @@ class PictureReader(Reader):
         """Whether JPEGs are decoded into their places: there are no ops."""
         return len(self.views) == 1 and not self.views[0][1] and not self._is_bytes
 
-    def _decode_raw(self, record: UInt8Array, *_: Any) -> npt.NDArray[Any]:
-        return self.codec.decode(record)  # type: ignore[no-any-return]
-
     def _heads(self, records: Sequence[UInt8Array], rows: Rows) -> Ints:
         if isinstance(self.codec, PictureCodec):
             most = self.codec.max_pixels
@@ -307,13 +291,14 @@ class PictureReader(Reader):
         heads[:, :2] = np.array(sizes, np.int64).reshape(-1, 2)
         return heads
 
-    def _decode(self, part: PicturePart, reduction: int) -> tuple[npt.NDArray[Any], int]:
-        """Decode a picture or a part of one; return it and by how much it was reduced: JPEG alone can be."""
+    def _decode(
+        self, record: UInt8Array, size: tuple[int, int], reduction: int
+    ) -> tuple[npt.NDArray[Any], int]:
+        """Decode a picture; return it and by how much it was reduced: JPEG alone can be."""
         if not isinstance(self.codec, PictureCodec):
-            return self.codec.decode(part.record), 1
-        size = part.height, part.width
-        buffer = scratch(part.height * part.width * self._channels)
-        image = self.codec.decode(part.record, reduction, buffer, size, ends_early=part.ends_early)
+            return self.codec.decode(record), 1
+        buffer = scratch(math.prod(size) * self._channels)
+        image = self.codec.decode(record, reduction, buffer, size)
         return image, 1 if image.shape[:2] == size else reduction
 
     def finish(self, values: list[Any]) -> list[Any]:
@@ -339,8 +324,3 @@ def _reductions(plan: Geometry) -> Ints:
         return np.ones(len(plan), np.int64)
     # The boxes of warped pictures enclose more than is shown.
     return np.where(plan.is_warped, 1, reductions(plan.boxes, plan.sizes))
-
-
-def _channels_first(array: npt.NDArray[Any]) -> torch.Tensor:
-    tensor = torch.from_numpy(np.ascontiguousarray(array))
-    return tensor.permute(2, 0, 1) if tensor.dim() == 3 else tensor

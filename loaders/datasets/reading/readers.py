@@ -17,11 +17,10 @@ from loaders.datasets.reading.coefficients import CoefficientReader, WholeImages
 from loaders.datasets.reading.crops import CropReader, crop_readers
 from loaders.datasets.reading.fixed import FixedReader, Layout, WideReader, torch_dtype
 from loaders.datasets.reading.known import first_boxes
-from loaders.datasets.reading.objects import ObjectReader, ShapeReader, sanitizer_of
+from loaders.datasets.reading.objects import ImagesReader, ObjectReader, ShapeReader, sanitizer_of
 from loaders.datasets.reading.pictures import KnownHeads, PictureReader
 from loaders.datasets.reading.request import Reader
 from loaders.datasets.reading.samples import LIST, Form
-from loaders.datasets.reading.several import ImagesReader
 from loaders.device.decode import side_of
 from loaders.device.nested import holds
 from loaders.errors import SchemaError
@@ -82,7 +81,12 @@ def make_readers(
         if field is None:
             readers.append(SampleIdReader())
         elif half and isinstance(field, Image) and has_halves(field):
-            readers.append(_half_reader(store, name, field, scale))
+            nbytes = field.record_nbytes
+            if nbytes is None:
+                readers.append(CoefficientReader(store, name, DctCodec(field), side_of(scale)))
+            else:
+                planes = Layout(torch.uint8, (nbytes,), is_image=False)
+                readers.append(FixedReader(store, name, nbytes, planes))
         elif isinstance(field, Image | Mask) and (
             ops or has_halves(field) or field.record_nbytes is None
         ):
@@ -261,11 +265,3 @@ def _fill(name: str, field: Image | Mask, ops: tuple[Any, ...]) -> Any:
             f"fill={fill} has {np.size(fill)} channels, {name!r} has {field.channels}"
         )
     return fill
-
-
-def _half_reader(store: Store, name: str, field: Image, scale: float) -> Reader:
-    """Return the reader of what a device makes images of."""
-    nbytes = field.record_nbytes
-    if nbytes is None:
-        return CoefficientReader(store, name, DctCodec(field), side_of(scale))
-    return FixedReader(store, name, nbytes, Layout(torch.uint8, (nbytes,), is_image=False))

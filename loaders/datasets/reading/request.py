@@ -166,9 +166,11 @@ class Reader(ABC):
 
     Attributes:
         name: Of the field.
+        what: What is read where there is no view, for reports.
     """
 
     name: str
+    what = ""
 
     @property
     def min_rows(self) -> int:
@@ -231,7 +233,7 @@ class ReadPlan:
 
     # The samples, where they are of packed columns: one that cannot be read is named, or replaced.
     view: View | None
-    # One for each field, or a single one that returns samples. Without a view the first describes what it reads.
+    # One for each field, or a single one that returns samples.
     readers: tuple[Reader, ...]
     # By field name, how arrays of varying length that a transform made are joined.
     forms: Mapping[str, Form] = field(default_factory=dict)
@@ -347,7 +349,3 @@ class SamplesReader(Reader):
         """Return the samples, and keep none: the traceback of an error among them may hold the job."""
         made, values[0] = values[0], None
         return [made]
-
-    @abstractmethod
-    def describe(self, values: Any, request: Request, first: int, last: int) -> str:
-        """Say what is made."""

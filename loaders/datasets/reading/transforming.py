@@ -17,7 +17,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from loaders.rng import hash64, key64
-from loaders.sampling.context import current_batch
+from loaders.sampling.batch import current_batch
 from loaders.workers import is_worker
 
 if TYPE_CHECKING:
@@ -87,7 +87,11 @@ class Transforming:
     def __call__(self, sample: Any, seed: int) -> Any:
         """Return what the functions make of a sample; within ``process_kept``."""
         if self._may_draw and _is_seeded():
-            _seed_process(seed)
+            random.seed(seed & 0xFFFFFFFF)
+            np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002  # what third-party transforms draw from; it takes 32 bits
+            torch.default_generator.manual_seed(
+                seed
+            )  # torch's own looks for devices, which takes 0.2 ms
         if self._is_watched or not self._may_draw:
             return self._transformed(sample, seed)
         self._is_watched = True
@@ -133,12 +137,6 @@ def _is_without_epoch() -> bool:
 
 def _states() -> tuple[Any, Any, Any]:
     return random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state().numpy()  # noqa: NPY002
-
-
-def _seed_process(seed: int) -> None:
-    random.seed(seed & 0xFFFFFFFF)
-    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002  # what third-party transforms draw from; it takes 32 bits
-    torch.default_generator.manual_seed(seed)  # torch's own looks for devices, which takes 0.2 ms
 
 
 class _Albumented:

@@ -1,9 +1,16 @@
-"""Documents packed into windows: none lost, none repeated, none that sees another."""
+"""Documents packed into windows: none lost, none repeated, none that sees another.
+
+The longest go first. Lengths are whole numbers below a limit, so what is done for one document is done for all of its
+length at once: the work grows with the number of different lengths.
+
+Source:
+    First-fit and best-fit decreasing: Johnson, "Near-optimal bin packing algorithms", MIT, 1973.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +18,6 @@ import torch
 
 from loaders.datasets.reading.request import SamplesReader
 from loaders.datasets.reading.samples import SampleBatch, batch_type, sample_type
-from loaders.datasets.tokens.binpack import Fit, fit_decreasing
 
 if TYPE_CHECKING:
     from loaders.buffers import Memory
@@ -19,6 +25,7 @@ if TYPE_CHECKING:
     from loaders.datasets.tokens.stream import TokenStream
 
 Indices = npt.NDArray[np.int64]
+Fit = Literal["first", "best"]
 IGNORED = -100  # torch's cross_entropy counts no such target
 PADDING = -1  # the document of a position that holds none
 SAMPLE_FIELDS = ("tokens", "targets", "position_ids", "document_ids")
@@ -63,6 +70,7 @@ class DocumentReader(SamplesReader):
     length: int  # tokens of a window
     dtype: np.dtype[Any]  # int64 or int32, of tokens and targets
     labels: TokenStream | None = None  # where targets are that are not the tokens themselves
+    what = "windows of documents"
 
     def make(self, request: Request, memory: Memory) -> DocumentBatch:
         """Read and lay out all windows of a batch."""
@@ -120,9 +128,6 @@ class DocumentReader(SamplesReader):
         longest = int(np.diff(bounds).max(initial=0))
         return torch.from_numpy(bounds.astype(np.int32)), longest
 
-    def describe(self, values: Any, request: Request, first: int, last: int) -> str:
-        return f"reading {len(request)} windows of documents"
-
 
 def _laid(
     memory: Memory,
@@ -151,3 +156,47 @@ class DocumentBatch(SampleBatch):
         return sample_type(SAMPLE_FIELDS)(
             *(values[i] for values in self.batch[: len(SAMPLE_FIELDS)])
         )
+
+
+def fit_decreasing(lengths: Indices, size: int, fit: Fit) -> Indices:
+    """Assign each item to a bin.
+
+    Args:
+        lengths: ``(N,)``, each in [1, size].
+        size: What a bin holds.
+        fit: ``"best"``: each item goes to the fullest bin that has room, ``"first"``: to the first
+            one; of equal items the earlier one goes first.
+
+    Returns:
+        ``(N,)`` numbers of bins, from 0 without a gap.
+
+    Example:
+        >>> fit_decreasing(np.array([3, 5, 2, 4]), 7, "best").tolist()
+        [1, 0, 0, 1]
+    """
+    order = np.argsort(-lengths, kind="stable")
+    values, counts = np.unique(lengths, return_counts=True)
+    bins = np.empty(len(lengths), np.int64)
+    # Room in each bin that is open; of 16 bits, which numpy sorts in linear time, where they do.
+    room, done = np.empty(0, np.min_scalar_type(size)), 0
+    for length, count in zip(values[::-1].tolist(), counts[::-1].tolist(), strict=True):
+        chosen = np.flatnonzero(room >= length)
+        if fit == "best":
+            chosen = chosen[np.argsort(room[chosen], kind="stable")]
+        rest = count - int((room[chosen] // length).sum(dtype=np.int64))
+        if rest > 0:
+            num = -(-rest // (size // length))
+            chosen = np.concatenate([chosen, np.arange(len(room), len(room) + num)])
+            room = np.concatenate([room, np.full(num, size, room.dtype)])
+        taken = _deal(room[chosen].astype(np.int64) // length, count)
+        room[chosen] -= (taken * length).astype(room.dtype)
+        bins[order[done : done + count]] = np.repeat(chosen, taken)
+        done += count
+    return bins
+
+
+def _deal(room: Indices, count: int) -> Indices:
+    """Return how many of ``count`` items each bin takes, if each in turn takes what it has room for."""
+    before = np.cumsum(room) - room
+    taken: Indices = np.clip(count - before, 0, room)
+    return taken

@@ -37,6 +37,7 @@ class WindowReader(Reader):
     dtype: str  # of tokens and targets: int64, int32, or ``stored``
     is_half: bool = False  # leave tokens and targets in one, as they are stored
     prefetched_field = None
+    what = "windows of tokens"
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -95,10 +96,6 @@ class WindowReader(Reader):
         for i in np.flatnonzero(starts + self.length + 1 > self.span[1]).tolist():
             targets[i, self.span[1] - starts[i] - 1 :] = IGNORED
         return [torch.from_numpy(tokens), torch.from_numpy(targets)]
-
-    def describe(self, values: Any, request: Request, first: int, last: int) -> str:
-        """Say what is read."""
-        return f"reading {last - first} windows of tokens"
 
 
 class Widen:

@@ -17,8 +17,7 @@ from loaders.datasets.base import BatchDataset, SamplesOf, from_start, index_arr
 from loaders.datasets.packed import PackedDataset
 from loaders.datasets.reading.request import ReadPlan, Request
 from loaders.datasets.shard import ShardDataset
-from loaders.datasets.tokens.binpack import Fit
-from loaders.datasets.tokens.documents import DocumentPlan, DocumentReader
+from loaders.datasets.tokens.documents import DocumentPlan, DocumentReader, Fit
 from loaders.datasets.tokens.reader import Widen, WindowReader
 from loaders.datasets.tokens.stream import LABELS, TOKENS, TokenStream
 from loaders.errors import NoValueError, SchemaError
