@@ -237,6 +237,6 @@ def _alternate(text: npt.NDArray[np.uint8], quotes: npt.NDArray[np.int64], delim
 @cache
 def _whole_rows(delimiter: int) -> re.Pattern[bytes]:
     """Match rows that end; a quote opens a cell only at its beginning, others are characters."""
-    mark = re.escape(bytes([delimiter]))
+    mark = re.escape(bytes([delimiter])) + rb"\r"  # which ends rows, too
     cell = rb'(?:"(?:[^"]++|"")*+"|(?!"))[^%b\n]*+' % mark
-    return re.compile(rb"(?:(?:%b%b)*+%b\n)*+" % (cell, mark, cell))
+    return re.compile(rb"(?:(?:%b[%b])*+%b\n)*+" % (cell, mark, cell))

@@ -6,7 +6,6 @@ import dataclasses
 import math
 import re
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.checks import shown
-from loaders.codecs import Codec, codec_for
+from loaders.codecs import codec_for
 from loaders.data.manifest import MANIFEST_NAME, read_manifest
 from loaders.errors import CodecError, SourceError
 from loaders.remote.url import URL, place_of
@@ -32,33 +31,21 @@ LABEL = "label"
 _WHOLE = re.compile(r"[+-]?[0-9]+")
 
 
-@dataclass(frozen=True, slots=True)
 class LabelField:
-    """One column: its field, and the way of a value into it."""
+    """One column: its field, and the way of a value into it; ``separator`` is between names in a cell."""
 
-    name: str
-    column: Column
-    field: Field
-    separator: str = ""  # between the names in a cell of a ``MultiLabel``
-    codec: Codec = dataclasses.field(init=False)
-    # The number of each class by name; empty if there are no names.
-    numbers: Mapping[str, int] = dataclasses.field(init=False)
-    # True if a class is named by a whole number, so that numbers are names.
-    has_digits: bool = dataclasses.field(init=False)
-
-    def __post_init__(self) -> None:
-        classes = (
-            () if not isinstance(self.field, Label | MultiLabel) else self.field.classes or ()
-        )
-        numbers = {name: number for number, name in enumerate(classes)}
-        object.__setattr__(self, "codec", codec_for(self.field))
-        object.__setattr__(self, "numbers", numbers)
-        object.__setattr__(self, "has_digits", any(map(_WHOLE.fullmatch, classes)))
+    def __init__(self, name: str, column: Column, field: Field, separator: str = "") -> None:
+        self.name, self.column, self.field, self._separator = name, column, field, separator
+        classes = field.classes if isinstance(field, Label | MultiLabel) else None
+        self.codec = codec_for(field)
+        self._numbers = {name: number for number, name in enumerate(classes or ())}
+        # True if a class is named by a whole number, so that numbers are names.
+        self._has_digits = any(map(_WHOLE.fullmatch, self._numbers))
 
     def encode(self, item: Item) -> bytes:
         """Return the record of an item's label; SourceError if it is missing, no class, or does not fit."""
         value = item.labels.get(self.name)
-        value = None if self.name == LABEL and is_missing(value) else value
+        value = None if is_missing(value) else value
         if isinstance(self.field, MultiLabel):
             value = self._flags(value, item.where)
         if value is None and self.column.kind != "json":
@@ -84,8 +71,8 @@ class LabelField:
 
     def _flags(self, value: Any, where: str) -> npt.NDArray[np.uint8]:
         """Return a 1 for each class that a cell names."""
-        flags = np.zeros(len(self.numbers), np.uint8)
-        for name in _parts("" if value is None else str(value), self.separator):
+        flags = np.zeros(len(self._numbers), np.uint8)
+        for name in _parts("" if value is None else str(value), self._separator):
             flags[self._number(name, where)] = 1
         return flags
 
@@ -96,11 +83,11 @@ class LabelField:
                 return -1
             _check_number(value, self.column.classes, where)
             value = self.column.classes[value]
-        if isinstance(value, int) and not self.has_digits:
-            if self.numbers:
-                _check_number(value, self.numbers, where)
+        if isinstance(value, int) and not self._has_digits:
+            if self._numbers:
+                _check_number(value, self._numbers, where)
             return value
-        if (number := self.numbers.get(str(value))) is None:
+        if (number := self._numbers.get(str(value))) is None:
             raise SourceError(f"class {value!r} is not known", where)
         return number
 
@@ -136,7 +123,7 @@ def label_fields(
     lists = {name: _shared_classes([c for n, c in columns if n == name]) for name in named}
     if classes is not None:
         lists[LABEL] = read_classes(classes)
-        _check_fixed(sources, by_split, lists[LABEL], classes)
+        _check_fixed(sources, by_split, lists[LABEL])
     gaps = {name for name, column in columns if column.num_missing}
     return {
         split: tuple(
@@ -187,7 +174,6 @@ def _check_fixed(
     sources: Mapping[str, Source],
     columns: Mapping[str, Mapping[str, Column]],
     fixed: tuple[str, ...],
-    given: object,
 ) -> None:
     labels = {sources[n].name: each[LABEL] for n, each in columns.items() if LABEL in each}
     if not labels:
@@ -201,8 +187,7 @@ def _check_fixed(
             raise SourceError("labels are not classes", name)
         if unknown := [each for each in column.classes if each not in known]:
             what = f"classes that are not given: {few(unknown)}"
-            place = place_of(given) if isinstance(given, str | Path) else "the classes"
-            raise SourceError(what, name, f"Add them to {place}, or remove their pictures")
+            raise SourceError(what, name, "Add them to classes=, or remove their pictures")
 
 
 def read_classes(classes: Sequence[str] | Path | str, field: str = LABEL) -> tuple[str, ...]:

@@ -33,9 +33,7 @@ if TYPE_CHECKING:
     from packdata.sources.base import Item
 
 BOXES, _SIZE = "boxes", "size"
-_NO_LABELS = frozenset(
-    {"classes.txt", "obj.names", "train.txt", "val.txt", "test.txt", "readme.txt"}
-)
+_NO_LABELS = frozenset({"classes.txt", "train.txt", "val.txt", "test.txt", "readme.txt"})
 _WORD = re.compile(r"left|right|[a-z]+|[0-9]+")  # of names such as left_eye, L_Eye, lefteye
 _OTHER_SIDE = {"left": "right", "l": "r"}
 _POINTS_OF_POLYGON = 6  # numbers of the smallest one
@@ -138,8 +136,6 @@ def _open(path: Path | str, split: str) -> tuple[Annotations, str]:
     else:
         root, folder, files = found[0].path, found[0].path.parent, found
     kinds = {suffix for file in files if (suffix := suffix_of(file.path.name)) in _READERS}
-    if ".txt" in kinds and len(kinds) > 1:
-        kinds.discard(".txt")  # notes, beside JSON or XML
     if len(kinds) != 1:
         what = f"annotations of several kinds ({', '.join(sorted(kinds))})"
         hint = "COCO has .json files, VOC .xml files, YOLO folders of .txt files"

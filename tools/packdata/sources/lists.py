@@ -244,7 +244,9 @@ def _texts(row: Mapping[str, Any]) -> dict[str, str | None]:
 
 
 def _json(cell: str | None) -> Any:
-    return None if cell is None else json.loads(cell)
+    if cell is None:
+        return None
+    return cell[1:-1] if cell[0] == '"' and "\\" not in cell else json.loads(cell)
 
 
 def _typed(texts: pa.ChunkedArray, field: str) -> pa.ChunkedArray:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
@@ -130,10 +129,12 @@ class RowsSource(ColumnsSource):
             found = column_of(field, chain.from_iterable(values))
             if not is_number:
                 return found
-            is_double = types.is_float64(kind)
-            return replace(
-                found, kind="float" if types.is_floating(kind) else "int", is_double=is_double
-            )
+            is_empty = found.kind == "text" and field != "label"
+            missing = len(self) if is_empty else found.num_missing
+            if types.is_floating(kind):
+                is_double = types.is_float64(kind)
+                return Column("float", is_double=is_double, num_missing=missing)
+            return Column("int", num_missing=missing)
         if _is_binary(kind):
             return Column("bytes")
         # Text: strings, dates, decimals, maps as Python shows them.
