@@ -416,6 +416,12 @@ def test_a_missing_mask_is_named_with_the_place_it_is_looked_for(tmp_path: Path)
     assert str(masks / "b.npy") in message
 
 
+def test_a_single_array_is_not_its_own_mask(tmp_path: Path) -> None:
+    src = save(tmp_path / "src", {"a": numbers((3, 4))})
+
+    assert "the mask is missing" in assert_refused(src, tmp_path / "dst", mask_array="seg")
+
+
 def test_arrays_of_other_shapes_without_a_mask_are_rejected_for_the_mask(tmp_path: Path) -> None:
     src = save(tmp_path / "src", {f"c{i}": numbers((3 + i, 4)) for i in range(3)})
     masks = save(tmp_path / "masks", {"c0": numbers((3, 4))})

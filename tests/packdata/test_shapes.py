@@ -184,6 +184,14 @@ class TestColumns:
         assert isinstance(dataset.schema.fields["joints"], Keypoints)
         assert dataset[0].joints.shape == shape
 
+    def test_flat_keypoints_without_visibility_are_refused(self, tmp_path: Path) -> None:
+        """Six numbers may be two points or three."""
+        pictures(tmp_path, "a.png")
+        source = listed(tmp_path, [{"path": "a.png", "joints": [1, 2, 30, 4, 5, 6]}], "jsonl")
+
+        with pytest.raises(SourceError):
+            pack_images(source, tmp_path / "out", keypoints=["joints"])
+
     @pytest.mark.parametrize(
         ("boxes", "form"),
         [

@@ -177,6 +177,11 @@ class TestOrientation:
         with pytest.raises(CodecError):
             decode_picture(tiff(pixels, 1))
 
+    @pytest.mark.parametrize("mode", ["RGBX", "CMYK"])
+    def test_four_bands_without_alpha_are_refused(self, mode: str) -> None:
+        with pytest.raises(CodecError):
+            decode_picture(save(PIL.Image.new(mode, (8, 5)), "TIFF"))
+
     @pytest.mark.filterwarnings("ignore::UserWarning")  # Pillow's
     def test_a_damaged_exif_block_is_passed_over(self) -> None:
         exif = PIL.Image.Exif()
@@ -808,10 +813,10 @@ class TestMasks:
         assert np.array_equal(decode_mask(save(three, "PNG")), values)
         opaque = PIL.Image.fromarray(values).convert("RGBA")
         assert np.array_equal(decode_mask(save(opaque, "PNG")), values)
-        with pytest.raises(CodecError):
-            decode_mask(save(photo(), "PNG"))
-        with pytest.raises(CodecError):
-            decode_mask(save(photo(), "BMP"))
+        clear = PIL.Image.new("RGBA", (4, 4), (1, 1, 1, 0))
+        for file in (save(photo(), "PNG"), save(photo(), "BMP"), save(clear, "PNG")):
+            with pytest.raises(CodecError):
+                decode_mask(file)
 
     @pytest.mark.parametrize("format", ["WEBP", "AVIF", "JPEG2000"])
     def test_formats_that_may_lose_pixels_are_no_masks(self, format: str) -> None:

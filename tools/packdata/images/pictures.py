@@ -242,10 +242,9 @@ def _decode_jpeg(
     if head.mode == "CMYK":  # Pillow, which makes colours of it, hears no warning
         decode_strictly(data, colorspace="CMYK")
         return _pixels(head, data), None
-    options: dict[str, Any] = {"colorspace": "GRAY" if channels == 1 else "RGB"}
-    if factor > 1:
-        options |= {"min_height": -(-head.height // factor), "min_width": -(-head.width // factor)}
-    return decode_strictly(data, min_factor=factor, **options)
+    least = {"min_height": -(-head.height // factor), "min_width": -(-head.width // factor)}
+    colorspace = "GRAY" if channels == 1 else "RGB"
+    return decode_strictly(data, colorspace=colorspace, min_factor=factor, **least)
 
 
 def _pixels(head: PIL.Image.Image, data: bytes) -> Array:
@@ -260,10 +259,9 @@ def _pixels(head: PIL.Image.Image, data: bytes) -> Array:
         return np.asarray(head).astype(np.uint16)
     if "transparency" in head.info or head.mode in ("PA", "RGBa"):
         return np.asarray(head.convert("RGBA"))
-    plain = ("L", "LA", "RGB", "RGBA")
-    mode = head.mode if head.mode in plain else "L" if head.mode == "1" else "RGB"
+    mode = {"1": "L", "L": "L", "LA": "LA", "RGBA": "RGBA"}.get(head.mode, "RGB")
     with _damage_named(f"{format_of(head)} of mode {head.mode}"):
-        return np.asarray(head if mode == head.mode else head.convert(mode))
+        return np.asarray(head.convert(mode))
 
 
 def _decode_cv2(data: bytes, name: str) -> Array:

@@ -92,13 +92,10 @@ class ShapeOptions:
             members |= {name: path} if len(path) > 1 else {}
         if not columns:
             return source
-        declared = (self.boxes, self.keypoints, points.flip_pairs)
-        identity = {"shapes": [*map(list, declared)]}
+        identity = {"shapes": [*map(list, (self.boxes, self.keypoints, points.flip_pairs))]}
         notes = [*source.notes]
         if self.keypoints and not self.flip_pairs:
-            notes.append(
-                "keypoints without flip_pairs: a horizontal flip exchanges no left and right ones"
-            )
+            notes.append("keypoints without flip_pairs: a flip exchanges no left and right ones")
 
         def extend(item: Item) -> Item:
             values = {name: _value(item, path) for name, path in members.items()}
