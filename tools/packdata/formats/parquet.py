@@ -102,7 +102,7 @@ def _parts(
 
 def _fixed_type(field: Field, nbytes: int) -> Any:
     """Return the Arrow type under which other tools read a column of equal rows best."""
-    if is_of_bytes(field, nbytes):
+    if _is_of_bytes(field, nbytes):
         return pa.binary(nbytes)
     number = pa.from_numpy_dtype(dtype := np.dtype(field.dtype))
     if not field.shape:
@@ -110,7 +110,7 @@ def _fixed_type(field: Field, nbytes: int) -> Any:
     return pa.list_(pa.field("element", number, nullable=False), nbytes // dtype.itemsize)
 
 
-def is_of_bytes(field: Field, nbytes: int) -> bool:
+def _is_of_bytes(field: Field, nbytes: int) -> bool:
     """Tell whether equal rows of a field are bytes to other tools, and not numbers or a list of them."""
     is_number = isinstance(field, Label | Array | Categories) and nbytes == field.record_nbytes
     return not is_number or np.dtype(field.dtype).itemsize < 4 or len(field.shape or ()) > 1

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from loaders.data.manifest import ShardInfo
-    from loaders.schema import Field, Schema
+    from loaders.schema import Schema
     from packdata.packing.journal import Reached
     from packdata.recipe import Records
 
@@ -174,21 +174,11 @@ def check_records(records: Records | Block, schema: Schema, format: Format) -> N
         fixed, size = schema.fields[name].record_nbytes, _largest(record)
         if fixed is not None and (size != fixed or isinstance(record, VarColumn)):
             raise ValueError(f"records of {name!r} have {size} bytes, in the schema {fixed}")
-        if size > min(MAX_RECORD_BYTES[format], MAX_FIXED_BYTES):
-            most = _most_bytes(schema.fields[name], format)
-            if size > most:
-                raise CodecError(f"{name!r} takes {size} bytes; a {format} shard holds {most}")
-
-
-def _most_bytes(field: Field, format: Format) -> int:
-    if format == "parquet" and (fixed := field.record_nbytes) is not None:
-        from packdata.formats.parquet import (
-            is_of_bytes,  # here, so that commands parse without pyarrow
-        )
-
-        if is_of_bytes(field, fixed):
-            return MAX_FIXED_BYTES
-    return MAX_RECORD_BYTES[format]
+        most = MAX_RECORD_BYTES[format]
+        if format == "parquet" and fixed is not None:
+            most = min(most, MAX_FIXED_BYTES)
+        if size > most:
+            raise CodecError(f"{name!r} takes {size} bytes; a {format} shard holds {most}")
 
 
 def _largest(record: bytes | Column) -> int:
