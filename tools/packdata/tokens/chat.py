@@ -63,8 +63,7 @@ class ChatTemplate:
         # Its ``{% generation %}`` marks are the targets.
         data = tree.find_all(jinja2.nodes.TemplateData)
         self.has_marks = any(_OPEN in each.data for each in data)
-        has_day = _NOW in {name.name for name in tree.find_all(jinja2.nodes.Name)}
-        made_by = [text, self.tokens, str(day if has_day else None)]
+        made_by = [text, self.tokens, str(day if _NOW in text else None)]
         made_by += ["generation"] * self.has_marks
         written = json.dumps(made_by, sort_keys=True).encode(errors="surrogatepass")
         self.digest = xxhash.xxh3_128_hexdigest(written)  # of what it makes of messages

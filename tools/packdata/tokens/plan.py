@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from loaders.checks import shown
 from loaders.data.view import open_view
 from loaders.errors import SourceError
@@ -165,17 +163,17 @@ def _check_used(options: TokenOptions, kinds: set[str]) -> None:
 
 def _check_targets(source: TokenSource, content: DocumentForm, where: str) -> None:
     """Raise SourceError if no document has a target: the first pieces with documents usually end the search."""
-    seen = False
+    num_documents = 0
     for piece in source.pieces():
         try:
             documents = piece.read()
         except SourceError:
             return  # the packing names what is refused
-        labels = np.empty(0) if documents.labels is None else documents.labels
-        if documents.rejects or (labels != IGNORED).any():
+        assert documents.labels is not None
+        if documents.rejects or (documents.labels != IGNORED).any():
             return
-        seen |= len(documents) > 0
-    if seen:
+        num_documents += len(documents)
+    if num_documents:
         what = "no document has a target: nothing would be learned"
         raise SourceError(what, where, content.targets_hint)
 

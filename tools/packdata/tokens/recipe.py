@@ -39,9 +39,8 @@ NO_TARGET = "no target"  # of documents that are counted
 class TokensRecipe(Recipe):
     """Turns each piece into a block of rows, whose number is known once its text is tokenized.
 
-    Fields: ``tokens``; ``num_tokens``, how many of a row are valid (all but in the last row of a
-    piece); ``document_ends``, behind which of them a document ends (1 to ``row_tokens``); ``labels``
-    beside the tokens, where the source has some.
+    Fields: ``tokens``; ``num_tokens``, how many of a row are valid (all but in the last row of a piece);
+    ``document_ends``, behind which of them a document ends; ``labels`` beside the tokens, where the source has some.
     """
 
     is_of_blocks = True
@@ -94,11 +93,7 @@ class TokensRecipe(Recipe):
         return item.where
 
     def encode(self, item: Piece, draw: Draw | None = None) -> list[Block]:
-        """Return the rows of a piece for each target, and the documents that are left out.
-
-        Raises:
-            SourceError: A file is damaged, or an id does not fit; with the place.
-        """
+        """Return the rows of a piece for each target, and the documents that are left out; SourceError."""
         if draw is not None and self.source.cut is not None:
             raise SourceError("documents are cut", item.where, "Plan with shuffle=")
         documents = item.read().without_empty()
@@ -120,8 +115,6 @@ class TokensRecipe(Recipe):
             only_missing = self.source.kind != "text"
             documents = enclose(documents, self.bos, self.field.eod, only_missing=only_missing)
         labels = documents.labels
-        if labels is None and self.source.has_labels:  # every document was left out
-            labels = np.empty(0, np.int32)
         if labels is not None and len(documents):
             learned = np.append(0, np.cumsum(labels != IGNORED))
             is_none = learned[documents.ends] == learned[documents.starts]

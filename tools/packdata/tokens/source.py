@@ -60,15 +60,14 @@ class Piece:
 class TokenSource:
     """The documents of files, all of text or all of ids, in pieces in a fixed order.
 
+    SourceError if a file cannot be read, or lacks a column.
+
     Attributes:
         content: What rows hold; None without files of rows.
         kind: ``text``, ``chat``, ``lists`` (of ids, by document), or ``ids`` (files of them).
         itemsize: Bytes of its widest ids.
         cut: Files of ids may be cut at multiples of so many; None: only where a document ends.
         runs: As of a recipe: of each piece, where what it is read from begins.
-
-    Raises:
-        SourceError: A file cannot be read, or lacks a column.
     """
 
     def __init__(
@@ -140,11 +139,7 @@ class TokenSource:
 
 
 def content_of(file: SourceFile, options: TokenOptions) -> DocumentForm:
-    """Return what the rows of files hold, by the options, else by the columns of the first of them.
-
-    Raises:
-        SourceError: They hold conversations, and no template is given; or the template cannot be read.
-    """
+    """Return what the rows of files hold, by the options, else by the columns of the first of them; SourceError."""
     if options.chat_template is not None:
         day = None if options.chat_date is None else date.fromisoformat(options.chat_date)
         template = open_template(options.chat_template, options.tokenizer, day)
