@@ -21,7 +21,7 @@ MANY = 100_000  # characters; more bytes than are checked at once
 
 def read(path: Path, data: bytes, documents: str = "file") -> Documents:
     path.write_bytes(data)
-    file = SourceFile(files_at(path)[0], path.name, "text", None)
+    file = SourceFile(files_at(path)[0], path.name, "text")
     (piece,) = TokenSource([file], TokenOptions(documents=documents)).pieces()
     return piece.read()
 
@@ -76,24 +76,24 @@ def test_lines_lose_their_ends_and_keep_their_places() -> None:
         assert places == sorted(set(places))
 
 
-@pytest.mark.parametrize("compression", [None, "gzip"])
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
 @pytest.mark.parametrize("mark", ["\n\n", "aba", "ab", "\n"])
 @pytest.mark.parametrize("chunk", [1, 5, 1 << 16])
 def test_separators_across_the_cuts_part_the_same_documents(
     tmp_path: Path,
     mark: str,
-    compression: str | None,
+    name: str,
     chunk: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As those of the file in one piece, wherever the cuts lie, for texts full of separators."""
     monkeypatch.setattr("packdata.tokens.texts._WINDOW_BYTES", chunk)
     rng = np.random.default_rng(0)
-    path = tmp_path / "a.txt"
+    path = tmp_path / name
     for piece_bytes in [1, 2, 3, 7, 20] * 2:
         data = rng.choice(np.frombuffer(b"aaab\n\n\n", np.uint8), 60)
-        path.write_bytes(data.tobytes() if compression is None else gzip.compress(data.tobytes()))
-        file = SourceFile(files_at(path)[0], path.name, "text", compression)
+        path.write_bytes(data.tobytes() if name == "a.txt" else gzip.compress(data.tobytes()))
+        file = SourceFile(files_at(path)[0], path.name, "text")
 
         monkeypatch.setattr(DocumentFile, "piece_bytes", piece_bytes)
         pieces = TokenSource([file], TokenOptions(documents=mark)).pieces()
@@ -107,7 +107,7 @@ def test_a_run_of_separators_across_4_mib_is_cut_behind_it(tmp_path: Path) -> No
     data = b"a" * (size - 1) + b"\n\n\n" + b"b" * 10 + b"\n\n" + b"c" * 3
     path = tmp_path / "a.txt"
     path.write_bytes(data)
-    file = SourceFile(files_at(path)[0], path.name, "text", None)
+    file = SourceFile(files_at(path)[0], path.name, "text")
     source = TokenSource([file], TokenOptions(documents="\n\n"))
 
     pieces = [piece.read() for piece in source.pieces()]

@@ -49,7 +49,7 @@ MAX_CATEGORIES = 1_000_000
 
 
 class Seen(NamedTuple):
-    """Where a value was seen first; how it looks, and its line, are found when somebody asks."""
+    """Where a value was seen first; its text and its line are made when they are needed."""
 
     value: pa.Array  # of one row: no others are kept
     file: RowFile
@@ -176,7 +176,7 @@ class Scanner:
     def _part(self, kinds: Mapping[str, Kind], part: Part) -> Scan:
         """Runs on the threads."""
         file, found, dropped = self.files[part.file], Scan([part]), {*self.options.drop}
-        # Texts of JSON may be dates, if somebody asks for these.
+        # Texts of JSON may be dates where dates= asks for these.
         is_asked = self.options.dates is not None or "number" in file.guesses
         guesses = file.guesses if is_asked else frozenset[Kind]()
         for rows in self.files.read(part, self.files.columns, kinds):

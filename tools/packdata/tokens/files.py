@@ -7,15 +7,12 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
 from loaders.errors import SourceError
 from packdata.reading import LocalFile, RemoteFile, opened_in_order
-from packdata.rows import DELIMITED, JSON_LINES, compression_of, suffix_inside
+from packdata.rows import DELIMITED, JSON_LINES, compression_of, open_text, suffix_inside
 from packdata.sources.base import foreign_hint, suffix_of
 from packdata.sources.listed import Listing, look_at
 from packdata.sources.refused import check_folder, check_name
@@ -52,7 +49,6 @@ class SourceFile:
     file: File
     name: str  # what to call it: the part of its path that differs between the files
     kind: str  # ``text``, ``jsonl``, ``csv``, ``npy``, ``bin``, ``ds`` or a kind of rows
-    compression: str | None  # as Arrow calls it
 
     @property
     def path(self) -> Path:
@@ -64,6 +60,11 @@ class SourceFile:
         """Its bytes on disk."""
         return self.file.size
 
+    @property
+    def is_compressed(self) -> bool:
+        """True if its name says so."""
+        return compression_of(self.path.name) is not None
+
     def read(self, start: int, stop: int) -> bytes:
         """Return a range of its bytes as stored, fewer at the end; SourceError if that fails."""
         if isinstance(self.file, RemoteFile):
@@ -74,9 +75,9 @@ class SourceFile:
 
     def head(self, nbytes: int) -> bytes:
         """Return its first bytes, decompressed; SourceError if it cannot be read."""
-        if self.compression is None:
+        if not self.is_compressed:
             return self.read(0, nbytes)
-        with self._decompressed() as source:
+        with open_text(self.file) as source:
             return bytes(source.read(nbytes))
 
     def unpacked(self) -> Any:
@@ -84,22 +85,12 @@ class SourceFile:
 
         None if it is not compressed; SourceError if it is damaged, or cut off.
         """
-        if self.compression is None:
+        if not self.is_compressed:
             return None
-        with self._decompressed() as source, tempfile.TemporaryFile(prefix="packdata-") as plain:
+        with open_text(self.file) as source, tempfile.TemporaryFile(prefix="packdata-") as plain:
             shutil.copyfileobj(source, plain, 1 << 20)
             plain.flush()
             return mmap.mmap(plain.fileno(), 0) if plain.tell() else b""
-
-    @contextmanager
-    def _decompressed(self) -> Iterator[Any]:
-        file = self.file.open()
-        try:
-            with file:
-                yield pa.CompressedInputStream(pa.PythonFile(file, "r"), self.compression)
-        except (OSError, EOFError, pa.ArrowException) as error:
-            what = f"the file cannot be decompressed ({error})"
-            raise SourceError(what, self.path, "Is it complete?") from error
 
 
 def list_files(sources: Sequence[Path | str]) -> tuple[list[SourceFile], Counter[str]]:
@@ -153,15 +144,15 @@ def _list_folder(listing: Listing, ignored: Counter[str]) -> Iterator[SourceFile
 
 def _source_file(file: File, name: str) -> SourceFile:
     path, suffix = file.path, suffix_inside(file.path.name)
-    kind, compression = _KINDS.get(suffix, "text"), compression_of(path.name)
-    is_packed = compression is not None and kind not in _COMPRESSED
+    made = SourceFile(file, name, _KINDS.get(suffix, "text"))
+    is_packed = made.is_compressed and made.kind not in _COMPRESSED
     if suffix in _NOT_READ or is_packed or foreign_hint(path.name):
         hint = "Unpack archives, save ids with numpy.save; of .bin and .idx pass the .bin"
         raise SourceError("files of this kind are not read", path, foreign_hint(path.name) or hint)
     check_name(name, path)
     if isinstance(file, LocalFile):
         file.local()  # a pipe is refused
-    return SourceFile(file, name, kind, compression)
+    return made
 
 
 def identity_of(files: Iterable[SourceFile]) -> list[Any]:

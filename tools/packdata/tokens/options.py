@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Eod = int | Literal["auto", "none"]
 DEFAULT_ROW_TOKENS = 8192
 _MAX_ROW_TOKENS = 1 << 24
-_COLUMNS = ("text_column", "ids_column", "messages_column")
+_CONTENTS = ("text_column", "ids_column", "chat_template")  # of rows
 
 
 def _id(text: str) -> int | str:
@@ -120,17 +120,15 @@ class TokenOptions:
         check_options(self)
         if not self.documents:
             raise ValueError("documents must be 'file', 'line' or a separator, got ''")
-        if self.tokenizer is not None and self.train_bpe is not None:
-            raise ValueError("a tokenizer is given or made: leave out one of the two")
+        if None not in (self.tokenizer, self.train_bpe):
+            raise ValueError("leave out tokenizer or train_bpe")
         for name, token in (("eod", self.eod), ("bos", self.bos)):
             if isinstance(token, str) and token not in ("auto", "none"):
                 raise ValueError(f"{name} must be an id, 'auto' or 'none', got {token!r}")
-        given = [name for name in _COLUMNS if getattr(self, name) is not None]
-        if self.chat_template is not None and self.messages_column is None:
-            given.append("chat_template")
+        given = [name for name in _CONTENTS if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"a row is one document: leave out {' or '.join(given)}")
         if self.messages_column is not None and self.chat_template is None:
-            raise ValueError("messages_column needs a chat_template, which makes text of messages")
+            raise ValueError("messages_column needs a chat_template")
         if self.chat_date is not None:
             date.fromisoformat(self.chat_date)

@@ -84,7 +84,7 @@ class TextFile(DocumentFile):
         return split_at(blob[begin:], self._mark, place, is_line=self._is_line).only_utf8()
 
     def _bytes(self, start: int, stop: int) -> bytes:
-        if self._file.compression is None:
+        if not self._file.is_compressed:
             return self._file.read(start, stop)
         data: bytes = self._recent.get(self._file.path, self._file.unpacked)[start:stop]
         return data
