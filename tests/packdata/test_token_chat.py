@@ -144,12 +144,15 @@ def test_a_configuration_gives_template_and_special_tokens(tmp_path: Path) -> No
     assert said(folder) == [" Drei Äpfel. </s> No. </s>"]
 
 
-def test_a_configuration_of_several_templates_is_refused(tmp_path: Path) -> None:
-    named = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": LLAMA2}]
+def test_of_several_templates_the_one_called_default_is_taken(tmp_path: Path) -> None:
+    named = [{"name": "tool_use", "template": "x"}, {"name": "default", "template": CHATML}]
     path = write(tmp_path / "tokenizer_config.json", json.dumps({"chat_template": named}))
+    source = write_chats(tmp_path / "a.jsonl", CHAT)
 
+    assert said(pack(source, tmp_path / "p", chat_template=path))
+    write(path, json.dumps({"chat_template": named[:1]}))
     with pytest.raises(SourceError, check=At(path)):
-        pack(write_chats(tmp_path / "a.jsonl", CHAT), tmp_path / "p", chat_template=path)
+        pack(source, tmp_path / "q", chat_template=path)
 
 
 def test_special_tokens_of_a_jinja_file_are_looked_for_beside_it(tmp_path: Path) -> None:

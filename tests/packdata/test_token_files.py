@@ -114,6 +114,15 @@ def test_datatrove_without_an_index_that_fits_is_refused(
 # -- refused ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("data", ["plain ascii".encode("utf-16-le"), bytes([1, 0, 2, 0] * 9)])
+def test_utf16_and_ids_that_are_utf8_by_chance_are_not_text(tmp_path: Path, data: bytes) -> None:
+    with pytest.raises(SourceError, check=At("a.txt")):
+        pack(write(tmp_path / "a.txt", data), tmp_path / "p")
+
+    write(tmp_path / "b.txt", "a NUL \0 among other characters is text")
+    assert texts(pack(tmp_path / "b.txt", tmp_path / "q"))[0][6] == "\0"
+
+
 @pytest.mark.parametrize("text", ["First Citizen: ä\n" * 4, '{"text": "a line of JSON"}\n' * 2000])
 @pytest.mark.parametrize("options", [{}, {"bin_dtype": "uint32"}])
 def test_text_called_bin_is_not_read_as_ids_wider_than_bytes(

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
 
     from packdata.packing.settings import OnError
     from packdata.packing.summary import Summary
+    from packdata.tables.scan import Scan
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,18 +208,24 @@ def _learned(scanner: Scanner) -> dict[str, Any]:
             _ = files[number]
     scan = scanner.scan()
     plan = plan_columns(scan, options, files.paths[0])
-    plan = replace(plan, notes=tuple(_header_notes(files)))
+    plan = replace(plan, notes=tuple(_header_notes(files, scan)))
     parts = [*map(list, scan.parts)]
     return {"rows": scan.num_rows + scan.bad, **plan.to_json(), "parts": parts}
 
 
-def _header_notes(files: TableFiles) -> Iterator[str]:
-    """Say that the first row of a CSV file looks like values: all its names do, or one is a number that is no year."""
+def _header_notes(files: TableFiles, scan: Scan) -> Iterator[str]:
+    """Say that the first row of a CSV file looks like values.
+
+    All its names do, or one is a number that is no year, or a text of its own column.
+    """
     file = None if files.first is None else files[files.first]
     names = file.columns or () if isinstance(file, CsvRows) and file.header else ()
     kinds = [KINDS[code] for code in kinds_of(pa.array(names, pa.string()))]
+    texts = {name: {*map(str.strip, column.words)} for name, column in scan.columns.items()}
     is_odd = any(
-        kind == "code" or (kind == "number" and not name.strip().isdigit())
+        kind == "code"
+        or (kind == "number" and not name.strip().isdigit())
+        or name.strip() in texts.get(name, ())
         for name, kind in zip(names, kinds, strict=True)
     )
     if is_odd or (names and "text" not in kinds):

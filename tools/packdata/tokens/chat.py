@@ -183,21 +183,22 @@ def _import_jinja2() -> Any:
 def open_template(
     template: Path | str, tokenizer: Path | str | None, day: date | None
 ) -> ChatTemplate:
-    """Open a Jinja file, or a ``tokenizer_config.json`` with one template; errors as of ``ChatTemplate``.
+    """Open a Jinja file, or a ``tokenizer_config.json``, of several templates the one called ``default``.
 
     The special tokens of a Jinja file are those of the ``tokenizer_config.json`` beside it, or beside the
-    ``tokenizer``; ``day`` is None for today.
+    ``tokenizer``; ``day`` is None for today; errors are those of ``ChatTemplate``.
     """
     path = place_of(template)
     text: Any = _read(path)
     if path.suffix == ".json":
         config = _config(text, path)
         text = config.get("chat_template")
+        if isinstance(text, list):
+            by_name = {t.get("name"): t.get("template") for t in text if isinstance(t, dict)}
+            text = by_name.get("default")
         if not isinstance(text, str):
-            hint = (
-                "Pass a Jinja file: the chat_template.jinja beside it, or one of several templates"
-            )
-            raise SourceError("'chat_template' is not one template", path, hint)
+            hint = "Pass the chat_template.jinja beside it"
+            raise SourceError("missing 'chat_template'", path, hint)
     else:
         beside = [path, *([] if tokenizer is None else [place_of(tokenizer)])]
         found = (file.with_name(CONFIG) for file in beside)

@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from packdata.tokens.contents import DocumentForm
-    from packdata.tokens.documents import Place, Recent
+    from packdata.tokens.documents import Place, Recent, Reject
     from packdata.tokens.files import SourceFile
 
 BOM = b"\xef\xbb\xbf"
+_CHECKED_BYTES = 64 << 10
+_MAX_NUL_SHARE = 10  # one in so many bytes
 _WINDOW_BYTES = 64 << 10  # looked at for a separator first
 
 
@@ -65,6 +67,11 @@ class TextFile(DocumentFile):
         blob = given.stored() if given.stored else self._bytes(given.start, given.stop)
         if len(blob) < given.nbytes:
             raise SourceError("the file became shorter while it was read", self._file.name)
+        rejects: tuple[Reject, ...] = ()
+        if blob.count(0, 0, _CHECKED_BYTES) > min(len(blob), _CHECKED_BYTES) // _MAX_NUL_SHARE:
+            hint = "UTF-16 becomes UTF-8 by iconv; ids are read from .npy or .bin"
+            what = "the file is full of NUL bytes, not text"
+            blob, rejects = b"", (rejected(given.where, what, hint),)
         begin = len(BOM) if given.start == 0 and blob.startswith(BOM) else 0
 
         @cache
@@ -80,8 +87,10 @@ class TextFile(DocumentFile):
             return f"{self._file.name}, line {number}"
 
         if self._content is not None:
-            return self._content.of_lines(blob[begin:], place)
-        return split_at(blob[begin:], self._mark, place, is_line=self._is_line).only_utf8()
+            found = self._content.of_lines(blob[begin:], place)
+        else:
+            found = split_at(blob[begin:], self._mark, place, is_line=self._is_line).only_utf8()
+        return replace(found, rejects=(*found.rejects, *rejects))
 
     def _bytes(self, start: int, stop: int) -> bytes:
         if not self._file.is_compressed:
