@@ -23,8 +23,8 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.data.columns import Column, FixedColumn, rows_between
-from loaders.data.seen import Seen
 from loaders.data.shards import FileShard
+from loaders.data.verify import Seen
 from loaders.errors import ShardError
 from loaders.system.libc import libc
 from loaders.system.limits import memory_bytes

@@ -20,8 +20,8 @@ import xxhash
 
 from loaders.data.formats.checksums import CHUNK_BYTES, CHUNKED_ROW_BYTES, num_chunks
 from loaders.data.pages import ask_for, fits_memory, span_of, unreadable, wait_for
-from loaders.data.seen import Seen
 from loaders.data.shards import FileShard
+from loaders.data.verify import Seen
 from loaders.errors import ChecksumError, ShardError
 
 if TYPE_CHECKING:

@@ -2,6 +2,7 @@ import itertools
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -207,6 +208,24 @@ def test_a_time_limit_that_a_sample_ran_into_is_its_own_error(
     expected[bad // 2] = "the server did not answer"
     assert found == expected
     assert next(loader, None) is None
+
+
+class Bad(Alone):
+    """Sample 1 is an error."""
+
+    def __getitem__(self, index: int) -> int:
+        return index if index != 1 else [][index]
+
+
+def test_a_batch_whose_error_was_raised_was_taken() -> None:
+    with closing(thread_pool(maker(Bad()))) as pool:
+        batches = OrderedBatches(pool, iter(Counted(3)), prefetch_batches=2)
+
+        assert next(batches).tolist() == [0]
+        with pytest.raises(IndexError):
+            next(batches)
+        assert batches.num_taken == 2
+        assert next(batches).tolist() == [2]
 
 
 def spent(sample: Any) -> Any:

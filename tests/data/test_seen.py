@@ -1,6 +1,6 @@
 import numpy as np
 
-from loaders.data.seen import Seen
+from loaders.data.verify import Seen
 
 
 def numbers(*values: int) -> np.ndarray:
