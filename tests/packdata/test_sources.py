@@ -108,7 +108,7 @@ class TestFolders:
         root = touch(tmp_path / "in/root", "a/1.jpg")
         (root / "a/link").symlink_to(target)
 
-        with pytest.raises(SourceError, check=At("a/link")):
+        with pytest.raises(SourceError, check=At(root / "a/link")):
             open_source(root)
 
     def test_folders_above_that_nobody_may_look_at_do_not_matter(
@@ -194,6 +194,10 @@ class TestFolders:
 
         assert open_source(tmp_path / "there").identity == before
         json.dumps(before)
+
+    def test_two_masks_of_one_picture_are_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(SourceError, check=At(tmp_path)):
+            MaskFolder(Listing(touch(tmp_path, "1.png", "1.bmp")))
 
     def test_masks_are_found_by_key(self, tmp_path: Path) -> None:
         masks = MaskFolder(Listing(touch(tmp_path, "a/1.png", "2.bmp", "b/1.jpg.png")))
@@ -816,6 +820,14 @@ class TestParquet:
         assert [first.read(), second.read()] == [b"A", b"b.jpg"]
         assert first.key == "a/00000000"
         assert first.where == f"{tmp_path}/a.parquet, row 0"
+
+    @pytest.mark.parametrize("kind", ["int", "float"])
+    def test_numbers_that_are_all_missing_are_numbers(self, tmp_path: Path, kind: Any) -> None:
+        arrow = pa.int64() if kind == "int" else pa.float32()
+        table = pa.table({"image": [b"1", b"2"], "x": pa.array([None, None], arrow)})
+        pq.write_table(table, tmp_path / "a.parquet")
+
+        assert open_source(tmp_path).labels == {"x": Column(kind, num_missing=2)}
 
     def test_plain_binary_and_names_as_labels(self, tmp_path: Path) -> None:
         table = {

@@ -38,13 +38,7 @@ if TYPE_CHECKING:
 
 
 class _Chosen:
-    """The files of a kind in a listing, in order.
-
-    Args:
-        listing: Of a folder.
-        kind: Which files count.
-        without: How names, before the suffix, end of those that do not.
-    """
+    """The files of a kind in a listing, in order, but for those whose names end in ``without`` before the suffix."""
 
     def __init__(self, listing: Listing, kind: FileKind, without: str = "") -> None:
         self._listing, self._numbers = listing, array("I")
