@@ -28,10 +28,9 @@ if TYPE_CHECKING:
     from loaders.datasets.tokens.windows import TokenWindows
     from loaders.device.augment import BatchAugment
     from loaders.device.decode import DctFinish, Yuv420Finish
-    from loaders.device.denormalize import Denormalize
     from loaders.device.jpeg import JpegFinish
     from loaders.device.mix import CutMix, MixUp
-    from loaders.device.normalize import Normalize
+    from loaders.device.normalize import Denormalize, Normalize
     from loaders.device.seeded import seeded
     from loaders.errors import LoadersError
     from loaders.live import dump, dump_on
@@ -47,7 +46,7 @@ _WHERE = {
     "MixUp": "loaders.device.mix",
     "DataLoader": "loaders.loading.loader",
     "DctFinish": "loaders.device.decode",
-    "Denormalize": "loaders.device.denormalize",
+    "Denormalize": "loaders.device.normalize",
     "Fields": "loaders.datasets.reading.samples",
     "JpegFinish": "loaders.device.jpeg",
     "JpegOnDevice": "loaders.datasets.encoded",

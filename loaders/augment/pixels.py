@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from loaders.augment.elastic import Ripple
-    from loaders.augment.geometry import Geometry
+    from loaders.augment.geometry import Geometry, Ripple
 
     Array = npt.NDArray[Any]
 

@@ -133,9 +133,11 @@ def plan(
     Raises:
         BatchError: An image is empty, or smaller than its crop.
     """
-    indices = np.asarray(indices)
+    indices, sizes = np.asarray(indices), np.asarray(sizes, np.int64)
     draws = np.zeros(1, np.int64) if draws is None else np.asarray(draws)
-    window = Window(_checked_sizes(sizes, indices), indices)
+    for row in np.flatnonzero((sizes < 1).any(axis=1)).tolist():
+        raise BatchError(f"sample {indices[row]} is empty: {sizes[row].tolist()} pixels")
+    window = Window(sizes, indices)
     num_axes = window.size.shape[1]
     keys = [key64(_DOMAIN, seed, epoch, view, position) for position in range(len(ops))]
     nums = [num_axes if getattr(op, "per_axis", False) else op.num_draws for op in ops]
@@ -164,15 +166,6 @@ def _source_points(points: Floats | None, lengths: Ints) -> Floats | None:
             "serve only fields with as many axes as the foreground"
         )
     return points * lengths
-
-
-def _checked_sizes(sizes: npt.NDArray[Any], indices: Ints) -> Ints:
-    sizes = np.asarray(sizes, np.int64)
-    if len(sizes) and sizes.min() < 1:
-        row = int(sizes.min(axis=1).argmin())
-        lengths = " x ".join(map(str, sizes[row].tolist()))
-        raise BatchError(f"sample {indices[row]} is empty: {lengths}")
-    return sizes
 
 
 # -- several lists ---------------------------------------------------------------------------------

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from loaders.augment.elastic import Ripple
-    from loaders.augment.geometry import Floats, Ints, Move, Window
+    from loaders.augment.geometry import Floats, Ints, Move, Ripple, Window
 
 _INVERSE = cv2.WARP_INVERSE_MAP
 _BORDERS = {

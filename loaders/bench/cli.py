@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import traceback
 import warnings
-from dataclasses import asdict, astuple
+from dataclasses import asdict, astuple, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -131,7 +131,12 @@ def run_sweep_command(args: argparse.Namespace) -> int:
     """Measure, judge, print."""
     _check_before(args)
     target = _load(args)
-    _say(f"{target.name}: {_describe(target)}")
+    said = f"{len(target.dataset):,} samples" if is_map_style(target.dataset) else "a stream"
+    if target.window:
+        said += f", windows of {target.window:,} tokens (TokenWindows)"
+    elif target.size:
+        said += f", random crops of {target.size} x {target.size}, flipped at random"
+    _say(f"{target.name}: {said}")
     configs = grid(
         target,
         workers=args.workers,
@@ -231,8 +236,11 @@ def _judge(target: MeasuredDataset, sweep: Sweep, args: argparse.Namespace) -> _
         device=_device(args),
         step=load_object(args.step) if args.step else None,
     )
-    known = sweep.changes_from(usual_config(target, best))
-    return judge(found.facts, known), found
+    usual = Config(0, best.batch_size, target.backend)  # a loader given nothing but the batch size
+    if isinstance(target.dataset, BatchDataset):
+        loader = DataLoader(target.dataset, best.batch_size, rank=0, world_size=1)
+        usual = replace(usual, num_workers=loader.num_workers)
+    return judge(found.facts, sweep.changes_from(usual)), found
 
 
 def _device(args: argparse.Namespace) -> torch.device | None:
@@ -240,14 +248,6 @@ def _device(args: argparse.Namespace) -> torch.device | None:
     if args.device:
         return torch.device(args.device)
     return torch.device("cuda") if torch.cuda.is_available() else None
-
-
-def usual_config(target: MeasuredDataset, config: Config) -> Config:
-    """Return the settings of a loader that is given nothing but the batch size."""
-    if not isinstance(target.dataset, BatchDataset):
-        return Config(0, config.batch_size, target.backend)
-    loader = DataLoader(target.dataset, config.batch_size, rank=0, world_size=1)
-    return Config(loader.num_workers, config.batch_size, target.backend)
 
 
 def _verdict_text(config: Config, verdict: Verdict, found: Analysis) -> str:
@@ -282,16 +282,6 @@ def _sweep_json(sweep: Sweep, found: _Found | None) -> dict[str, Any]:
         value["facts"] = asdict(analysis.facts)
         value["step_samples_per_s"] = analysis.step_samples_per_s
     return value
-
-
-def _describe(target: MeasuredDataset) -> str:
-    dataset = target.dataset
-    said = f"{len(dataset):,} samples" if is_map_style(dataset) else "a stream"
-    if target.window:
-        return f"{said}, windows of {target.window:,} tokens (TokenWindows)"
-    if target.size:
-        return f"{said}, random crops of {target.size} x {target.size}, flipped at random"
-    return said
 
 
 def _say(text: str) -> None:

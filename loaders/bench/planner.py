@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from loaders.bench.targets import MeasuredDataset
 
-_LOOKED_AT_BYTES = 64 << 20
 _PROCESS_BYTES = 20 << 20  # a forked worker's own pages: heap that is written to, torch's state
 _HELD = 2  # batches that the trainer holds: the one in use, and the next before it lets go of it
 _SCRATCH_BYTES = 4 << 20  # of a thread: what it decodes into, its stack, its heap arena
@@ -94,16 +93,9 @@ def _process_bytes() -> int:
 
 
 def sample_bytes_of(dataset: Any, *, count: int = 8) -> float:
-    """Return the bytes of a sample in a batch.
-
-    Samples are served one by one, at most ``count``, and no more once they had 64 MB together: of volumes, one.
-    """
-    sizes: list[float] = []
-    for batch in itertools.islice(batches_of(dataset, Config(0, 1)), count):
-        sizes.append(batch_nbytes(batch) + _text_nbytes(batch))
-        if sum(sizes) > _LOOKED_AT_BYTES:
-            break
-    return sum(sizes) / len(sizes)
+    """Return the mean bytes of a few samples in a batch, served one by one."""
+    some = itertools.islice(batches_of(dataset, Config(0, 1)), count)
+    return sum(batch_nbytes(batch) + _text_nbytes(batch) for batch in some) / count
 
 
 def _text_nbytes(value: Any) -> int:

@@ -15,9 +15,8 @@ import numpy.typing as npt
 from loaders.checks import shown
 from loaders.codecs.dct import DctCodec
 from loaders.codecs.heads import MAX_PICTURE_MB
-from loaders.codecs.picture import PictureCodec
+from loaders.codecs.picture import ImagesCodec, PictureCodec
 from loaders.codecs.raw import RawCodec
-from loaders.codecs.several import ImagesCodec
 from loaders.codecs.text import BytesCodec, JsonCodec, TextCodec
 from loaders.codecs.yuv import Yuv420Codec
 from loaders.errors import CodecError

@@ -75,10 +75,9 @@ class DctCodec:
     def __init__(self, field: Field) -> None:
         if not isinstance(field, Image) or field.channels not in (1, 3) or field.dtype != "uint8":
             raise CodecError("codec 'dct' stores images of 1 or 3 channels of uint8: take 'raw'")
-        if field.size is None:
-            raise CodecError("codec 'dct' needs images of one size: say it in the field")
-        if max(field.size) > _MAX_SIDE:
-            raise CodecError(f"codec 'dct' stores up to {_MAX_SIDE} pixels a side: {field.size}")
+        if field.size is None or max(field.size) > _MAX_SIDE:
+            what = f"images of one size, up to {_MAX_SIDE} pixels a side"
+            raise CodecError(f"codec 'dct' needs {what}: say it in the field, got {field.size}")
         assert field.quality is not None
         assert field.subsampling is not None
         assert field.compression is not None

@@ -111,14 +111,12 @@ def picture_head(record: Any, max_pixels: int = MAX_PIXELS) -> PictureHead:
             head = PictureHead(height, width)
         else:
             head = PictureHead(*_webp_size(bytes(start[:32])))
-    except struct.error as error:  # it ends before its size does
-        kind = "PNG" if start[0] == 0x89 else "WebP"
-        raise CodecError(f"the {kind} is cut: it has {len(start)} bytes") from error
-    except (ValueError, IndexError) as error:
-        what = f"the image header cannot be read ({error})"
-        raise CodecError(what if len(start) else "the picture is empty") from error
-    if not 0 < head.height * head.width <= max_pixels:
-        check_pixels(head.height, head.width, max_pixels)
+    except (struct.error, ValueError, IndexError) as error:
+        what = (
+            f"these {len(record)} bytes are no JPEG, PNG or WebP, or cut or damaged in the header"
+        )
+        raise CodecError(what) from error
+    check_pixels(head.height, head.width, max_pixels)
     return head
 
 
@@ -138,8 +136,7 @@ def check_pixels(height: int, width: int, max_pixels: int = MAX_PIXELS) -> None:
     """Raise CodecError for a picture of no pixels, or of too many."""
     if not 0 < height * width <= max_pixels:
         what = f"the picture has {height} x {width} pixels; 1 to {max_pixels} are accepted"
-        hint = "" if height * width < 1 else ", which max_picture_mb sets"
-        raise CodecError(f"{what}{hint}")
+        raise CodecError(f"{what}, which max_picture_mb sets")
 
 
 def jpeg_head(start: memoryview) -> PictureHead | None:

@@ -49,13 +49,8 @@ class RawCodec:
             or any(n not in (None, got) for n, got in zip(self.shape, array.shape, strict=True))
         ):
             raise CodecError(f"the field holds arrays of shape {self.shape}, got {array.shape}")
-        return self._header(array.shape) + cast_exactly(array, self.dtype).tobytes()
-
-    def _header(self, shape: tuple[int, ...]) -> bytes:
-        if self.num_free < 2:
-            return b""
-        free = [n for n, want in zip(shape, self.shape, strict=True) if want is None]
-        return np.array(free, "<u4").tobytes()
+        lengths = [array.shape[axis] for axis in self._free] if self.num_free > 1 else []
+        return np.array(lengths, "<u4").tobytes() + cast_exactly(array, self.dtype).tobytes()
 
     def decode(self, record: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
         """Return the array, read-only: a view of the record where that is aligned, else a copy.

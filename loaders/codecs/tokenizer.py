@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
@@ -23,13 +23,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from loaders.schema import Tokens
-
-
-class Decoder(Protocol):
-    """Turns ids into text; one instance serves all threads."""
-
-    def decode(self, ids: npt.NDArray[Any]) -> str:
-        """Return the text of some ids, as far as they have one."""
 
 
 class BytesDecoder:
@@ -59,6 +52,9 @@ class JsonDecoder:
         """Return the text, special tokens included."""
         known = _below(ids, self.vocab_size)
         return str(self._tokenizer.decode(known.tolist(), skip_special_tokens=False))
+
+
+Decoder = BytesDecoder | JsonDecoder  # turns ids into text; one instance serves all threads
 
 
 def _below(ids: npt.NDArray[Any], limit: int) -> npt.NDArray[Any]:

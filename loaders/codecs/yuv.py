@@ -9,7 +9,6 @@ operations of one rounding each, in this order (``loaders.device.decode`` has th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import cv2
@@ -123,7 +122,6 @@ def join_rgb(luma: FloatArray, blue: FloatArray, red: FloatArray) -> UInt8Array:
     return merged.reshape(*luma.shape, 3)  # type: ignore[no-any-return]
 
 
-@dataclass(frozen=True, slots=True)
 class Yuv420Codec:
     """RGB images of one size as planes.
 
@@ -131,21 +129,12 @@ class Yuv420Codec:
     in a JPEG.
     """
 
-    field: Field
-
-    def __post_init__(self) -> None:
-        field = self.field
+    def __init__(self, field: Field) -> None:
         if not isinstance(field, Image) or field.channels != 3 or field.dtype != "uint8":
             raise CodecError("codec 'yuv420' stores images of 3 channels of uint8: take 'raw'")
         if field.size is None:
             raise CodecError("codec 'yuv420' needs images of one size: say it in the field")
-
-    @property
-    def size(self) -> Size:
-        """Height and width of every image."""
-        assert isinstance(self.field, Image)
-        assert self.field.size is not None
-        return self.field.size
+        self.size = field.size  # height and width of every image
 
     def encode(self, value: Any) -> bytes:
         """Return the record of H x W x 3 uint8; CodecError if it is something else."""

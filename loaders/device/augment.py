@@ -243,12 +243,10 @@ def _check(images: torch.Tensor, masks: tuple[torch.Tensor, ...], moves: Moves) 
             f"only uint8 and uint16 images (N, C, H, W) can be resampled, got {images.dtype} {tuple(images.shape)}"
         )
     for mask in masks:
-        if mask.shape != (len(images), *images.shape[2:]):
-            raise BatchError(
-                f"a mask {tuple(mask.shape)} does not fit images {tuple(images.shape)}"
-            )
-        if not holds(mask.dtype, moves.fill_mask):
-            raise BatchError(f"fill_mask={moves.fill_mask} does not fit the masks' {mask.dtype}")
+        fits = mask.shape == (len(images), *images.shape[2:])
+        if not fits or not holds(mask.dtype, moves.fill_mask):
+            what = f"a mask {mask.dtype} {tuple(mask.shape)} does not fit images {tuple(images.shape)}"
+            raise BatchError(f"{what}, or fill_mask={moves.fill_mask}")
 
 
 def _moved(table: torch.Tensor, *, device: torch.device) -> torch.Tensor:

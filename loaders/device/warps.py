@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from loaders.augment.edits import hashed
-from loaders.augment.elastic import Ripple, as_noise, kernel_size
+from loaders.augment.geometry import Ripple, as_noise, kernel_size
 from loaders.augment.resampling import source_positions
 from loaders.errors import BatchError
 

@@ -189,7 +189,10 @@ def test_a_summary_has_the_figures_of_all_runs_in_their_units() -> None:
 def test_a_configuration_that_fails_does_not_end_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    tried: list[int] = []
+
     def measure(config: Config) -> TimedPass:
+        tried.append(config.num_workers)
         if config.num_workers == 1:
             raise RuntimeError("no room")
         return TimedPass(1.0, 0.1, [], 1)
@@ -197,6 +200,7 @@ def test_a_configuration_that_fails_does_not_end_the_others(
     good, bad, other = swept(monkeypatch, measure, 2)
 
     assert (len(good.runs), len(bad.runs), len(other.runs)) == (2, 0, 2)
+    assert tried.count(1) == 1  # it is left out from then on
     assert bad.error == "RuntimeError: no room"
     assert good.summary()["error"] is None
     assert bad.summary()["samples_per_s"] == 0.0

@@ -2,7 +2,7 @@ import gc
 import multiprocessing
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,22 +48,6 @@ def test_batches_in_flight_are_counted_once_for_threads_and_per_worker_for_proce
     assert in_flight(ROWS, Config(1, 8, "thread")) == 64 * 3
     assert in_flight(ROWS, Config(2, 8, "thread")) == 64 * 4
     assert in_flight(ROWS, Config(2, 8, "thread", 7)) == 64 * 7
-
-
-def test_of_large_samples_one_is_enough() -> None:
-    """Eight volumes of a gigabyte are not loaded to know the size of one."""
-    asked = []
-
-    class Volumes(Sequence[np.ndarray]):
-        def __len__(self) -> int:
-            return 8
-
-        def __getitem__(self, index: Any) -> Any:
-            asked.append(index)
-            return np.zeros(65 << 20, np.uint8)
-
-    assert sample_bytes_of(Volumes()) == 65 << 20
-    assert len(asked) == 1
 
 
 def test_a_cache_counts_once_per_rank_unless_it_is_shared() -> None:

@@ -139,10 +139,9 @@ def test_a_stub_is_cut(kind: str, options: dict[str, Any]) -> None:
     """In words, not in those of ``struct``, and whatever the size lies behind."""
     file = pil_file(photo(40, 300), kind, **options)
 
-    told = {str(len(stub)): errors_of([stub]) for stub in (file[:n] for n in range(12, 24))}
-
-    name = {"PNG": "PNG", "WEBP": "WebP"}[kind]
-    assert told == {num: {f"the {name} is cut: it has {num} bytes"} for num in told}
+    for num in range(12, 24):
+        (said,) = errors_of([file[:num]])
+        assert said.startswith(f"these {num} bytes are no JPEG, PNG or WebP, or cut")
     assert picture_head(file[:30])[:2] == (40, 300)
 
 

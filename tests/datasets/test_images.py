@@ -10,8 +10,7 @@ import torch
 
 import packdata
 from loaders import DataLoader, JpegOnDevice, Mixture, RAMDataset, ShardDataset, augment, concat
-from loaders.codecs.picture import PictureCodec
-from loaders.codecs.several import join_files, split_files
+from loaders.codecs.picture import PictureCodec, join_files, split_files
 from loaders.errors import BatchError, CodecError, SampleError, SchemaError
 from loaders.schema import Image, Images, Label, Mask
 from tests.packdata.packing import pack

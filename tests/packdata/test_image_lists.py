@@ -13,7 +13,7 @@ import pytest
 from PIL import Image as Pil
 
 from loaders import ShardDataset
-from loaders.codecs.several import split_files
+from loaders.codecs.picture import split_files
 from loaders.errors import SchemaError, SourceError
 from loaders.schema import Array, Images, Label
 from packdata import pack_images

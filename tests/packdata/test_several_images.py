@@ -34,7 +34,7 @@ def jpeg(height: int, width: int, seed: int = 0) -> bytes:
 
 def files(dataset: ShardDataset, i: int) -> list[bytes]:
     """Return the stored files of a sample."""
-    from loaders.codecs.several import split_files
+    from loaders.codecs.picture import split_files
 
     record = dataset.store.record("images", dataset.view.rows(np.array([i])))
     return [file.tobytes() for file in split_files(record)]
@@ -184,7 +184,7 @@ def test_the_commands_take_them(
 def test_verify_finds_a_picture_that_does_not_decode(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from loaders.codecs.several import join_files
+    from loaders.codecs.picture import join_files
     from tests.packdata.packing import pack
 
     records = [join_files([jpeg(8, 8)]), join_files([jpeg(8, 8), jpeg(8, 8)[:-20]])]

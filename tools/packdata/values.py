@@ -16,8 +16,8 @@ import numpy as np
 from loaders.checks import shown
 from loaders.codecs import codec_for
 from loaders.codecs.heads import MAX_PICTURE_MB
+from loaders.codecs.picture import join_files
 from loaders.codecs.raw import RawCodec, cast_exactly
-from loaders.codecs.several import join_files
 from loaders.data.columns import Column, FixedColumn, column_of
 from loaders.errors import CodecError, SourceError
 from loaders.schema import Array, Boxes, Field, Image, Images, Keypoints, Label, Mask, MultiLabel

@@ -17,7 +17,7 @@ import torch
 from loaders import augment
 from loaders.augment.pixels import move_boxes, move_keypoints
 from loaders.buffers import Memory
-from loaders.codecs.several import split_files
+from loaders.codecs.picture import split_files
 from loaders.datasets.reading.known import boxes_of, first_boxes, has_rows
 from loaders.datasets.reading.request import Reader, Request
 from loaders.datasets.reading.samples import Form, in_form, with_own_storage

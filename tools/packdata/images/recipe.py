@@ -21,8 +21,7 @@ import numpy.typing as npt
 
 from loaders.codecs import Codec, codec_for
 from loaders.codecs.heads import MAX_PICTURE_MB, pixels_within
-from loaders.codecs.picture import DEFAULT_QUALITY, PictureCodec
-from loaders.codecs.several import join_files
+from loaders.codecs.picture import DEFAULT_QUALITY, PictureCodec, join_files
 from loaders.errors import CodecError, SchemaError, SourceError
 from loaders.schema import PICTURE_CODECS, Array, Field, Image, Images, Mask, Text
 from loaders.system.opencv import use_no_ipp
