@@ -124,18 +124,22 @@ def _padded(
 
     Return it, and the box there. Other constant padding is left to the resampling.
     """
-    mode, box = resampling.padding_mode, list(box)
+    mode, box, margin = resampling.padding_mode, list(box), 0
     for axis in (0, 1):
         (start, extent), length = box[axis::2], image.shape[axis]
+        is_inside = start >= 0 and start + extent <= length
         is_mixed = resampling.is_filtered and is_between_pixels(start, extent, size[axis], length)
-        if mode != "constant" and not (start >= 0 and start + extent <= length):
-            at = np.arange(start, start + extent)
-            image, box[axis] = image.take(source_positions(at, length, mode), axis), 0
-        elif is_mixed:
+        if is_inside or (mode == "constant" and not is_mixed):
+            continue
+        if resampling.is_filtered:
             margin = int(margin_of(resampling.interpolation, extent / size[axis]))
-            at = np.arange(math.floor(start) - margin, math.ceil(start + extent) + margin)
-            image, box[axis] = image.take(at.clip(0, length - 1), axis), start - int(at[0])
-            image[(slice(None),) * axis + ((at < 0) | (at >= length),)] = fill
+        at = np.arange(math.floor(start) - margin, math.ceil(start + extent) + margin)
+        box[axis] -= int(at[0])
+        if mode != "constant":
+            image = image.take(source_positions(at, length, mode), axis)
+            continue
+        image = image.take(at.clip(0, length - 1), axis)
+        image[(slice(None),) * axis + ((at < 0) | (at >= length),)] = fill
     return image, box
 
 

@@ -39,10 +39,6 @@ def resampling_of(ops: Sequence[Op]) -> Resampling:
         if antialias is None:
             antialias = not any(each.num_draws for each in ops)
         is_filtered = interpolation == "area" or (antialias and interpolation != "nearest")
-        if is_filtered and mode != "constant":
-            raise ValueError(
-                f"padding_mode={mode!r} is for images that are not filtered: pass antialias=False"
-            )
         return Resampling(interpolation, bool(is_filtered), mode, warp)
     return Resampling(padding_mode=mode, warp=warp)
 

@@ -1,7 +1,8 @@
 """Parts of JPEG files: how little of one a crop needs.
 
-A file is decoded from the top, and may end below a crop. Our own files have restart markers and an index of them:
-such a file is a grid of segments that decode alone, and those of a crop, put together, are a JPEG of the same pixels.
+A file is decoded from the top, and may end below a crop. Where it has restart markers, it is a grid of
+segments that decode alone: those of a crop, put together, are a JPEG of the same pixels. An index of the
+segments, which our own files have, spares looking for them.
 
 Source: ITU-T T.81, annex B; F.2.1.3.1 for what a restart marker resets.
 """
@@ -113,12 +114,15 @@ def num_segments(head: PictureHead) -> int:
 def _grids(heads: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return how many segments of each picture lie below and beside each other, and their sides, ``(N, 2)`` each.
 
-    0 where segments are not equal parts of rows of units.
+    0 where segments are neither parts of rows of units nor rows of them.
     """
     sizes, (interval, unit_height, unit_width) = heads[:, :2], heads[:, 4:].T
-    is_part = -(-sizes[:, 1] // unit_width) % interval == 0
-    sides = np.stack([unit_height, interval * unit_width], axis=1)
-    return -(-sizes // sides) * is_part[:, None], sides
+    units = -(-sizes[:, 1] // unit_width)  # side by side
+    is_part, are_rows = units % interval == 0, interval % units == 0
+    rows = np.where(is_part, 1, interval // units)
+    sides = np.stack([rows * unit_height, np.where(is_part, interval, units) * unit_width], axis=1)
+    counts = -(-sizes // np.maximum(sides, 1)) * (is_part | are_rows)[:, None]
+    return counts, sides
 
 
 def ends_of(sizes: npt.NDArray[np.int64], boxes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -171,11 +175,9 @@ def with_index(record: UInt8Array) -> UInt8Array:
         return record
     start = _scan_start(record.data, head, head.tables_end)
     data = record[start:]
-    marks = np.flatnonzero(data[:-1] == 0xFF)
-    marks = marks[data[marks + 1] != 0]  # a zero follows where 0xFF is data
-    bounds = np.concatenate([[0], marks + 2]).astype(_index_dtype(data))
+    bounds = _found_bounds(data).astype(_index_dtype(data))
     body = INDEX + bounds.tobytes()
-    if not start or len(marks) != count or len(body) + 2 > _MAX_APP_BYTES:
+    if not start or len(bounds) != count + 1 or len(body) + 2 > _MAX_APP_BYTES:
         return record
     index = struct.pack(">HH", 0xFF00 | APP9, len(body) + 2) + body
     tables, scan = record[: head.tables_end], record[head.tables_end :]
@@ -230,19 +232,26 @@ def _numbers(count: int) -> UInt8Array:
 def _bounds(record: UInt8Array, head: PictureHead, count: int) -> tuple[int, Bounds] | None:
     """Return where the scan's data begin, and how far behind that each segment begins and the last one ends.
 
-    None if there is no index of ``count`` segments, as ``with_index`` writes it, or that of another file.
+    By the index that ``with_index`` writes, if it is there and of this file. None if the segments are not ``count``.
     """
     file, at, first = record.data, head.tables_end, 4 + len(INDEX)
-    if len(file) < at + 4 or file[at + 1] != APP9:
+    if len(file) < at + 4:
         return None
-    index = record[at : _segment_end(file, at)]
+    index = record[at : _segment_end(file, at)] if file[at + 1] == APP9 else record[:0]
     start = _scan_start(file, head, at + len(index))
-    dtype = _index_dtype(record[start:])
-    if not start or len(index) != first + (count + 1) * dtype.itemsize:
-        return None
-    bounds = index[first:].view(dtype)
-    is_own = index[4:first].tobytes() == INDEX and bounds[-1] == len(record) - start
-    return (start, bounds) if is_own else None
+    data, dtype = record[start:], _index_dtype(record[start:])
+    fits = len(index) == first + (count + 1) * dtype.itemsize and index[4:first].tobytes() == INDEX
+    bounds = index[first:].view(dtype) if fits else None
+    if bounds is None or bounds[-1] != len(data):
+        bounds = _found_bounds(data)
+    return (start, bounds) if start and len(bounds) == count + 1 else None
+
+
+def _found_bounds(data: UInt8Array) -> Bounds:
+    """Look for the markers."""
+    marks = np.flatnonzero(data[:-1] == 0xFF)
+    marks = marks[data[marks + 1] != 0]  # a zero follows where 0xFF is data
+    return np.concatenate([[0], marks + 2])
 
 
 def _scan_start(file: memoryview, head: PictureHead, at: int) -> int:

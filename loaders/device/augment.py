@@ -356,10 +356,15 @@ def _filtered(
     taps += begin.long().unsqueeze(-1)
     weights = weights / weights.sum(-1, keepdim=True)
     is_mixed = is_between_pixels(start, extent, size, length)
-    positions, inside = _inside(taps, length)
-    mixed = weights * inside
-    whole = mixed / mixed.sum(-1, keepdim=True).clamp_(min=1e-9)
+    # Where a box reaches outside; else the image ends where it does.
+    if how.padding_mode != "constant":
+        is_mixed = (start < 0) | (start + extent > length)
+    inside = (taps >= 0) & (taps < length)
+    inner = weights * inside
+    whole = inner / inner.sum(-1, keepdim=True).clamp_(min=1e-9)
     whole = whole * _on_image(at, start, extent, size, length).unsqueeze(-1)
+    mixed = inner if how.padding_mode == "constant" else weights
+    positions, _ = _inside(taps, length, how.padding_mode)
     return positions, torch.where(is_mixed.unsqueeze(-1), mixed, whole).to(torch.float32)
 
 
@@ -478,6 +483,8 @@ def _nearest_positions(moves: Moves, axis: int, length: int) -> tuple[torch.Tens
     start, extent = moves.regions[:, :, axis].to(_real(moves.table)).unsqueeze(2).unbind(1)
     scale = extent / torch.full_like(extent, size)  # as the host: see ``_filtered``
     found = (start + (at + 0.5) * scale).floor().long()
-    positions, inside = _inside(found, length)
-    is_mixed = is_between_pixels(start, extent, size, length)
-    return positions, inside & (is_mixed | _on_image(at, start, extent, size, length))
+    positions, inside = _inside(found, length, mode)
+    if mode == "constant":
+        is_mixed = is_between_pixels(start, extent, size, length)
+        inside &= is_mixed | _on_image(at, start, extent, size, length)
+    return positions, inside
