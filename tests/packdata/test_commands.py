@@ -926,6 +926,19 @@ def test_copy_encodes_pictures_anew(tmp_path: Path, codec: str) -> None:
         ]
 
 
+def test_copy_encodes_files_of_another_codec_and_keeps_the_others(tmp_path: Path) -> None:
+    """A field has files of any of the three codecs."""
+    pixels = np.random.default_rng(0).integers(0, 256, (16, 20, 3), np.uint8)
+    files = [cv2.imencode(suffix, pixels)[1].tobytes() for suffix in (".jpg", ".png")]
+    folder = pack(tmp_path / "a", {"image": Image()}, [{"image": file} for file in files])
+
+    for kept, codec in enumerate(("jpeg", "png")):
+        copy_dataset(folder, tmp_path / codec, CopyOptions(codec=codec))
+        made = [row["image"] for row in samples_of(tmp_path / codec)]
+        assert made[kept] == files[kept]
+        assert made[1 - kept][:2] == files[kept][:2]
+
+
 def test_a_field_that_a_codec_cannot_hold_is_named(tmp_path: Path) -> None:
     fields = {"image": Image(codec="png"), "deep": Image(codec="png", dtype="uint16")}
     rows = [{name: np.zeros((8, 8, 3), field.dtype) for name, field in fields.items()}]

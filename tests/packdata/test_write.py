@@ -108,6 +108,9 @@ def test_whole_shards_are_linked(folder: Path, tmp_path: Path) -> None:
     links = [tmp_path / "b" / shard.file for shard in read_manifest(tmp_path / "b").shards]
     assert [os.path.samefile(a, b) for a, b in zip(files, links, strict=True)] == [True] * 3
 
+    with pytest.raises(PackError):  # it is another command, which would replace links
+        packdata.write(ShardDataset(folder), tmp_path / "b", format=suffix, link=False)
+
     changes: dict[str, dict[str, Any]] = {
         "no": {"link": False},
         "size": {"shard_bytes": 1 << 20},
