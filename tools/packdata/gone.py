@@ -7,23 +7,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-COMMANDS = {
+_JOIN = "use packdata.write(view, dst, add={field: values})"
+# Commands, and options as they are typed behind theirs.
+GONE = {
     "append": "use 'packdata extend SRC... DST': the target comes last",
     "plan": "each part lists its source; '--dry-run --json > plan.json' makes what --plan takes",
     "repair": "copy the damaged shards from a backup, or pack again; 'packdata verify' names them",
-}
-# By command, and by option as it is typed.
-_JOIN = "use packdata.write(view, dst, add={field: values})"
-OPTIONS = {
-    "copy": dict.fromkeys(("--add", "--update", "--on", "--as", "--missing"), _JOIN),
-    "preview": {
-        "--augment": "draw samples of ShardDataset(..., augment=presets.simclr()) yourself",
-        "--columns": "the sheet is a little wider than high; --num sets its samples",
-    },
-    "images": {"--lossless-rotate": "rotate the files first with 'jpegtran -rotate'"},
-    "cache": {
-        "--verify": "a cached shard is verified when it is read; 'packdata cache --clear' deletes all"
-    },
+    **{f"copy --{name}": _JOIN for name in ("add", "update", "on", "as", "missing")},
+    "preview --augment": "draw samples of ShardDataset(..., augment=presets.simclr()) yourself",
+    "preview --columns": "the sheet is a little wider than high; --num sets its samples",
+    "images --lossless-rotate": "rotate the files first with 'jpegtran -rotate'",
+    "cache --verify": "a cached shard is verified when it is read; 'packdata cache --clear' deletes all",
 }
 
 
@@ -32,12 +26,10 @@ def sentence_for(words: Sequence[str]) -> str | None:
 
     Example:
         >>> sentence_for(["append", "all", "more"])
-        "'append' was removed: use 'packdata extend SRC... DST': the target comes last"
+        "append was removed: use 'packdata extend SRC... DST': the target comes last"
     """
-    command = words[0] if words else ""
-    if command in COMMANDS:
-        return f"'{command}' was removed: {COMMANDS[command]}"
-    options = OPTIONS.get(command, {})
-    names = (word.partition("=")[0] for word in words)
-    name = next((name for name in names if name in options), None)
-    return None if name is None else f"{name} was removed: {options[name]}"
+    for name in (word.partition("=")[0] for word in words):
+        key = name if name == words[0] else f"{words[0]} {name}"
+        if key in GONE:
+            return f"{name} was removed: {GONE[key]}"
+    return None
