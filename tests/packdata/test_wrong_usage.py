@@ -29,7 +29,7 @@ USAGE = [
     ("tokens a.txt {dst} --bin-dtype uint32", "not text (option: --bin-dtype)"),
     ("tokens a.txt {dst} --tokenizer ''", "argument --tokenizer: the path is empty"),
     ("tokens a.txt {dst} --vocab-size 300", "vocab_size is for ids"),
-    ("tokens a.txt {dst} --train-bpe 300 --tokenizer bytes", "leave out one of the two"),
+    ("tokens a.txt {dst} --train-bpe 300 --tokenizer bytes", "leave out tokenizer or train_bpe"),
     ("tables t.csv {dst} --delimiter ';;'", "must be one ASCII character other than a quote or line end, got ';;'"),
     ("tables t.csv {dst} --delimiter ''", "got ''"),
     ("tables t.csv {dst} --delimiter '\"'", "other than a quote"),
