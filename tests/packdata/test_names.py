@@ -102,7 +102,7 @@ def test_half_a_surrogate_pair_in_a_list_is_named_with_its_line(
 
     assert main(["images", str(tmp_path / "l.jsonl"), str(tmp_path / "p")]) == 1
 
-    assert "l.jsonl, line 2: it is not JSON (it holds half of a" in capsys.readouterr().err
+    assert "l.jsonl, line 2: not JSON (half of a" in capsys.readouterr().err
 
 
 def test_a_picture_by_an_odd_path_is_named(odd: Path) -> None:

@@ -70,14 +70,14 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(value) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {twice!r} stands twice in one object")
+        raise ValueError(f"duplicate key {twice!r} in one object")
     return value
 
 
 def parse_json(text: bytes | str) -> Any:
     r"""Return the value of one JSON text; ValueError (or RecursionError) if it is none.
 
-    A key that stands twice in an object is an error: readers differ in which value they take.
+    A duplicate key in an object is an error: readers differ in which value they take.
     Half of a surrogate pair passes for JSON, if it is written as ``\ud800``, but for no text: it can
     be neither a file's name nor stored.
     """
@@ -88,7 +88,7 @@ def parse_json(text: bytes | str) -> Any:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
             half = error.object[error.start]
-            raise ValueError(f"it holds half of a surrogate pair, {half!r}") from None
+            raise ValueError(f"half of a surrogate pair, {half!r}") from None
     return value
 
 
@@ -101,9 +101,9 @@ def json_object(line: bytes | str) -> dict[str, Any]:
     except RecursionError as error:
         raise ValueError("its values are nested too deep") from error
     except ValueError as error:
-        raise ValueError(f"it is not JSON ({error})") from error
+        raise ValueError(f"not JSON ({error})") from error
     if not isinstance(value, dict):
-        raise ValueError(f"it is not a JSON object but {json.dumps(value)[:40]}")
+        raise ValueError(f"not a JSON object but {json.dumps(value)[:40]}")
     return value
 
 

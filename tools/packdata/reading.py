@@ -5,7 +5,7 @@ Of objects as local files, for code that opens files by name:
 1. An object is fetched when it is first opened, in ranges, and compared with its listing (size, e-tag). Those that
    are opened behind it come meanwhile, as far as there is room: the next one, or some small ones.
 2. Files lie in a folder below ``$TMPDIR``. They take up to half of its disk: then those go that were opened longest
-   ago, and are fetched again if they are opened again. Who has one open reads on.
+   ago, and are fetched again if they are opened again. A file that is open can be read to its end.
 3. The folder goes with the last of its files, or with the process; that of a killed process with the next one's.
 """
 

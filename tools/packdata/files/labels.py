@@ -194,7 +194,7 @@ def read_classes(classes: Sequence[str] | Path | str, field: str = LABEL) -> tup
     """Return the names of classes: those given, of a file with one a line, or of a field of a packed dataset.
 
     Raises:
-        SourceError: They cannot be read, or one stands there twice.
+        SourceError: They cannot be read, or there are duplicates.
     """
     if isinstance(classes, str | Path):
         path = place_of(classes)

@@ -146,7 +146,7 @@ class FilesPlan(Generic[_R]):
         yield from map(printable, self.notes())
 
     def notes(self, packed: Summary | None = None) -> list[str]:
-        """Say what is passed over, and what may not be meant."""
+        """Say what is skipped, and what may not be meant."""
         opened = [recipe.split for recipe in self.recipes]
         return [*([] if packed is None else contents(opened)), *source_notes(opened)]
 

@@ -136,7 +136,7 @@ class Source(ABC):
     has_several: bool = False  # True if items have any number of pictures each
     # (height, width) of every item, where ``read`` gives pixels; else None.
     pixels: tuple[int, int] | None = None
-    # How many files of which other kinds were passed over, by suffix.
+    # How many other files were skipped, by suffix.
     ignored: Mapping[str, int] = MappingProxyType({})
     notes: Sequence[str] = ()
     paths: Sequence[Path] = ()  # the few large files that it is made of, if it is

@@ -79,7 +79,7 @@ def _class_of(path: str) -> str:
 class FolderSource(Source):
     """The files of a folder: with classes if they lie in folders of it, else without.
 
-    Files whose names end, before the suffix, in ``without`` are passed over: masks beside their pictures.
+    Files whose names end, before the suffix, in ``without`` are skipped: masks beside their pictures.
     """
 
     listing: Listing

@@ -2,8 +2,8 @@
 
 Paths are relative to the list's folder. A cell that is empty, a name that a JSON line lacks, and
 ``nan`` for a label or a number are missing values: nothing for text, NaN for numbers, an error for
-labels when the row is packed. Blanks around paths, keys and labels in a table do not count. What the cells of a
-table are is told by ``packdata.types``, as for ``packdata tables``.
+labels when the row is packed. Blanks around paths, keys and labels in a table do not count. The types of
+a table's cells follow the rules of ``packdata.types``, as for ``packdata tables``.
 """
 
 from __future__ import annotations
