@@ -173,7 +173,7 @@ def test_a_target_below_a_file_gets_a_message_of_whole_sentences(
     assert run("images", photos, tmp_path / "file/out") == 1
 
     err = capsys.readouterr().err
-    assert f"{tmp_path}/file/out: it cannot be packed into (Not a directory). " in err
+    assert f"{tmp_path}/file/out: cannot be packed into (Not a directory). " in err
     assert "choose a folder" in err
 
 
@@ -200,7 +200,7 @@ def test_overwrite_with_other_sizes_says_what_to_remove(
     assert run("images", photos, dst, *after, "--overwrite") == 1
 
     err = capsys.readouterr().err
-    assert any(f"{dst / name}: another packed dataset is there. " in err for name in there)
+    assert any(f"{dst / name}: another packed dataset exists. " in err for name in there)
     assert sorted(dst.rglob("*")) == files
 
 
@@ -268,11 +268,11 @@ def test_a_target_inside_of_its_source_is_refused(
     for options, place in [*(([], place) for place in places), *zip(others, places, strict=False)]:
         assert run(packs, source, place, *options) == 1
         assert run(packs, tmp_path / "link", place, *options) == 1
-        error = f"{place}: it is the source "
+        error = f"{place}: same as the source "
         assert capsys.readouterr().err.count(error) == 2
     for options in ([], ["--dry-run"], ["--overwrite"]):
         assert run(packs, source, source, *options) == 1
-        assert f"{source}: it is the source " in capsys.readouterr().err
+        assert f"{source}: same as the source " in capsys.readouterr().err
 
     assert sorted(source.rglob("*")) == before
 
@@ -392,7 +392,7 @@ def test_as_a_process_it_ends_with_the_same_codes_and_a_closed_pipe_is_quiet(
     assert done.returncode == 0
     assert len(PackedReader(tmp_path / "out")) == 6
     assert again.returncode == 1
-    assert "a packed dataset is there" in again.stderr
+    assert "a packed dataset exists" in again.stderr
     assert "Traceback" not in again.stderr
 
 

@@ -72,7 +72,7 @@ DATA = [
     ("arrays scans {dst} --mask-array marks", "the mask is missing"),
     ("arrays scans {dst} --masks scans", "the mask is missing"),
     ("images photos {dst} --classes nowhere", "nowhere: cannot be read (No such file"),
-    ("images photos taken --overwrite", "taken: it is not empty (it holds 'thesis.tex')"),
+    ("images photos taken --overwrite", "taken: not empty (holds 'thesis.tex')"),
     ("images photos {dst}/a/b --masks empty", "empty: no pictures"),
     ("extend table packed", "table (B) does not match packed (A): only A has field 'image'"),
     ("merge packed stream {dst}/a/b", "stream (B) does not match packed (A)"),
@@ -95,10 +95,10 @@ DATA = [
     ("copy packed {dst} --where \"1 < 'a'\"", "1 is a number, 'a' is a text"),
     ("copy packed {dst} --where 'score > 1000'", "there is no sample to write"),
     ("copy flipped {dst}/a/b", "its checksum does not match"),
-    ("copy packed packed/inner", "packed/inner: it is the source"),
-    ("merge packed more more/inner", "more/inner: it is the source"),
-    ("split packed packed --parts a=0.5 b=0.5", "packed/a: it is the source"),
-    ("copy packed photos/cat/0.jpg/below", "it cannot be packed into (Not a directory)"),
+    ("copy packed packed/inner", "packed/inner: same as the source"),
+    ("merge packed more more/inner", "more/inner: same as the source"),
+    ("split packed packed --parts a=0.5 b=0.5", "packed/a: same as the source"),
+    ("copy packed photos/cat/0.jpg/below", "cannot be packed into (Not a directory)"),
 ]  # fmt: skip
 
 

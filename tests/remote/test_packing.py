@@ -366,7 +366,6 @@ def test_two_commands_at_one_target_leave_what_one_makes(
     [
         [{"kind": "503", "method": method, "every": 3} for method in ("PUT", "GET", "HEAD")],
         [{"kind": "reset", "method": "PUT", "every": 4}],
-        [{"kind": "flip-sent", "method": "PUT", "match": "shard-", "at": [1]}],
     ],
 )
 def test_a_store_that_fails_now_and_then_gets_the_same_bytes(

@@ -51,10 +51,10 @@ def _folder(what: str) -> Path:
     try:
         above.mkdir(mode=0o700, exist_ok=True)
         if above.is_symlink() or above.stat().st_uid != os.getuid():
-            raise PackError("it belongs to another user", above, _OTHER)
+            raise PackError("owned by another user", above, _OTHER)
         folder.mkdir(exist_ok=True)
     except OSError as error:
-        raise PackError(f"it cannot be used ({error.strerror})", above, _OTHER) from error
+        raise PackError(f"cannot be used ({error.strerror})", above, _OTHER) from error
     return folder
 
 

@@ -196,7 +196,7 @@ class Run:
                     line.put(item)
             if line.num_items != len(recipe):
                 what = f"the source listed {len(recipe)} items and then gave {line.num_items}"
-                hint = "It changed while it was packed: run it again"
+                hint = "The source changed while it was packed: run the command again"
                 raise PackError(what, packing.dst, hint)
             line.end(recipe.why_empty)
 

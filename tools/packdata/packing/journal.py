@@ -241,7 +241,7 @@ def parse_journal(data: bytes, path: Path, exists: Exists = lambda *_: True) -> 
     if header is None:
         return None
     if (version := header.get("journal")) != JOURNAL_VERSION:
-        what = f"the unfinished packing there is of journal version {version}"
+        what = f"unfinished packing of journal version {version}"
         hint = f"Finish it with that release, or remove {path.parent}"
         raise PackError(what, path.parent.parent, hint)
     state = State(header["plan"], header["kind"], tuple(header["folders"]), size=len(first))

@@ -146,7 +146,7 @@ class Packing:
         Raises:
             PackError: The target holds something else, is in use, or cannot be written.
         """
-        with self._explained("it cannot be packed into"), ExitStack() as opened:
+        with self._explained("cannot be packed into"), ExitStack() as opened:
             self._place = opened.enter_context(self._working_place())
             self._work = self._place.absolute() / PACKING_NAME
             self._begin(opened)
@@ -206,7 +206,7 @@ class Packing:
         """Raise PackError if something is there that is not to be replaced."""
         if not self._overwrite and any(self._store.in_folder(PARTS_NAME)):
             hint = "Run 'packdata finish' to join them, or pass overwrite=True to drop them"
-            raise PackError("parts of a packing lie there", self.dst, hint)
+            raise PackError("unfinished packing in parts", self.dst, hint)
         is_alone, overwrite = self.kind != "command", self._overwrite or self._grows
         check_target(self.dst, self.folders, overwrite=overwrite, is_alone=is_alone)
 
@@ -221,8 +221,8 @@ class Packing:
                 return journal
             journal.close()
             if was.is_kept and was.shards and not self._overwrite:
-                what = f"an unfinished packing there is another: {'; '.join(differs[:4])}"
-                hint = "Pass the same to continue it, or overwrite=True to drop it"
+                what = f"unfinished packing with other settings: {'; '.join(differs[:4])}"
+                hint = "Pass the same settings to continue, or overwrite=True to start anew"
                 raise PackError(what, self.dst, hint)
             begun.update(was.folders)
         self._clear()
@@ -434,7 +434,7 @@ def check_target(
     below = datasets_below(store) if is_alone and not is_url(dst) else []
     if others := {*there, *below} - {*folders}:
         hint = "Datasets are replaced in the same places only: remove it, or choose another folder"
-        raise PackError("another packed dataset is there", dst / min(others), hint)
+        raise PackError("another packed dataset exists", dst / min(others), hint)
     if there and not overwrite:
         raise is_there(dst / there[0])
     if not there and not is_url(dst):

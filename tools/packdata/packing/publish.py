@@ -86,7 +86,7 @@ def is_made(store: Store, folders: Iterable[str], digest: str) -> bool:
 def is_there(folder: Path) -> PackError:
     """Return the error that a dataset is where another would go."""
     hint = "Pass overwrite=True to replace it; 'packdata extend' adds to it"
-    return PackError("a packed dataset is there, and is complete", folder, hint)
+    return PackError("a packed dataset exists", folder, hint)
 
 
 def publish(
@@ -153,9 +153,9 @@ def swap(store: Store, folder: str, manifest: Manifest, seen: Mapping[str, Any])
     is_written = is_same and store.put(name, data, seen)
     there, _ = store.read(name)  # also where an answer was lost, and it was sent twice
     if there != data:
-        what = "what was written is not there"
+        what = "the manifest that was written is missing"
         if is_written is False:
-            what = "another dataset was published there"
+            what = "another dataset was published meanwhile"
         raise PackError(what, place, "Look at it; pass overwrite=True to replace it")
 
 

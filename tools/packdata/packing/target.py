@@ -56,7 +56,7 @@ def make_folder(folder: Path) -> None:
 def check_empty(dst: Path, folders: Collection[str]) -> None:
     """Raise PackError for files of others where datasets are to be made below a destination."""
     if dst.exists() and not dst.is_dir():
-        raise PackError("it is a file", dst, "Choose a folder that is new or empty")
+        raise PackError("not a folder", dst, "Choose a folder that is new or empty")
     # Without one of these they may be all that is left of a dataset whose manifest was lost.
     is_begun = any((dst / name).exists() for name in (PACKING_NAME, PARTS_NAME))
     for folder in folders:
@@ -65,7 +65,7 @@ def check_empty(dst: Path, folders: Collection[str]) -> None:
             is_ours = name in _NEVER_OURS or name in inner
             if not is_ours and not (is_begun and STORED_SHARD.fullmatch(name)):
                 hint = "Choose a folder that is new or empty; nothing here was touched"
-                raise PackError(f"it is not empty (it holds {name!r})", dst / folder, hint)
+                raise PackError(f"not empty (holds {name!r})", dst / folder, hint)
 
 
 def size_of(path: Path) -> int | None:
@@ -112,7 +112,7 @@ def lock(path: Path) -> int:
     """
     fd = lock_if_free(path)
     if fd is None:
-        what = "another process is packing into it"
+        what = "in use by another process"
         raise PackError(what, path.parent.parent, "Wait for it, or stop it")
     return fd
 
@@ -123,7 +123,7 @@ def check_outside(dst: Path | str, sources: Sequence[Path | str]) -> None:
     for source in sources:
         for real in _real(source, is_pattern=True):
             if f"{target}/".startswith(f"{real}/") or f"{real}/".startswith(f"{target}/"):
-                what = f"it is the source {str(source)!r}, or one lies inside the other"
+                what = f"same as the source {str(source)!r}, or one is inside the other"
                 raise PackError(what, dst, "Choose a folder beside it; nothing was written")
 
 
@@ -139,7 +139,7 @@ def _real(place: Path | str, *, is_pattern: bool) -> list[str]:
 
 
 @contextmanager
-def explained(path: Path, what: str = "it cannot be written", more: str = "") -> Iterator[None]:
+def explained(path: Path, what: str = "cannot be written", more: str = "") -> Iterator[None]:
     """Turn an error of the system into a PackError; ``more`` follows the hint."""
     try:
         yield

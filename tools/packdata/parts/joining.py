@@ -222,9 +222,9 @@ def _nothing_left(store: Store) -> Summary:
     """Return the summary where no part is left; PackError unless there is a dataset."""
     if not _manifests_below(store):
         hint = "'packdata images SRC... DST --part I/N' packs one, and so do tokens, tables and arrays"
-        raise PackError("no part of a packing is there", store.url, hint)
+        raise PackError("no parts found, and no dataset", store.url, hint)
     rejected = parse_rejects(store.read(REJECTED_NAME)[0] or b"")
-    return nothing_done(store.url, "no part lies there: nothing was written", rejected)
+    return nothing_done(store.url, "no parts found; nothing was written", rejected)
 
 
 def nothing_done(dst: Path | str, why: str, rejected: Sequence[tuple[str, str]]) -> Summary:

@@ -117,10 +117,10 @@ class PartPacking(Packing):
         check_target(self.dst, self.folders, overwrite=self._overwrite)
         if not is_url(self.dst) and is_unfinished(self.dst) and not self._overwrite:
             hint = "Finish it with the command that began it, or pass overwrite=True"
-            raise PackError("packing into it was not finished", self.dst, hint)
+            raise PackError("unfinished packing", self.dst, hint)
         others = [path for path, part in found_parts(self._store) if part.of != self._part.of]
         if others and not self._overwrite:
-            raise self._other(f"{others[0].name} is there, of another number of parts")
+            raise self._other(f"{others[0].name}, of another number of parts")
         self._check_record()
         for path in others:
             if path.is_dir():
