@@ -136,7 +136,8 @@ def _of_others(behind: TracebackType | None) -> TracebackType | None:
     Frames of this thread hold the iterator: the workers would live until the garbage is collected.
     """
     while behind is not None and behind.tb_next is not None:
-        if behind.tb_next.tb_frame.f_back is not behind.tb_frame:
+        inner = behind.tb_next.tb_frame  # the same one again where an error was raised anew
+        if inner is not behind.tb_frame and inner.f_back is not behind.tb_frame:
             return behind.tb_next
         behind = behind.tb_next
     return None
