@@ -1084,6 +1084,6 @@ def test_sizes_have_units() -> None:
         3 << 20,
         1 << 29,
     ]
-    for text in ("", "x", "-1", "0", "1PB", "1", "64", "67108864"):
+    for text in ("", "x", "-1", "0", "1PB", "1", "64"):
         with pytest.raises(argparse.ArgumentTypeError):
             parse_size(text)

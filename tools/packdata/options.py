@@ -14,7 +14,7 @@ from loaders.commandline import number_from
 from loaders.errors import RemoteError, SchemaError, SourceError
 from loaders.remote.url import is_url, url_of
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt])i?b?|b)", re.IGNORECASE)
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
 
 
 def opt(
@@ -114,10 +114,12 @@ def parse_size(text: str) -> int:
         >>> parse_size("64MB"), parse_size("1.5k")
         (67108864, 1536)
     """
+    if text.strip().isdecimal() and 0 < int(text) < 1024:
+        raise argparse.ArgumentTypeError(f"{text} would be bytes: give a unit, such as {text}MB")
     match = _SIZE.fullmatch(text.strip())
-    if match is None:
-        raise argparse.ArgumentTypeError(f"a size is a number with a unit, as 64MB, got {text!r}")
-    unit: int = 1024 ** " kmgt".index((match[2] or " ").lower())
+    if match is None or float(match[1]) <= 0:
+        raise argparse.ArgumentTypeError(f"a size is a number and K, M or G, got {text!r}")
+    unit: int = 1024 ** " kmgt".index(match[2].lower() or " ")
     return round(float(match[1]) * unit)
 
 

@@ -14,6 +14,7 @@ from xxhash import xxh3_128_hexdigest
 
 from loaders.checks import shown
 from loaders.codecs.picture import DEFAULT_QUALITY
+from loaders.data.columns import column_of
 from loaders.data.manifest import read_manifest
 from loaders.data.view import KEY_FIELD, View, open_view
 from loaders.errors import CodecError, SchemaError
@@ -31,7 +32,7 @@ from packdata.packing.settings import check_workers
 from packdata.packing.shards import DEFAULT_SHARD_BYTES
 from packdata.packing.summary import summary_of
 from packdata.sources.names import row_hashes
-from packdata.values import Preparer
+from packdata.values import Encoded, Preparer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -165,12 +166,15 @@ def _column(name: str, values: Any, field: Field | None, view: View) -> tuple[Fi
         what = f"add takes a value for each of {len(view)} samples"
         raise SchemaError(f"{what}, {name!r} is {shown(values)}")
     field = field or _field_of(values)
+    prepare = Preparer(field, DEFAULT_QUALITY)
     try:
-        column = Preparer(field, DEFAULT_QUALITY).column(values)
+        column = prepare.column(values)
+        if column is None:  # of pictures, each is encoded
+            made = (prepare(value) for value in values)
+            records = [(m if isinstance(m, Encoded) else m.make()).record for m in made]
+            column = column_of(records, field.record_nbytes)
     except CodecError as error:
         raise SchemaError(f"add: a value of {name!r} does not fit: {error}") from error
-    if column is None:
-        raise SchemaError(f"add takes no pictures, such as {name!r}: use packdata.pack")
     return field, column
 
 

@@ -20,6 +20,7 @@ from loaders.checks import did_you_mean
 from loaders.errors import SchemaError
 from loaders.schema import Array, Categories, Features, Label, MultiLabel, Text
 from loaders.schema.tables import column_names, find_column
+from packdata.moments import standardized
 from packdata.wording import few
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def matching(view: View, condition: str) -> npt.NDArray[np.bool_]:
     A condition names fields of one value and columns of tables, those that are no plain word in backticks:
     ```income, EUR` > 3``. A label compares with numbers and with class names; ``"cat" in tags`` asks whether a
     multi-label has a class, ``"x" in text`` finds a part. A category is its text, ``""`` where it is missing or
-    unknown. NaN compares as in Python; standardized columns do not compare.
+    unknown. A number of a standardized column compares as it was in the source; NaN compares as in Python.
 
     Raises:
         SchemaError: It is not such an expression, names what is not there, or compares what is never equal.
@@ -69,6 +70,7 @@ class _Operand(NamedTuple):
     kind: Literal["number", "text", "multi-label"]
     values: Any
     words: tuple[str, ...] = ()  # the classes or categories of a column
+    scale: tuple[float, float, str] | None = None  # mean, deviation, dtype: standardized
 
     @property
     def is_class(self) -> bool:
@@ -152,7 +154,8 @@ def _column(view: View, name: str) -> _Operand:
         numbers = np.where(values < len(words), values, 0)
         return _Operand(name, "text", np.array(words, object)[numbers], words)
     if isinstance(field, Features) and field.standardized:
-        raise SchemaError(f"{name!r} is standardized: choose rows before a table is packed")
+        scale = field.mean[at], field.std[at], field.dtype
+        return _Operand(name, "number", values, scale=scale)
     classes = field.classes if isinstance(field, Label) else None
     return _Operand(name, "number", values, classes or ())
 
@@ -180,10 +183,16 @@ def _related(one: _Operand, op: ast.cmpop, other: _Operand) -> Any:
 
 def _stored(one: _Operand, other: _Operand) -> Any:
     """Return the values of an operand as they are stored in the column that they are compared with."""
-    if not (isinstance(one.values, str) and other.words):
+    if isinstance(one.values, str) and other.words:
+        number = _number_of(one.values, other)
+        return number if other.is_class else one.values
+    if other.scale is None or one.scale == other.scale:
         return one.values
-    number = _number_of(one.values, other)
-    return number if other.is_class else one.values
+    if one.scale is not None:
+        raise SchemaError(f"{one.name} and {other.name} are standardized, each by its own scale")
+    mean, std, dtype = other.scale
+    with np.errstate(over="ignore", invalid="ignore"):
+        return standardized(np.asarray(one.values, np.float64), mean, std).astype(dtype)
 
 
 def _number_of(word: str, column: _Operand) -> int:
