@@ -15,6 +15,8 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 import pytest
 
+import packdata
+from loaders import ShardDataset
 from loaders.data.manifest import read_manifest
 from loaders.errors import SchemaError, SourceError
 from loaders.schema import Array, Categories, Features, Label
@@ -536,6 +538,15 @@ def test_like_takes_no_other_columns_and_only_tables(tmp_path: Path) -> None:
         pack_tables(source, tmp_path / "a", like=train.path)
     assert "'cut'" in caught.value.what
     assert str(train.path) in caught.value.what
+
+
+def test_like_takes_no_table_with_a_field_of_another_origin(tmp_path: Path) -> None:
+    train = pack(frame(), tmp_path, "train.csv")
+    weights = np.ones(ROWS, np.float32)
+    packdata.write(ShardDataset(train.path), tmp_path / "more", add={"weight": weights})
+
+    with pytest.raises(SourceError, check=At(tmp_path / "more")):
+        pack_tables(tmp_path / "train.csv", tmp_path / "a", like=tmp_path / "more")
 
 
 def test_like_works_for_what_was_split_and_merged(tmp_path: Path) -> None:

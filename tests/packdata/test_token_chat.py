@@ -220,6 +220,22 @@ def test_a_turn_whose_place_cannot_be_told_is_refused_with_its_row(tmp_path: Pat
     assert caught.value.path == "a.jsonl, line 2"
 
 
+def test_a_template_that_writes_what_is_before_a_turn_otherwise_is_refused(tmp_path: Path) -> None:
+    """Else what the user says would be a target, too."""
+    text = (
+        "{% set last = namespace(user=0) %}"
+        "{% for m in messages %}{% if m.role == 'user' %}{% set last.user = loop.index0 %}{% endif %}{% endfor %}"
+        "{% for m in messages %}{{ '[now]' if loop.index0 == last.user else '' }}{{ m.role + ':' + m.content + ';' }}"
+        "{% endfor %}{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
+    )
+    template, source = write(tmp_path / "c.jinja", text), write_chats(tmp_path / "a.jsonl", CHAT)
+
+    with pytest.raises(SourceError, check=At("a.jsonl, line 1")):
+        pack(source, tmp_path / "p", chat_template=template)
+    source = write_chats(tmp_path / "a.jsonl", CHAT[:3])
+    assert said(pack(source, tmp_path / "q", chat_template=template)) == ["Drei Äpfel.;"]
+
+
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_conversations_that_the_template_refuses_can_be_skipped(tmp_path: Path, kind: str) -> None:
     template = write(
