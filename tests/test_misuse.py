@@ -432,7 +432,7 @@ LOADING: list[Case] = [
     (
         lambda g: DataLoader(g.ram).load_state_dict({"version": 1, "dataset": g.ram.fingerprint}),
         StateError,
-        "sampler state has version None",
+        "what state_dict.. returned, of version 1",
     ),
     (
         lambda g: DataLoader(Mixture([g.ram], stop=10, batch_from="one"), 4),
@@ -490,7 +490,11 @@ ORDERS: list[Case] = [
     (lambda g: BlockShuffled(g.ram), TypeError, "n must be a whole number, got RAMDataset"),
     (lambda g: Shuffled(8, "x"), TypeError, "seed must be a whole number"),
     (lambda g: EpochSampler(g.ram), TypeError, "or a number of samples, got RAMDataset"),
-    (lambda g: EpochSampler(8).load_state_dict(None), StateError, "returned, got None"),
+    (
+        lambda g: EpochSampler(8).load_state_dict(None),
+        StateError,
+        "returned, of version 1, got None",
+    ),
     (lambda g: audit(g.ram), TypeError, "length must be a whole number"),
     (lambda g: audit(8, world_size=0), ValueError, "world_size must be at least 1"),
     (lambda g: audit(8, order=3), TypeError, "order must be an order"),

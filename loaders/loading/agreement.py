@@ -58,15 +58,10 @@ def check_ranks_agree(number: int, steps: EpochBatches) -> None:
         return
     if others == here:
         return
-    theirs = json.loads(others)
-    names = [name for name in {**made_of, **theirs} if made_of.get(name) != theirs.get(name)]
-    told = ", ".join(
-        f"{name} is {made_of.get(name)!r} here and {theirs.get(name)!r} on another rank"
-        for name in names
-    )
     raise LoadersError(
-        f"loader {number} differs between ranks, which would train on overlapping data: {told}. Make it alike on all "
-        "ranks (the same seed, too), or pass rank= and world_size= where a rank has a loader of its own"
+        f"loader {number} differs between ranks, which would train on overlapping data: here it is made of {made_of}, "
+        f"on another rank of {json.loads(others)}. Make it alike on all ranks (the same seed, too), or pass rank= and "
+        "world_size= where a rank has a loader of its own"
     )
 
 

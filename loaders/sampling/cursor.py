@@ -50,8 +50,9 @@ class Pass:
     def count(self, num_steps: int = 1) -> None:
         """Note that steps are done: what was resumed is used up, the next pass begins at the start."""
         self.num_steps += num_steps
-        if self._cursor.active is self:
-            self._cursor.start, self._cursor.is_resumed, self._cursor.last = 0, False, self
+        cursor = self._cursor
+        if cursor.active is self:
+            cursor.start, cursor.is_resumed, cursor.last = 0, False, self
 
     def end(self) -> None:
         """Note that there are no more steps: the next epoch is the current one, if this pass is the active one."""

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _PART_BYTES, _PART_ROWS = 16 << 20, 4096  # between two steps of the progress bar
-_COPIED_ROWS = 1 << 16  # the same, of records that are here
 _PICTURES = 64  # that one thread decodes at a time
 _MUCH = 64 << 20  # bytes: what takes time to load, and is worth a line
 _SPARE_SHARE = 0.9  # of the memory that is available: the rest of the machine needs some
@@ -109,13 +108,12 @@ def copy_plan(column: Column) -> ColumnToLoad:
         field = Array(dtype="uint8", dims=(column.data.shape[1],))
 
     def fill(out: Column, report: Report) -> None:
-        for part in parts(len(out), _COPIED_ROWS):
-            if isinstance(out, FixedColumn) and isinstance(column, FixedColumn):
-                out.data[part] = column.data[part]
-            else:
-                for i in range(part.start, part.stop):
-                    out.row(i)[:] = column.row(i)
-            report(int(column.lengths[part].sum()))
+        if isinstance(out, FixedColumn) and isinstance(column, FixedColumn):
+            out.data[:] = column.data
+        else:
+            for i in range(len(out)):
+                out.row(i)[:] = column.row(i)
+        report(int(column.lengths.sum()))
 
     return ColumnToLoad(field, column.lengths, fill)
 

@@ -76,13 +76,13 @@ class Ragged(NamedTuple):
 def _joined_type(form: Form) -> Any:
     """Return the type of arrays that were joined so; instances pickle."""
     plain = Padded if form.kind == "pad" else Ragged
-    attributes = {"__slots__": (), "form": form, "__reduce__": _reduce_joined}
+    attributes = {
+        "__slots__": (),
+        "form": form,
+        "__reduce__": lambda value: (_rebuild_joined, (value.form, tuple(value))),
+    }
     is_plain = form.axis == 0 and not form.value
     return plain if is_plain else type(plain.__name__, (plain,), attributes)
-
-
-def _reduce_joined(value: Any) -> Any:
-    return _rebuild_joined, (value.form, tuple(value))
 
 
 def _rebuild_joined(form: Form, values: tuple[torch.Tensor, ...]) -> Any:
