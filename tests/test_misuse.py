@@ -327,7 +327,7 @@ LOADING: list[Case] = [
     (lambda g: DataLoader(ShardDataset), TypeError, "have __len__ and __getitem__"),
     (lambda g: DataLoader([g.ram, g.ram]), TypeError, "loaders.concat, or loaders.Mixture"),
     (lambda g: DataLoader(iter([1])), TypeError, "have __len__ and __getitem__"),
-    (lambda g: DataLoader(g.ram, "4"), TypeError, "batch_size must be a whole number, got '4'"),
+    (lambda g: DataLoader(g.ram, "4"), ValueError, "batch_size must be a whole number, got '4'"),
     (lambda g: DataLoader(g.ram, 0), ValueError, "batch_size must be at least 1, got 0"),
     (
         lambda g: DataLoader(g.ram, shuffle="yes"),

@@ -133,6 +133,9 @@ class LoaderOptions:
             raise TypeError(f"generator must be a torch.Generator, got {shown(self.generator)}")
         for name, least in (("batch_size", 1), ("prefetch_factor", 1), ("device_prefetch", 0)):
             if (number := getattr(self, name)) is not None:
+                is_whole = hasattr(number, "__index__") and not isinstance(number, bool)
+                if name == "batch_size" and not is_whole:  # torch's kind of error
+                    raise ValueError(f"batch_size must be a whole number, got {shown(number)}")
                 self._keep(name, whole_number(name, number, at_least=least))
         real_number("timeout", self.timeout, at_least=0)
         real_number("stall_warning_s", self.stall_warning_s, at_least=0)

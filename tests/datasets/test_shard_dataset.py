@@ -908,32 +908,6 @@ def with_flipped_bits(folder: Path, nbytes: int, rows: tuple[int, ...]) -> Shard
     return ShardDataset(folder, fields=["x", "sample_id"], on_error="replace")
 
 
-@pytest.mark.parametrize("num_workers", [0, 3])
-@pytest.mark.parametrize(
-    ("nbytes", "told"),
-    [
-        pytest.param(
-            3_000, {"(one of rows 0 to 20)", "(one of rows 21 to 41)"}, id="blocks of 21"
-        ),
-        pytest.param(20_000, {"row 5)", "row 30)", "row 31)"}, id="blocks of one"),
-    ],
-)
-def test_a_damaged_block_is_told_of_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, nbytes: int, told: set[str], num_workers: int
-) -> None:
-    """Its samples are counted one by one; damage of two records are two causes."""
-    dataset = with_flipped_bits(tmp_path / "a", nbytes, (5, 30, 31))
-    dataset = dataset.select([*range(3, 7), *range(29, 33), *range(42, 84)])
-
-    with caplog.at_level(logging.WARNING):
-        for _ in range(2):
-            served(dataset, num_workers=num_workers)
-
-    lines = [record.getMessage() for record in caplog.records]
-    assert len(lines) == len(told)
-    assert all(any(text in line for line in lines) for text in told)
-
-
 def of_pictures_and_arrays(folder: Path, damaged: dict[str, tuple[int, ...]]) -> ShardDataset:
     """Return 84 samples that tell their number in every field, some records of each field damaged."""
     rng = np.random.default_rng(0)

@@ -194,45 +194,6 @@ def test_a_shard_that_is_waited_for_is_a_miss_and_one_that_is_here_a_hit(
         assert {name: told[name] for name in counts} == counts
 
 
-@pytest.mark.parametrize(("shuffle", "said"), [("block", 1), (True, 1), ("lanes", 0)])
-def test_what_nodes_download_beyond_their_share_is_said_once_before_the_first_batch(
-    proxy: servers.Proxy,
-    cache: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    shuffle: Any,
-    said: int,
-) -> None:
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
-    dataset = ShardDataset(S3, cache=cache, storage=storage(proxy.endpoint))
-    options: dict[str, Any] = {"rank": 0, "world_size": 2, "num_workers": 1}
-    loader = DataLoader(dataset, 16, shuffle=shuffle, **options)
-
-    for _ in range(2):
-        next(iter(loader))
-
-    told = [each for each in caplog.records if each.levelname == "WARNING"]
-    assert len(told) == said
-    assert all("lanes" in each.getMessage() and S3 in each.getMessage() for each in told)
-
-
-def test_what_lies_in_the_cache_by_now_is_not_said_to_be_downloaded(
-    proxy: servers.Proxy,
-    cache: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """As where a run goes on: every pass of several nodes began with a warning of what had been downloaded before."""
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
-    how: dict[str, Any] = {"cache": cache, "storage": storage(proxy.endpoint)}
-    for _ in DataLoader(ShardDataset(S3, **how), 16, num_workers=1):
-        pass
-
-    next(iter(DataLoader(ShardDataset(S3, **how), 16, shuffle=True, rank=0, world_size=2)))
-
-    assert not [each for each in caplog.records if each.levelname == "WARNING"]
-
-
 @pytest.mark.parametrize("batch_size", [4, 32])
 def test_what_is_read_at_once_fits_into_the_cache_or_is_refused_before_the_first_batch(
     tmp_path: Path, cache: Path, batch_size: int
