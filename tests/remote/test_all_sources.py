@@ -551,20 +551,6 @@ def test_what_is_left_of_a_killed_process_is_removed(
     assert not any(path.exists() for path in left)
 
 
-def test_nothing_stays_of_processes_that_were_killed_beside_each_other(
-    raw: Path, store: Store, staging: Path
-) -> None:
-    one, other = Copies(stored("ids.npy")), Copies(stored("chat.jsonl"))
-    assert one.path(0).parent != other.path(0).parent
-    assert other._room is not None
-    other._room._stack.close()  # as the kernel gives its lock back
-    assert [*staging.rglob("made/*")]
-
-    one.close()
-
-    assert not [*staging.rglob("made")]
-
-
 def test_what_is_not_at_a_url_says_so(raw: Path, store: Store, tmp_path: Path) -> None:
     for line in (
         "tables s3://raw/none/*.csv DST",

@@ -195,7 +195,7 @@ class RAMDataset(ResidentDataset[SampleT]):
             fields["label"], labels = _label_column(targets, len(files))
             plans["label"] = copy_plan(labels)
         fields["key"] = Text()
-        plans["key"] = copy_plan(var_column([str(file).encode() for file in files]))
+        plans["key"] = copy_plan(var_column([_key_of(file) for file in files]))
         shard = load_shard(Path("files"), plans, progress)
         if decode:
             encoded = cls.__new__(cls)
@@ -383,6 +383,13 @@ def _array_column(name: str, field: Field, array: npt.NDArray[Any]) -> Column:
     except CodecError as error:
         raise SchemaError(f"array {name!r}: {error}") from error
     return FixedColumn(rows.reshape(-1).view(np.uint8).reshape(len(rows), nbytes))
+
+
+def _key_of(file: Path) -> bytes:
+    try:
+        return str(file).encode()
+    except UnicodeEncodeError as error:
+        raise SourceError("the path is not UTF-8", ascii(str(file)), "Rename it") from error
 
 
 def _fingerprint(columns: Mapping[str, Column]) -> str:
