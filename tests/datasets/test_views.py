@@ -123,24 +123,6 @@ def test_truth_values_are_numbers_as_to_torch(dataset: ShardDataset) -> None:
     assert keys(DataLoader(part, 3)) == [dataset[i].key for i in (1, 0, 1)]
 
 
-@pytest.mark.parametrize("is_sent", [False, True])
-def test_a_file_that_is_there_several_times_is_mapped_once(
-    dataset: ShardDataset, is_sent: bool
-) -> None:
-    """Each map has page tables of its own, which would no longer fit a processor's caches."""
-    long = concat([dataset, dataset, dataset])
-    if is_sent:
-        long = pickle.loads(pickle.dumps(long))
-    store = long.store
-
-    num = len(dataset.store.shards)
-    opened = [store.shard(number) for number in range(len(store.shards))]
-
-    assert len(opened) == 3 * num
-    assert len({id(shard) for shard in opened}) == num
-    assert keys(DataLoader(long, 4)) == 3 * keys(DataLoader(dataset, 4))
-
-
 @pytest.mark.parametrize("checks", [("never", "always"), ("always", "never"), ("first", "never")])
 def test_datasets_that_are_joined_are_checked_as_strictly_as_any(
     dataset: ShardDataset, checks: tuple[Any, Any]
