@@ -234,7 +234,7 @@ class ChildPool:
         self._sent: Chunk | None = None  # whose indices the child has
 
     def __len__(self) -> int:
-        return self._under_way if self.child.end.alive else 0
+        return self._under_way
 
     @property
     def is_ready(self) -> bool:
@@ -284,9 +284,15 @@ class ChildPool:
                 return group
 
     def _call(self, function: Any, *args: Any) -> Any:
+        """Call something of the child; if it has died, nothing comes any more."""
         if not self._is_open:
             raise RuntimeError("this pool was closed, and its child process may serve another one")
-        return function(*args)
+        try:
+            return function(*args)
+        except RuntimeError:
+            if not self.child.end.alive:
+                self._under_way = 0
+            raise
 
     def describe(self) -> str:
         """Make the child write to stderr what each worker is doing: the connection may be in use."""
