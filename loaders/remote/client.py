@@ -16,13 +16,14 @@ import sys
 import time
 import weakref
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loaders import version
 from loaders.errors import CacheError, RemoteError
-from loaders.remote.folder import prepare
+from loaders.remote.folder import VERSION, manifest_folder, prepare, shard_path, small_file
 from loaders.remote.url import OBSTORE_SCHEMES
 from loaders.remote.wire import Connection
 from loaders.system.locks import ForkLock
@@ -91,8 +92,36 @@ class Client:
         return connection
 
 
-def client_of(cache: Cache, url: URL, hello: Callable[[], dict[str, Any]]) -> Client:
-    """Return what asks for a URL's files.
+@dataclass(frozen=True, slots=True)
+class ReadOnlyCache:
+    """Answers in the place of a fetcher, for a cache that cannot be written: what lies in it is served."""
+
+    inside: Path  # the cache folder of this version
+    manifest: Path  # the folder of the manifest that it has of a URL
+    error: CacheError  # that it cannot be written: raised for what does not lie in it
+
+    def ask(self, op: str, **about: Any) -> Any:
+        """Return the answer to a question, as ``Client.ask``."""
+        match op:
+            case "stats":
+                return {"cached_bytes": 0, "budget_bytes": 1 << 62}
+            case "manifest":
+                return self.manifest
+            case "file" if (path := small_file(self.manifest, about["name"])).exists():
+                return {"path": path}
+            case "shard" if shard_path(self.inside, *about["file"][::2]).exists():
+                return None
+        raise self.error
+
+    def connect(self) -> Connection:
+        """Raise the error."""
+        raise self.error
+
+
+def client_of(
+    cache: Cache, url: URL, endpoint: str, hello: Callable[[], dict[str, Any]]
+) -> Client | ReadOnlyCache:
+    """Return what asks for a URL's files; they come from a cache that cannot be written where it has a manifest of it.
 
     Raises:
         CacheError: The folder cannot be used.
@@ -104,7 +133,14 @@ def client_of(cache: Cache, url: URL, hello: Callable[[], dict[str, Any]]) -> Cl
         raise RemoteError(what, url, "Run: pip install 'loaders[remote]'")
     if not sys.platform.startswith("linux"):
         raise RemoteError("reading URLs needs Linux", url, "Copy the dataset here first")
-    return Client(cache.open(), hello)
+    try:
+        return Client(cache.open(), hello)
+    except CacheError as error:
+        inside = Path(error.path) / VERSION
+        manifest = manifest_folder(inside, url, endpoint)
+        if isinstance(error.__cause__, OSError) and manifest.exists():
+            return ReadOnlyCache(inside, manifest, error)
+        raise
 
 
 def _hang_up(connections: list[Connection]) -> None:

@@ -17,7 +17,7 @@ from weakref import WeakValueDictionary
 from loaders.checks import shown
 from loaders.errors import RemoteError
 from loaders.remote.folder import Cache, shard_path
-from loaders.remote.url import PUBLIC_OPTIONS, URL, url_of
+from loaders.remote.url import PUBLIC_OPTIONS, URL, endpoint_of, url_of
 from loaders.remote.wire import File
 from loaders.system.locks import ForkLock
 from loaders.system.registry import WeakRegistry
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from loaders.remote.client import Client
+    from loaders.remote.client import Client, ReadOnlyCache
 
 # Of an environment, what says how a store is reached; HOME has the profiles.
 _VARIABLES = re.compile(r"(AWS|GOOGLE|AZURE|HF|ALLUXIO|FSSPEC)_\w+|HOME")
@@ -46,7 +46,7 @@ class Origin:
         self.url, self.cache = url, cache
         self._storage, self._missing = dict(storage), missing
         self._id = number or uuid.uuid4().hex
-        self._client: Client | None = None
+        self._client: Client | ReadOnlyCache | None = None
         self.max_mapped: int | None = None  # bytes of the cache, by this process; None: all
         self._waits: dict[int, str] = {}  # by thread
         self.said = set[Any]()  # warnings that were logged, once
@@ -67,13 +67,14 @@ class Origin:
         return reached | about
 
     @property
-    def client(self) -> Client:
+    def client(self) -> Client | ReadOnlyCache:
         """What asks the fetcher."""
         with self._lock.plain:
             if self._client is None:
                 from loaders.remote.client import client_of  # needs Linux
 
-                self._client = client_of(self.cache, self.url, self._hello)
+                endpoint = endpoint_of(self.url.scheme, self._storage, os.environ)
+                self._client = client_of(self.cache, self.url, endpoint, self._hello)
             return self._client
 
     @property

@@ -1,6 +1,7 @@
 """Why a store cannot be read: each cause has its own text and remedy, and what asking again does not mend is final."""
 
 import gzip
+import os
 import ssl
 import subprocess
 import threading
@@ -16,7 +17,7 @@ import pytest
 from loaders import ShardDataset
 from loaders.errors import RemoteError
 from loaders.remote import origin
-from tests.remote.conftest import storage
+from tests.remote.conftest import ended, storage
 
 FAST: dict[str, Any] = {"retry_timeout": 1.5, "timeout": 1}
 AUTHORITY = ["-x509", "-subj", "/CN=authority", "-addext", "basicConstraints=critical,CA:TRUE"]
@@ -133,3 +134,25 @@ def test_a_name_a_port_a_range_and_a_compressed_answer_have_each_its_remedy(
     words = ("name does not resolve", "refused", "range", "compressed")
     assert [word in what for word, what in zip(words, whats, strict=True)] == [True] * 4
     assert len(set(hints)) == 4
+
+
+@pytest.mark.skipif(not Path("/bin/mount").exists(), reason="mounts a file system")
+def test_a_whole_cache_that_is_read_only_is_served(
+    packed: Path, server: str, tmp_path: Path
+) -> None:
+    """As one that an image of a container has, or a mounted copy."""
+    folder, about = tmp_path / "cache", dict[str, Any](storage=storage(server))
+    with ended(folder):
+        remote = ShardDataset("s3://bucket/packed", cache=folder, **about)
+        expected = [int(sample.label) for sample in remote]
+        del remote
+        (tmp_path / "there").mkdir()
+        command = ["mount", "--bind", "-o", "ro", str(folder), str(tmp_path / "there")]
+        if subprocess.run(command, capture_output=True).returncode:
+            pytest.skip("nothing can be mounted here")
+        try:
+            assert not os.access(tmp_path / "there", os.W_OK)
+            copy = ShardDataset("s3://bucket/packed", cache=tmp_path / "there", **about)
+            assert [int(sample.label) for sample in copy] == expected
+        finally:
+            subprocess.run(["umount", "-l", str(tmp_path / "there")], check=True)
