@@ -230,10 +230,6 @@ def jpeg(run: Run) -> None:
         run.add("jpeg", f"JPEG {side} px, quality 90, by {name}", num / took, "images/s", **beside)
 
 
-def _locked(run: Run, tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.pin_memory() if run.device.type == "cuda" else tensor
-
-
 def smooth_pictures(num: int, side: int) -> list[np.ndarray]:
     """Return images with the spectrum of photos, roughly: sums of noise at several sizes."""
     random, images = np.random.default_rng(0), []

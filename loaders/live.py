@@ -7,7 +7,6 @@ described here; a child process of a loader writes its own lines.
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import threading
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-logger = logging.getLogger(__name__)
 _live: WeakRegistry[Any] = WeakRegistry()
 _installed: set[int] = set()
 

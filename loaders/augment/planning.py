@@ -1,4 +1,4 @@
-"""What lists of ops amount to: how they resample, what they pad with, and the geometry of each sample."""
+"""What lists of ops amount to: how they resample, what they pad with, the geometry of each sample, and views of it."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Crops, resizes and flips of whole batches, with the parameters that each sample would have drawn on the host.
 
-``loaders.augment.plan`` draws them on the host, a few numbers per sample; the pixels are moved
+``loaders.augment.planning.plan`` draws them on the host, a few numbers per sample; the pixels are moved
 here, on whichever device holds them, axis by axis: each output row (or column) is a weighted sum
 of a few source rows (or columns), all samples at once.
 
-The rules are those of ``loaders.augment.apply``: bilinear between pixel centres, or averages over
+The rules are those of ``loaders.augment.pixels.apply``: bilinear between pixel centres, or averages over
 areas where both sides of a sample's box shrink by more than 2; the box's edge pixels continue
 beyond its edges; what lies outside the image is zero, outside a mask ``fill_mask``; or one of Pillow's
 filters. OpenCV and Pillow weigh with few bits where this uses float32 and rounds once, so interpolated

@@ -1,4 +1,4 @@
-"""A place in a store, in the fetcher: its client, what is counted of it, and how often it is asked again."""
+"""A place in a store, in the fetcher: its client, what is counted, how often it is asked again, what packdata asks."""
 
 from __future__ import annotations
 

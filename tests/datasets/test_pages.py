@@ -25,7 +25,6 @@ from tests.pages import drop_pages
 from tests.refusals import At
 from tests.waiting import wait_until
 
-TIMEOUT_S = 20.0
 NUM, PER_SHARD = 24, 8
 FIELDS: dict[str, Field] = {"data": Array(dtype="uint8", dims=(None,)), "label": Label()}
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import cv2
 import numpy as np
@@ -21,7 +20,6 @@ from packdata.cli import main
 from packdata.images.plan import pack_images
 from packdata.packing.firstpass import KEY
 from packdata.packing.target import LOCK_NAME, PACKING_NAME, REJECTED_NAME
-from packdata.parts import making
 from packdata.parts.joining import finish
 from packdata.parts.part import Part, PartRecipe
 from tests.packdata.command_sources import make_sources
@@ -52,18 +50,6 @@ def photos(tmp_path: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         cv2.imwrite(str(folder / f"{i}.png"), np.full((20, 20, 3), i))
     return tmp_path / "photos"
-
-
-def pack_all(photos: Path, dst: Path, of: int, **options: Any) -> None:
-    for i in range(of):
-        pack_images(photos, dst, part=f"{i}/{of}", **options)
-
-
-def on_another_machine(photos: Path, dst: Path) -> None:
-    """Pack all as one part."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(making, "_this_machine", lambda: "another")
-        pack_images(photos, dst, part="0/1")
 
 
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=4), st.integers(1, 40))

@@ -99,35 +99,6 @@ def test_a_small_deviation_of_large_numbers_is_kept(
 # ------------------------------------------------------------------------------ rows that are left out
 
 
-REJECTING = {
-    "missing_feature": ("1000000,,9,a,new", {}),
-    "infinite": ("1000000,inf,9,a,new", {}),
-    "no_number": ("1000000,many,9,a,new", {"numeric": ("b",)}),
-    "missing_target": ("1000000,4,,a,new", {}),
-    "too_large_target": ("1000000,4,1e39,a,new", {}),
-    "missing_label": ("1000000,4,9,,new", {}),
-    "too_large": ("1000000,4,9,z,new", {"dtype": "float16"}),
-    "missing_all_but_the_mean": ("1000000,4,,z,new", {"missing": "mean"}),
-}
-
-
-def text(lines: list[str], suffix: str) -> str:
-    """Return lines as CSV, or as JSON with a key for each cell that is not empty."""
-    if suffix == "csv":
-        return "\n".join(lines)
-    names = lines[0].split(",")
-    rows = [dict(zip(names, line.split(","), strict=True)) for line in lines[1:]]
-    plain = [{name: _json(cell) for name, cell in row.items() if cell} for row in rows]
-    return "\n".join(json.dumps(row) for row in plain)
-
-
-def _json(cell: str) -> float | str:
-    try:
-        return float(cell) if "." in cell or not cell.isdecimal() else int(cell)
-    except ValueError:
-        return cell
-
-
 def test_classes_and_statistics_cover_rows_that_are_left_out(tmp_path: Path) -> None:
     source = write(tmp_path, "x,k,y\n1,u,1\n2,v,\n")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from loaders.datasets.reading.request import Request
     from loaders.datasets.reading.transforming import Transforming
 
-logger = logging.getLogger(__name__)
 _MAX_REPLACEMENTS = 32
 
 
