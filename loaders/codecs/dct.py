@@ -77,7 +77,9 @@ class DctCodec:
             raise CodecError("codec 'dct' stores images of 1 or 3 channels of uint8: take 'raw'")
         if field.size is None or max(field.size) > _MAX_SIDE:
             what = f"images of one size, up to {_MAX_SIDE} pixels a side"
-            raise CodecError(f"codec 'dct' needs {what}: say it in the field, got {field.size}")
+            raise CodecError(
+                f"codec 'dct' needs {what}: pass size= to the field, got {field.size}"
+            )
         assert field.quality is not None
         assert field.subsampling is not None
         assert field.compression is not None

@@ -133,7 +133,7 @@ class Yuv420Codec:
         if not isinstance(field, Image) or field.channels != 3 or field.dtype != "uint8":
             raise CodecError("codec 'yuv420' stores images of 3 channels of uint8: take 'raw'")
         if field.size is None:
-            raise CodecError("codec 'yuv420' needs images of one size: say it in the field")
+            raise CodecError("codec 'yuv420' needs images of one size: pass size= to the field")
         self.size = field.size  # height and width of every image
 
     def encode(self, value: Any) -> bytes:

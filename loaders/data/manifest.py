@@ -217,7 +217,7 @@ def parse_manifest(text: bytes, path: Path) -> Manifest:
     try:
         data = json.loads(text)
         if not isinstance(data, dict) or data.get("format") != "loaders":
-            what = "it does not describe a packed dataset"
+            what = "not the manifest of a packed dataset"
             raise ManifestError(what, path, "Pack one with 'packdata'")
         return _parse(data)
     except ManifestError as error:

@@ -110,5 +110,5 @@ def _verified(
     columns = columns_in(data, info._replace(places={field: place}), path)
     sums = parse_checksums(checksums, path, info)[field]
     if sums.first_mismatch(columns[field], np.arange(len(sums.hashes))) is not None:
-        raise ShardError("its checksum does not match", path, None, field)
+        raise ShardError("the column's checksum does not match", path, None, field)
     return MemoryShard(path, columns)

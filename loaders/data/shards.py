@@ -98,8 +98,8 @@ class FileShard(NamedTuple):
                 if isinstance(error, ShardError) and file.exists():
                     raise ShardError(error.what, self.path, hint=error.hint) from error
             self.fetch()
-        what = f"it was evicted {_MAX_EVICTIONS} times before it was opened"
-        raise ShardError(what, self.path)
+        what = f"the shard was evicted {_MAX_EVICTIONS} times before it could be opened"
+        raise ShardError(what, self.path, hint="Use a larger cache")
 
     def _open(self, file: Path, check: Check) -> OpenShard:
         columns = open_columns(file, self.info)
@@ -108,7 +108,7 @@ class FileShard(NamedTuple):
             what = "the file was replaced since the dataset was opened"
             raise StaleDatasetError(what, self.path, hint="Open the dataset again")
         if check == "always" and hash_file(file) != self.info.xxh3_128:
-            what = "its xxh3-128 is not that of the manifest"
+            what = "the shard's hash (xxh3-128) differs from the manifest"
             raise ChecksumError(what, self.path, hint=_RESTORE)
         return OpenShard(self.path, columns, checksums)
 

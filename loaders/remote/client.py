@@ -186,7 +186,7 @@ def _start(inside: Path) -> None:
                 check=True,
             )
     except subprocess.SubprocessError as error:
-        what = "its fetcher could not be started"
+        what = "the cache's fetcher could not be started"
         raise CacheError(what, inside.parent, _look(inside)) from error
 
 

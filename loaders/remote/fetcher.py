@@ -207,8 +207,8 @@ class Fetcher:
             hint = "Check that its disk has room, and that you may write there"
             return CacheError(what, self._inside.parent, hint)
         logger.error("a defect", exc_info=error)
-        what = f"its fetcher has a defect: {hide_secrets(repr(error), {})}"
-        return RemoteError(what, self._inside.parent, "Report it")
+        what = f"the cache's fetcher has a defect: {hide_secrets(repr(error), {})}"
+        return RemoteError(what, self._inside.parent, "Report the defect")
 
     async def _read(self, client: Connected, question: bytes) -> Any:
         op, about = pickle.loads(question)  # noqa: S301  # of a process of our own user

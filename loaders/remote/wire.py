@@ -97,8 +97,10 @@ class Connection:
                 answer = pickle.loads(self._read(size))  # noqa: S301  # of our own fetcher
         except TimeoutError as error:
             pid = (self._folder / "lock").read_text()
-            hint = f"End it ('kill -9 {pid}'): another one is started"
-            raise RemoteError("its fetcher does not answer", self._folder.parent, hint) from error
+            hint = f"End the fetcher ('kill -9 {pid}'): the next request starts another"
+            raise RemoteError(
+                "the cache's fetcher does not answer", self._folder.parent, hint
+            ) from error
         self.is_idle = True
         if isinstance(answer, Exception):
             raise answer

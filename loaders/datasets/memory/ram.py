@@ -283,7 +283,7 @@ def _plan_files(files: Sequence[Path], max_pixels: int) -> ColumnToLoad:
                     data = read_regular(files[i])
                     picture_size(data, max_pixels)
                 if len(data) != lengths[i]:
-                    raise SourceError("it changed while it was read", files[i])
+                    raise SourceError("the file changed while it was read", files[i])
                 column.row(i)[:] = np.frombuffer(data, np.uint8)
             return int(lengths[part].sum())
 

@@ -130,7 +130,7 @@ class ArraysRecipe(FilesRecipe[ArrayOptions]):
             return self._codecs[name].encode(array)
         except CodecError as error:
             hint = "dtype= and mask_dtype= choose what is stored"
-            raise SourceError(f"its {name}: {error}", where, hint) from error
+            raise SourceError(f"the {name}: {error}", where, hint) from error
 
     # -- the headers of all files together --------------------------------------------------------
 
@@ -151,7 +151,7 @@ class ArraysRecipe(FilesRecipe[ArrayOptions]):
                     for name, header in found.items():
                         dtypes[name].setdefault(header.dtype.name, item.where)
         if not shapes:
-            raise [*errors, SourceError("it holds no arrays", self.source.name)][0]
+            raise [*errors, SourceError("the source holds no arrays", self.source.name)][0]
         return [*shapes], dtypes
 
     def _headers(self, item: Item) -> dict[str, ArrayHeader] | SourceError:

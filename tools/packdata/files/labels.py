@@ -94,7 +94,9 @@ class LabelField:
 
 def _check_number(number: int, classes: Sized, where: str) -> None:
     if not 0 <= number < len(classes):
-        raise SourceError(f"class {number} is not in [0, {len(classes)})", where)
+        raise SourceError(
+            f"class {number} is out of range: there are {len(classes)} classes, from 0", where
+        )
 
 
 def label_fields(

@@ -22,8 +22,8 @@ Values = npt.NDArray[Any]
 _HEX = re.compile(r"#([0-9a-fA-F]{6})\b")
 _THREE = re.compile(r"(?<!\d)(\d{1,3})[\s,;]+(\d{1,3})[\s,;]+(\d{1,3})(?!\d)")
 _TWO = re.compile(r"^[ \t]*(\d+)[ \t,;:]+(\d+)\b", re.MULTILINE)
-_COLORS_HINT = "It takes a colour a line, R G B or #RRGGBB, in the order of the classes"
-_NUMBERS_HINT = "It takes two numbers a line, from 0 to 65535, old and new"
+_COLORS_HINT = "A palette has a colour a line, R G B or #RRGGBB, in the order of the classes"
+_NUMBERS_HINT = "A label map has two numbers a line, old and new, from 0 to 65535"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,9 @@ class Marks:
         if (wrong := known[at] != values).any():
             y, x = np.argwhere(wrong)[0].tolist()
             value = f"#{values[y, x]:06x}" if self.is_colored else values[y, x]
-            raise CodecError(f"{value} at {x}, {y} (x, y) is not in {' and '.join(self.names)}")
+            raise CodecError(
+                f"value {value} at x={x}, y={y} is missing in {' and '.join(self.names)}"
+            )
         stored: Values = np.array([self.numbers[each] for each in known.tolist()], self.dtype)
         return np.asarray(stored[at])
 

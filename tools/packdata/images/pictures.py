@@ -302,7 +302,7 @@ def _converted(pixels: Array, profile: bytes, changes: list[str]) -> Array:
         colours = PIL.Image.fromarray(np.ascontiguousarray(pixels[:, :, :3]))
         done = np.asarray(ImageCms.applyTransform(colours, transform))
     except (ImageCms.PyCMSError, OSError) as error:
-        raise CodecError(f"its colour profile cannot be read ({error})") from error
+        raise CodecError(f"the colour profile cannot be read ({error})") from error
     changes.append(CONVERTED)
     return np.concatenate([done, pixels[:, :, 3:]], axis=2)
 

@@ -332,7 +332,7 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         """Return the mask of a picture; SourceError if it is of another size, or deeper than the first ones."""
         mask, where = self._read_mask(item)
         if mask.shape != picture.size:
-            what = f"its mask is of {mask.shape}, the picture of {picture.size} pixels"
+            what = f"the mask has {mask.shape} pixels, the picture {picture.size}"
             raise SourceError(f"{what} (height, width), both turned upright", where)
         if mask.max() > np.iinfo(self._mask_dtype or mask.dtype).max:
             what = f"the mask holds {mask.max()}, and the first {_NUM_PEEKED} masks have 8 bits"

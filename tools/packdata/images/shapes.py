@@ -165,7 +165,9 @@ def _value(item: Item, path: Sequence[str]) -> Any:
             is_list = isinstance(value, list)
             value = [each[name] for each in value] if is_list else value and value[name]
     except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise SourceError(f"no {'.'.join(path)} in its JSON ({error!r})", item.where) from error
+        raise SourceError(
+            f"no value {'.'.join(path)} in the JSON of the sample ({error!r})", item.where
+        ) from error
     return value or None
 
 
@@ -184,7 +186,7 @@ def encode_shape(label: LabelField, item: Item, size: Size, resize: SizeOption) 
         CodecError: They are none, or lie beyond the picture.
     """
     if item.drawn_on not in (None, size):
-        what = f"its annotations are of a picture of {item.drawn_on}, and it has {size} (height, width)"
+        what = f"the annotations are for {item.drawn_on} pixels (height, width), the picture has {size}"
         raise CodecError(f"{what}, once turned upright as its Exif data say")
     value, field = item.labels.get(label.name), label.field
     try:

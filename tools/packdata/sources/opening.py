@@ -190,7 +190,8 @@ def _one_kind(files: Sequence[File]) -> str:
     kinds = {_archive_kind(file.path.name) for file in files}
     if len(kinds) > 1:
         names = few([file.path.name for file in files])
-        raise SourceError(f"files of several kinds ({names})", files[0].path.parent)
+        hint = "Pack the files of each kind by themselves"
+        raise SourceError(f"files of several kinds ({names})", files[0].path.parent, hint)
     return kinds.pop()
 
 

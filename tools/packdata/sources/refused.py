@@ -29,7 +29,7 @@ def check_folder(listing: Listing) -> None:
     for folder in listing.folders:
         end, log = _LOGS.get(folder.rpartition("/")[2]), listing.root / folder
         if end and any(name.endswith(end) for name in Listing(log, deep=False).names()):
-            what = f"its table has a log ({log}): rows that were deleted or replaced may lie in its files"
+            what = f"the table has a log ({log}): rows that were deleted or replaced may lie in its files"
             hint = "Write the rows that it has to a Parquet file; a pattern such as '*.parquet' takes all of them"
             raise SourceError(what, log.parent, hint)
 
@@ -40,7 +40,7 @@ def check_name(name: str, path: Path | str) -> None:
         name.encode()
     except UnicodeEncodeError:
         what = f"the name {name!r} is not UTF-8"
-        raise SourceError(what, ascii(str(path)), "Rename it (see 'convmv')") from None
+        raise SourceError(what, ascii(str(path)), "Rename the file (see 'convmv')") from None
 
 
 def check_classes(

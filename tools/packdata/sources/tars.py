@@ -104,7 +104,7 @@ class TarSource(Source):
         without = next((each for each in self._samples if _IMAGE not in each.members), None)
         if without or not self._samples:
             key = without.key if without else "KEY"
-            what = f"no member {key}.jpg, or by another picture's suffix ({few(ignored)})"
+            what = f"sample {key!r} has no picture, such as {key}.jpg, but {few(ignored)}"
             hint = "packdata.pack takes samples of several pictures, and pictures called otherwise"
             raise SourceError(what, without.tar.path if without else self.paths[0], hint)
         self.ignored = dict(ignored)

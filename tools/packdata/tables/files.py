@@ -243,7 +243,7 @@ def _open(file: File, options: CsvOptions, missing: Sequence[str]) -> RowFile:
     if suffix in _KINDS and (suffix in JSON_LINES or suffix_of(name) not in COMPRESSIONS):
         return _KINDS[suffix](file)
     what = f"files of kind {suffix_of(name) or 'without suffix'} are not tables that can be packed"
-    hint = f"Decompress or convert it: {', '.join(_SUFFIXES)} are read, text with {', '.join(COMPRESSIONS)}, too"
+    hint = f"Decompress or convert the file: {', '.join(_SUFFIXES)} are read, text with {', '.join(COMPRESSIONS)}, too"
     raise SourceError(what, file.path, foreign_hint(name) or hint)
 
 

@@ -97,7 +97,7 @@ def _open_ids(file: SourceFile, bin_dtype: str | None) -> _Opened:
     if file.kind == "bin" and is_file(index):
         return _open_pair(file, index)
     if file.kind == "bin" and file.path.stem.endswith("_document"):
-        hint = "Put it beside: it says where documents end. Ids of another tool: rename the file"
+        hint = "Copy the .idx beside the .bin; rename a .bin that another tool made"
         raise SourceError(f"Megatron's {index.name} is missing", file.path, hint)
     head = file.read(0, _LLMC_BYTES)
     if (dtype := _LLMC.get(head[:4])) is not None:
@@ -138,8 +138,10 @@ def _open_flat(file: SourceFile, dtype: str | None, head: bytes) -> _Opened:
     # Wider ids, read as 16 bits, have a second half that is next to nothing.
     low, high = ids[0:_SCAN:2], ids[1:_SCAN:2]
     if dtype is None and len(high) >= 8 and int(high.max()) * 64 < int(low.max()):
-        what = f"every second id is below {int(high.max()) + 1} as uint16"
-        raise SourceError(what, file.path, "Pass bin_dtype='uint32', or what the ids are")
+        what = (
+            f"the ids look like uint32: as uint16, every second one is below {int(high.max()) + 1}"
+        )
+        raise SourceError(what, file.path, "Pass bin_dtype= with the type of the ids")
     return ids, None
 
 
@@ -177,7 +179,7 @@ def _open_pair(file: SourceFile, index: Path) -> _Opened:
     )
     if not is_right:
         hint = "Version 1 is read, with documents of the sequences of the .bin, in order"
-        raise SourceError("unexpected index of Megatron-LM", index, hint)
+        raise SourceError("Megatron-LM's index is damaged or of another version", index, hint)
     return _map(file, dtype, int(ends[-1])), ends[bounds[1:]]
 
 
