@@ -307,6 +307,19 @@ def test_a_loader_that_went_on_within_a_chosen_epoch_goes_on_there(one: Path) ->
     assert ids(resumed) == ids(loader)
 
 
+def test_an_epoch_before_a_state_within_the_next_is_served_whole(one: Path) -> None:
+    """A script that counts epochs from 0 again: it is warned, and loses no samples."""
+    loader, resumed = (DataLoader(only_ids(one), 5, shuffle=True, num_workers=0) for _ in range(2))
+    first = ids(loader)
+    next(iter(loader))
+    resumed.load_state_dict(loader.state_dict())
+
+    with pytest.warns(UserWarning):
+        resumed.set_epoch(0)
+
+    assert ids(resumed) == first
+
+
 def test_who_skips_what_is_done_by_itself_skips_it_once(one: Path) -> None:
     """accelerate's ``skip_first_batches`` and ignite read batches of the loader's own batch sampler, and skip some."""
     loader = DataLoader(only_ids(one), 5, shuffle=True)

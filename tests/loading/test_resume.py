@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import (
+    BatchSampler,
     Dataset,
     IterableDataset,
     RandomSampler,
@@ -20,6 +21,7 @@ from torch.utils.data import (
 
 from loaders import DataLoader, RAMDataset
 from loaders.errors import StateError
+from loaders.sampling.sampler import EpochSampler
 
 NUM = 23
 
@@ -81,9 +83,12 @@ def make(name: str) -> dict[str, Any]:
             "batch_sampler": [[i, i + 1, i + 2] for i in range(18)],
         },
         "stateful": lambda: {"sampler": Remembering()},
+        "ours in batches": lambda: {
+            "batch_sampler": BatchSampler(EpochSampler(NUM, seed=3), 3, drop_last=False)
+        },
     }
     settings: dict[str, Any] = made[name]()
-    return settings | ({} if name == "batches" else {"batch_size": 3})
+    return settings | ({} if "batch_sampler" in settings else {"batch_size": 3})
 
 
 SAMPLERS = [
@@ -95,6 +100,7 @@ SAMPLERS = [
     "list",
     "batches",
     "stateful",
+    "ours in batches",
 ]
 
 

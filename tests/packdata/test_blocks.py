@@ -1,6 +1,7 @@
 """Items that are blocks of samples give the bytes that single samples give, whatever happens on the way."""
 
 import io
+import json
 import random
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -220,10 +221,13 @@ def test_killed_at_random_moments_again_and_again(tmp_path: Path) -> None:
     assert contents(dst) == contents(tmp_path / "whole")
 
 
-def test_a_block_that_became_shorter_is_noticed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_lost", [0, 1])
+def test_a_block_that_became_shorter_is_noticed(tmp_path: Path, num_lost: int) -> None:
+    """Also where it ends with the shard that is there."""
     job = Job(tmp_path, sizes=(100,), kill=("append to the journal", 1, "after"))
     job.run_in_child()
-    recipe = BlocksRecipe((5,))
+    lines = (tmp_path / PACKING_NAME / "journal.jsonl").read_text().splitlines()
+    recipe = BlocksRecipe((json.loads(lines[-1])["at"]["rows"] - num_lost,))
     recipe.identity = BlocksRecipe((100,)).identity
 
     with pytest.raises(PackError):
@@ -341,5 +345,6 @@ def test_a_record_that_no_shard_can_hold_is_bad_input(
 ) -> None:
     monkeypatch.setitem(shards.MAX_RECORD_BYTES, "lmdb", 1000)
 
+    check_records({"x": bytes(1000)}, Schema({"x": Bytes()}), "lmdb")
     with pytest.raises(SourceError, check=At("number 1")):
         pack(tmp_path)
