@@ -118,7 +118,7 @@ def test_a_name_that_does_not_resolve_is_an_error_in_bounded_time(shared: Path) 
 
 
 def test_all_that_wait_for_a_shard_get_the_same_error(proxy: servers.Proxy, cache: Path) -> None:
-    """As ranks do: each has a connection of its own to the fetcher, which asked once."""
+    """As ranks do, also one that comes later: each has its own connection to the fetcher, which asked once."""
     proxy.set(faults=[{"kind": "404", "match": "shard-00003"}], latency_s=0.3)
     remote = ShardDataset(S3, cache=cache, storage=storage(proxy.endpoint))
 
@@ -128,7 +128,7 @@ def test_all_that_wait_for_a_shard_get_the_same_error(proxy: servers.Proxy, cach
         return caught.value
 
     with ThreadPoolExecutor(4) as pool:
-        errors = list(pool.map(fetch, range(4)))
+        errors = [*pool.map(fetch, range(4)), fetch(4)]
 
     assert {(type(error), error.args) for error in errors} == {(type(errors[0]), errors[0].args)}
     assert len([each for each in proxy.requests() if "shard-00003-" in each["path"]]) == 1

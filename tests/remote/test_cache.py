@@ -396,6 +396,22 @@ def test_each_of_two_clients_has_its_next_files_fetched_up_to_its_share(
     assert asyncio.run(begun(14)) == [f"second{n}" for n in range(4)]
 
 
+def test_a_reader_of_more_than_the_cache_holds_maps_no_more_than_the_cache(tmp_path: Path) -> None:
+    """It is told so when it gives its order, before it has mapped anything."""
+
+    async def limit(size: int) -> int | None:
+        serving = fetcher.Fetcher(Cache(tmp_path / f"cache{size}", size).open())
+        writer: Any = None
+        client = fetcher.Connected(writer, 0)
+        client.size, client.source = size, ServedURL(URL(f"file://{tmp_path}"), {}, {})
+        serving._clients.add(client)
+        files = [File(f"shard{n}", 1, f"{n:032x}") for n in range(50)]
+        found: int | None = await serving.do(client, "order", files=files, upcoming=None)
+        return found
+
+    assert [asyncio.run(limit(size)) for size in (49, 50)] == [49, None]
+
+
 def test_reading_on_in_a_cache_that_holds_no_shard_is_an_error_of_the_cache(
     many: Path, cache: Path
 ) -> None:
