@@ -118,6 +118,16 @@ def test_every_item_is_there_once_in_an_order_that_the_seed_alone_decides(
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
+def test_blocks_of_one_size_are_each_drawn_anew(tmp_path: Path) -> None:
+    assert main(words("rows.parquet", tmp_path / "plain")) == 0
+    assert main(words("rows.parquet", tmp_path / "a", "--shuffle", "1")) == 0
+
+    place = {item: i for i, item in enumerate(items(tmp_path / "plain"))}
+    drawn, rows = [place[item] for item in items(tmp_path / "a")], 30  # of a group
+    orders = [tuple(n % rows for n in drawn if n // rows == block) for block in range(NUM // rows)]
+    assert len({*orders}) == len(orders)
+
+
 @pytest.mark.parametrize("name", SOURCES)
 def test_parts_hold_the_order_of_the_whole(name: str, tmp_path: Path) -> None:
     seed = ("--shuffle", "1")
