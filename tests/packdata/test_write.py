@@ -157,6 +157,19 @@ def test_values_are_added_and_changed(folder: Path, tmp_path: Path) -> None:
     assert records(tmp_path / "b", kept) == [records(folder, kept)[i] for i in (4, 2, 7)]
 
 
+def test_what_was_written_with_other_values_is_not_taken_for_these(
+    folder: Path, tmp_path: Path
+) -> None:
+    for _ in range(2):  # the same again is done
+        packdata.write(folder, tmp_path / "b", add={"age": [*range(10)]})
+
+    with pytest.raises(PackError):
+        packdata.write(folder, tmp_path / "b", add={"age": [*range(1, 11)]})
+
+    packdata.write(folder, tmp_path / "b", add={"age": [*range(1, 11)]}, overwrite=True)
+    assert ShardDataset(tmp_path / "b").column("age").tolist() == [*range(1, 11)]
+
+
 def test_pictures_get_another_codec_and_size_without_decoding_the_rest(tmp_path: Path) -> None:
     folder = pack_samples(tmp_path / "a", 6, fields=["image", "pixels", "mask", "label"])
     dataset = ShardDataset(folder)
@@ -197,6 +210,7 @@ def test_what_cannot_be_written_is_refused_and_leaves_nothing(
         (SchemaError, dataset, {"codec": "dct"}),  # of pictures of any size
         (SchemaError, dataset.select([1, 2, 1]), {}),  # two samples of one key
         (SchemaError, concat([dataset, dataset]), {}),
+        (SchemaError, dataset, {"add": {"key": [*"abcdefghi", "a"]}}),
         (SchemaError, dataset, {"add": {"x": [1, 2]}}),
         (SchemaError, dataset, {"add": {"label": ["cow"] * 10}}),
         (SchemaError, dataset, {"add": {"": [1] * 10}}),
