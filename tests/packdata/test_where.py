@@ -156,6 +156,19 @@ def test_any_column_is_named_in_backticks(tmp_path: Path) -> None:
         matching(view, "`income, USD` > 1")
 
 
+def test_standardized_columns_compare_as_they_were_in_the_source(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"a": [1.0, 2.0, 4.0], "b": [40.0, 20.0, 10.0], "kind": ["x", "y", "x"]})
+    pack_tables(frame, tmp_path / "a", standardize=True)
+    view = open_view(tmp_path / "a")
+
+    assert [kept(view, where) for where in ("a == 2", "a > 1", "2 < b <= 40")] == [
+        [1], [1, 2], [0, 1, 2],
+    ]  # fmt: skip
+    assert kept(view, "a == a and kind == 'x'") == [0, 2]
+    with pytest.raises(SchemaError):  # each by its own scale
+        matching(view, "a < b")
+
+
 NO_CONDITIONS = [
     "__import__('os')",
     "s.upper() == 'X'",
