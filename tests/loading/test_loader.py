@@ -314,7 +314,7 @@ def test_an_epoch_before_a_state_within_the_next_is_served_whole(one: Path) -> N
     next(iter(loader))
     resumed.load_state_dict(loader.state_dict())
 
-    with pytest.warns(UserWarning):
+    with pytest.warns(UserWarning, match="set_epoch"):
         resumed.set_epoch(0)
 
     assert ids(resumed) == first

@@ -147,6 +147,9 @@ def test_lists_of_paths_in_json_lines(tmp_path: Path) -> None:
 
     pack_images(path, tmp_path / "out")
 
+    source = open_source(path)
+    lines = [(item.key, item.where) for item in source.items()]
+    assert [(item.key, item.where) for item in source.items(1)] == lines[1:]  # to go on there
     dataset = ShardDataset(tmp_path / "out", fields=["images", "messages"])
     assert [*stored(dataset).values()] == [[jpeg(2), jpeg(0)], [], [jpeg(1)]]
     assert [sample.messages for sample in dataset] == [row["messages"] for row in rows]

@@ -412,6 +412,24 @@ def test_a_reader_of_more_than_the_cache_holds_maps_no_more_than_the_cache(tmp_p
     assert [asyncio.run(limit(size)) for size in (49, 50)] == [49, None]
 
 
+def test_a_file_stays_for_the_reader_that_comes_to_it_first(tmp_path: Path) -> None:
+    async def left() -> set[str]:
+        serving = fetcher.Fetcher(Cache(tmp_path / "cache", 100).open())
+        files = [File(f"shard{n}", 1, f"{n:032x}") for n in range(3)]
+        for file in files:
+            serving._stored.add(file.hash, tmp_path / file.file, 1)
+        for upcoming in ([0, 1, 2], [2, 1, 0]):
+            writer: Any = None
+            client = fetcher.Connected(writer, 0)
+            client.source = ServedURL(URL(f"file://{tmp_path}"), {}, {})
+            serving._clients.add(client)
+            await serving.do(client, "order", files=files, upcoming=upcoming)
+        assert serving._stored.make_room(2, serving._needs)
+        return {file.file for file in files if file.hash in serving._stored.files}
+
+    assert asyncio.run(left()) == {"shard0", "shard2"}
+
+
 def test_reading_on_in_a_cache_that_holds_no_shard_is_an_error_of_the_cache(
     many: Path, cache: Path
 ) -> None:
