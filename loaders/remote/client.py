@@ -62,7 +62,7 @@ class Client:
                     return connection.ask(op, **about)
                 finally:
                     self._give(connection)
-        what = f"its fetcher died {_ATTEMPTS} times during one request"
+        what = f"the cache's fetcher died {_ATTEMPTS} times during one request"
         raise CacheError(what, self.inside.parent, _look(self.inside))
 
     def _take(self) -> Connection:

@@ -390,7 +390,7 @@ def test_masks_of_arrays_of_varying_shape_vary_alike(tmp_path: Path) -> None:
         (
             np.full((3, 4, 5), 300),
             {"mask_dtype": "uint8"},
-            "its mask: values of int64 do not fit",
+            "the mask: values of int64 do not fit",
         ),
     ],
 )

@@ -89,7 +89,7 @@ class CsvRows(TextRows):
         numbered = (name or f"column_{i}" for i, name in enumerate(given, 1))
         self.columns: tuple[str, ...] = options.names or tuple(numbered)
         if len(self.columns) != len(cells):
-            what = f"its first row has {len(cells)} cells, and names gives {len(self.columns)}"
+            what = f"the first row has {len(cells)} cells, names= has {len(self.columns)}"
             raise SourceError(what, f"{file.path}, line {self._line}")
 
     def _first_row(self, skip_rows: int) -> tuple[int, int, list[str]]:

@@ -109,7 +109,7 @@ def _flat(row: dict[str, Any], why: str) -> tuple[dict[str, Any], str]:
     try:
         cells = {name: _JsonCell(json.dumps(row[name])) for name in is_nested}
     except RecursionError:
-        return {}, "its values are nested too deep"
+        return {}, "values are nested too deep"
     return {**row, **cells}, why
 
 

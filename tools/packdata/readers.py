@@ -99,7 +99,7 @@ def json_object(line: bytes | str) -> dict[str, Any]:
     except UnicodeDecodeError:
         raise
     except RecursionError as error:
-        raise ValueError("its values are nested too deep") from error
+        raise ValueError("values are nested too deep") from error
     except ValueError as error:
         raise ValueError(f"not JSON ({error})") from error
     if not isinstance(value, dict):

@@ -389,7 +389,7 @@ def _key_of(file: Path) -> bytes:
     try:
         return str(file).encode()
     except UnicodeEncodeError as error:
-        raise SourceError("the path is not UTF-8", ascii(str(file)), "Rename it") from error
+        raise SourceError("the path is not UTF-8", ascii(str(file)), "Rename the file") from error
 
 
 def _fingerprint(columns: Mapping[str, Column]) -> str:

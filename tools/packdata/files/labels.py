@@ -55,7 +55,7 @@ class LabelField:
         try:
             return self.codec.encode(value)
         except CodecError as error:
-            what = f"its {self.name} is {shown(value)}: {error}"
+            what = f"the {self.name} is {shown(value)}: {error}"
             hint = "Change the column, or leave it out of the source; mask_column= is for masks"
             raise SourceError(what, item.where, hint) from error
 

@@ -343,7 +343,7 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         """Return an item's mask, and its place; SourceError."""
         read = item.read_mask if self.masks is None else self.masks.find(item)
         if read is None:
-            raise SourceError("it has no mask, others have", item.where)
+            raise SourceError("the mask is missing", item.where)
         where = read.where if isinstance(read, File) else item.place_of_mask(item.mask_name)
         marks, data = self.options.marks, read()
         try:

@@ -199,4 +199,4 @@ def encode_shape(label: LabelField, item: Item, size: Size, resize: SizeOption) 
             shapes = move(shapes, *resize.window(size), (False, False))
         return label.codec.encode(shapes)
     except CodecError as error:
-        raise CodecError(f"its {label.name}: {error}") from error
+        raise CodecError(f"{label.name}: {error}") from error

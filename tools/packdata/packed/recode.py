@@ -101,7 +101,7 @@ class Recode:
             raise SchemaError(f"codec {codec!r} is for pictures of one size, and these may vary")
         options = {name: getattr(recoding, name) for name in _CODECS}
         if codec == field.codec == "dct" and any(options.values()):
-            raise SchemaError("its pictures are dct already, and would lose more: pack them again")
+            raise SchemaError("the pictures are dct already, and would lose more: pack them again")
         changes: dict[str, Any] = {"codec": codec, "size": size}
         if isinstance(field, Image) and codec != field.codec:
             changes |= options if codec == "dct" else dict.fromkeys(options)

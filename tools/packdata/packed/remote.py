@@ -34,7 +34,7 @@ def fetch(place: Path, tick: Callable[[int], object] = bool) -> tuple[int, int]:
     manifest, shards, _ = open_manifest(place)
     origin = origin_of(place)
     if manifest.size_bytes > (budget := origin.budget()):
-        what = f"it may hold {budget:,} bytes, the dataset has {manifest.size_bytes:,}"
+        what = f"the cache may hold {budget:,} bytes, the dataset has {manifest.size_bytes:,}"
         raise CacheError(what, origin.inside.parent, "Pass a larger one: --cache")
 
     def one(shard: FileShard) -> None:

@@ -102,7 +102,7 @@ def annotated(
     }
     labels = {} if source.kind == "classes" else dict(source.labels)
     if twice := labels.keys() & columns.keys():
-        raise SourceError(f"duplicate column {min(twice)!r}", source.name, "Rename it")
+        raise SourceError(f"duplicate column {min(twice)!r}", source.name, "Rename the column")
     names = Counter(map(found.name_of, source.items()))
     without = names.pop(None, 0)
     if not names:

@@ -158,7 +158,7 @@ def listed_files(listing: Listing, folder: str = "") -> list[File] | None:
     if state is not None:
         if _known(state, "_indices_data_files", []):
             hint = "Save it again: dataset.flatten_indices().save_to_disk(...)"
-            raise SourceError("its rows are chosen by a list of indices", state.path, hint)
+            raise SourceError("the rows are chosen by a list of indices", state.path, hint)
         files = [file["filename"] for file in _known(state, "_data_files")]
         found = listing.files(f"{folder}/{name}".lstrip("/") for name in files)
         if lost := {*files} - {file.path.name for file in found}:

@@ -156,7 +156,7 @@ def _read_column(file: TypedRows, name: str) -> pa.ChunkedArray:
 def _check_alike(file: TypedRows, first: TypedRows) -> None:
     """Raise SourceError for a file whose columns or classes are not those of the first."""
     if not file.schema.equals(first.schema):
-        what = f"its columns differ from those of {first.path}"
+        what = f"columns differ from those of {first.path}"
         raise SourceError(what, file.path, "Pack files of different columns one by one")
     mine, others = file.classes, first.classes
     if differ := [name for name in {**mine, **others} if mine.get(name) != others.get(name)]:

@@ -97,7 +97,7 @@ class ColumnScan:
         if not self.other:
             self.words.update(other.words)
             if len(self.words) > MAX_CATEGORIES:
-                self.other = f"it has more than {MAX_CATEGORIES:,} different texts"
+                self.other = f"more than {MAX_CATEGORIES:,} different texts"
                 self.words.clear()
 
     def known_texts(self) -> Mapping[str, int]:

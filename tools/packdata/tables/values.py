@@ -59,7 +59,7 @@ def why_other(kind: pa.DataType) -> str:
     """Say that values of an Arrow type have no place in a row."""
     is_json = str(kind) == "extension<arrow.json>"
     words = "lists, objects or values of several kinds" if is_json else str(kind)[:60]
-    return f"it holds {words}, no numbers, texts or dates; lists are arrays for packdata.pack"
+    return f"{words}, not numbers, texts or dates; packdata.pack takes lists as arrays"
 
 
 def plain(column: pa.ChunkedArray) -> pa.Array:
