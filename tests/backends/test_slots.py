@@ -269,14 +269,17 @@ def test_parts_of_a_slot_are_sent_and_freed_apart() -> None:
 def test_what_is_seen_at_a_fork_is_never_free() -> None:
     slots, mapped = pair()
     used, seen = sent(slots, mapped)
+    longer, kept = sent(slots, mapped)
     sent(slots, mapped)  # and nobody sees it any more
 
     if not (pid := os.fork()):
         os._exit(0)
     assert os.waitpid(pid, 0)[1] == 0
     del seen
-
     assert used not in mapped.free()
+    del kept
+
+    assert longer not in mapped.free()
 
 
 def test_slots_are_page_locked_once_for_as_long_as_they_are_there() -> None:

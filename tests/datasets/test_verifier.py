@@ -170,6 +170,7 @@ def test_shards_without_checksums_are_taken_as_they_are() -> None:
     assert verifier.unknown(shards.of(range(5))) is None
     verify(shards, verifier, range(10))
     assert verifier.unknown(shards.of(range(10))) is None
+    assert verifier.is_done
 
 
 def test_many_threads_leave_nothing_unverified() -> None:

@@ -502,7 +502,7 @@ def test_an_index_that_does_not_fit_its_bin_is_refused(
         pack(tmp_path / "a.bin", tmp_path / "p")
 
 
-@pytest.mark.parametrize(("at", "value"), [(34, 9), (34 + 20, 8), (34 + 60, 1)])
+@pytest.mark.parametrize(("at", "value"), [(34, 9), (34 + 20, 8), (34 + 60, 1), (34 + 68, 5)])
 def test_an_index_that_contradicts_itself_is_refused(tmp_path: Path, at: int, value: int) -> None:
     write_pair(tmp_path / "a", PARTS)
     data = bytearray((tmp_path / "a.idx").read_bytes())

@@ -383,6 +383,13 @@ def test_a_store_that_fails_now_and_then_gets_the_same_bytes(
     assert_same(store, tmp_path / "local")
 
 
+def test_a_bucket_that_is_missing_is_an_error(photos: Path, store: Store) -> None:
+    store.proxy.set(faults=[{"kind": "404", "method": "PUT"}])
+
+    with pytest.raises(RemoteError):
+        pack(photos)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["412", "403", "503", "hang"])
 def test_a_store_that_refuses_all_is_one_error_in_time_and_the_command_goes_on(

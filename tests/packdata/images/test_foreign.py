@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import PIL.ExifTags
 import PIL.Image
 import pytest
 
@@ -59,6 +60,15 @@ class TestEndMarker:
 
         assert np.array_equal(picture.pixels, decode_picture(whole).pixels)
         assert (picture.changes, picture.kept) == (("odd jpeg",), whole)
+
+    def test_one_that_is_turned_too_is_not_stored_as_it_is(self) -> None:
+        exif = PIL.Image.Exif()
+        exif[PIL.ExifTags.Base.Orientation] = 6
+
+        picture = decode_picture(saved("JPEG", exif=exif)[:-2])
+
+        assert set(picture.changes) == {"odd jpeg", "rotated"}
+        assert picture.kept is None
 
     @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"restart_marker_blocks": 2}])
     def test_one_that_lacks_more_is_cut(self, options: dict[str, Any]) -> None:
