@@ -26,7 +26,7 @@ import packdata
 from loaders import DataLoader, JpegOnDevice, Mixture, ShardDataset, augment
 from loaders.datasets.views import holds_ours
 from loaders.sampling import EpochSampler, Weighted
-from loaders.sampling.batch import numbered
+from loaders.sampling.batch import SampleIndex, numbered, reading
 from loaders.schema import Image
 from tests.packdata.packing import pack_samples
 
@@ -324,6 +324,16 @@ def test_ranks_that_share_samples_crop_them_apart_by_their_seeds(
     ranks = [served(DataLoader(dataset, 5, sampler=range(NUM), seed=seed)) for seed in seeds]
 
     assert abs(num_equal(*ranks) - num_alike) <= 3
+
+
+def test_what_is_read_within_a_batch_leaves_its_epoch(dataset: ShardDataset, folder: Path) -> None:
+    """As by a dataset of others that has a loader of its own."""
+    with reading(SampleIndex(3, epoch=2)):
+        before = dataset[3].image
+        for _ in DataLoader(Wrapped(images(ShardDataset, folder)), 6, num_workers=0):
+            pass
+
+        assert torch.equal(dataset[3].image, before)
 
 
 def test_nothing_is_told_outside_of_a_loader(dataset: ShardDataset) -> None:

@@ -268,7 +268,7 @@ def test_any_position_is_found_alone_and_draws_tell_repeats_apart() -> None:
 
 @pytest.mark.parametrize("before", [[0.7, 0.2, 0.1], CHANGING])
 @pytest.mark.parametrize("after", [[0.1, 0.2, 0.7], [(0, [0.1, 0.2, 0.7]), (2500, [1, 1, 1])]])
-@pytest.mark.parametrize("num_taken", [0, 7, 131])
+@pytest.mark.parametrize("num_taken", [0, 7, 120, 131])  # 120: an epoch
 def test_new_weights_go_on_where_each_source_was(before: Any, after: Any, num_taken: int) -> None:
     """And states that are taken then go on, too."""
 
@@ -303,6 +303,21 @@ def batches_of(sampler: EpochSampler) -> Iterator[npt.NDArray[np.int64]]:
     while True:
         for batch in sampler.batches(8):
             yield batch.indices
+
+
+def test_a_shorter_epoch_that_ends_at_the_state_is_over() -> None:
+    first, second = (
+        EpochSampler(MixtureOrder(SIZES, [1, 1, 1], stop, seed=3), rank=0, world_size=1)
+        for stop in (960, 480)
+    )
+    seen = list(islice(batches_of(first), 60))
+
+    second.load_state_dict(first.state_dict(), weights="new")
+
+    assert second.epoch == 1
+    rest = [batch.indices for batch in second.batches(8)]
+    assert len(rest) == 60
+    assert_gone_through(np.concatenate(seen + rest))
 
 
 def test_more_sources_than_a_state_lists_can_have_new_weights() -> None:
