@@ -82,6 +82,15 @@ def test_it_copies_two_ahead_and_says_what_they_take() -> None:
     assert batches.device_bytes == 2 * NBYTES
 
 
+def test_batches_that_wait_are_counted_for_states_to_leave_them_out() -> None:
+    batches = prefetcher(Batches(3, ready=3), ManualCopies(), ahead=5)
+
+    assert [batches.num_waiting for _ in batches] == [2, 1, 0]
+    failing = prefetcher(Batches(9, errors={1: ValueError()}), ManualCopies(), ahead=5)
+    next(failing)
+    assert failing.num_waiting == 1  # the error; what comes behind is not asked for yet
+
+
 def test_it_does_not_wait_for_a_batch_that_nobody_asked_for() -> None:
     copies = ManualCopies()
     source = Batches(9, ready=2)
