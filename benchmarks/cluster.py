@@ -34,9 +34,9 @@ import numpy as np
 from page import write
 from spine import HERE, ROOT, Case, Told, conditions
 
-from loaders.remote.origin import origin_of, set_defaults
+from loaders.remote.origin import set_defaults
 from loaders.remote.wire import Entry
-from packdata.bucket import Bucket
+from packdata.bucket import Bucket, bucket_at
 from packdata.files.splits import open_splits
 from packdata.images.plan import pack_images
 from packdata.parts.joining import finish
@@ -136,22 +136,30 @@ def ray_case(folder: Path, num: int) -> Case:
     return Case("parts on Ray", "images/s", runs, note)
 
 
+def copy_parts(made: Path, num_parts: int) -> None:
+    """Make many parts of the only one that lies in a folder: the same shard under other names."""
+    (record,) = (made / ".parts").iterdir()
+    (shard,) = made.glob("shard-*")
+    text = record.read_text().replace('"part.of":"1"', f'"part.of":"{num_parts}"', 1)
+    record.unlink()
+    for i in range(num_parts):
+        (record.parent / Part(i, num_parts).name).write_text(text)
+        name = shard.name.replace("shard-", f"shard-{i:05d}-" if num_parts > 1 else "shard-")
+        shutil.copy(shard, shard.with_name(f".{name}"))
+        os.rename(shard.with_name(f".{name}"), shard.with_name(name))
+
+
 def finish_case(folder: Path, num_parts: int) -> Case:
     """Join parts that are copies of one; link its shard as often."""
-    src, made = make_pictures(folder / "pictures", 1), folder / "made"
+    src, made = make_pictures(folder / "pictures", 1) / "c0", folder / "made"
     pack_images(src, made, part="0/1")
-    one = made / ".parts" / Part(0, 1).name
-    (shard,) = (one / "shards").iterdir()
-    header, *lines = (one / "journal.jsonl").read_text().split("\n")
-    header = header.replace('"part.of":"1"', f'"part.of":"{num_parts}"')
+    (shard,) = made.glob("shard-*")
 
     def join() -> float:
         dst = folder / "joined"
         shutil.rmtree(dst, ignore_errors=True)
-        for i in range(num_parts):
-            part = dst / ".parts" / Part(i, num_parts).name
-            shutil.copytree(one, part)
-            (part / "journal.jsonl").write_text("\n".join([header, *lines]))
+        shutil.copytree(made, dst)
+        copy_parts(dst, num_parts)
         began = time.perf_counter()
         assert finish(dst).samples == num_parts
         return num_parts / (time.perf_counter() - began)
@@ -165,7 +173,7 @@ def finish_case(folder: Path, num_parts: int) -> Case:
             os.link(shard, dst / f"{i}{shard.suffix}")
         return num_parts / (time.perf_counter() - began)
 
-    note = f"{num_parts:,} parts of one shard, which finish reads of, links, lists and removes"
+    note = f"{num_parts:,} parts of one shard, which finish reads and lists"
     return Case("finish", "parts/s", {"os.link alone": link, "finish": join}, note)
 
 
@@ -302,16 +310,8 @@ def stored_finish_case(folder: Path, num_parts: int) -> Case:
     def place() -> None:
         shutil.rmtree(there)
         there.mkdir()
-        pack_images(folder / "one", "s3://out/packed", part="0/1")
-        (record,) = (there / "packed/.parts").iterdir()
-        (shard,) = (there / "packed").glob("shard-*")
-        text = record.read_text().replace('"part.of":"1"', f'"part.of":"{num_parts}"', 1)
-        record.unlink()
-        for i in range(num_parts):
-            (record.parent / Part(i, num_parts).name).write_text(text)
-            name = shard.name.replace("shard-", f"shard-{i:05d}-" if num_parts > 1 else "shard-")
-            shutil.copy(shard, shard.with_name(f".{name}"))
-            os.rename(shard.with_name(f".{name}"), shard.with_name(name))
+        pack_images(folder / "one" / "c", "s3://out/packed", part="0/1")
+        copy_parts(there / "packed", num_parts)
 
     def join() -> float:
         place()
@@ -321,7 +321,7 @@ def stored_finish_case(folder: Path, num_parts: int) -> Case:
 
     def ask() -> float:
         place()
-        origin = origin_of("s3://out/packed/.parts")
+        origin = bucket_at("s3://out/packed/.parts")
         began = time.perf_counter()
         entries = [entry for some in origin.below() for entry in some]
         with ThreadPoolExecutor(16) as pool:

@@ -209,7 +209,6 @@ def main() -> None:
                 {
                     "name": c.name,
                     "bytes_per_image": c.bytes_per_image,
-                    "bytes_read": c.bytes_read,
                     "psnr_db": c.psnr_db,
                     "images_per_s": rates[c.name],
                 }

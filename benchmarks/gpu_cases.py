@@ -249,16 +249,17 @@ def augment(run: Run) -> None:
     """``BatchAugment``: random crops of 256 px to 224, flips, then ``Normalize``."""
     from loaders import BatchAugment, Normalize
     from loaders import augment as ops
+    from loaders.augment.pixels import apply
+    from loaders.augment.planning import plan
 
     num, side, out = run.size(256, 3), run.size(256, 20), run.size(224, 12)
     images = np.stack(smooth_pictures(min(num, 16), side))
     images = images[np.arange(num) % len(images)]
     steps = [ops.RandomResizedCrop(out), ops.RandomHorizontalFlip()]
-    boxes, sizes, flips = ops.plan(
-        steps, np.full((num, 2), side), seed=0, epoch=0, indices=np.arange(num)
-    )
-    rows = zip(images, boxes.tolist(), sizes.tolist(), flips.tolist(), strict=True)
-    want = np.stack([ops.apply(*row) for row in rows]).transpose(0, 3, 1, 2)
+    drawn = plan(steps, np.full((num, 2), side), seed=0, epoch=0, indices=np.arange(num))
+    moves = (drawn.boxes.tolist(), drawn.sizes.tolist(), drawn.flips.tolist())
+    rows = zip(images, *moves, strict=True)
+    want = np.stack([apply(*row) for row in rows]).transpose(0, 3, 1, 2)
     x = torch.from_numpy(images).permute(0, 3, 1, 2).to(run.device)
     plain = BatchAugment(steps)
     check(plain(x, indices=range(num)), want, 1, "BatchAugment")

@@ -112,7 +112,7 @@ def test_gpu_cases_run_on_the_cpu(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "gpu.json").read_text())
     assert {row["case"] for row in result["rows"]} == {
-        "normalize", "dct", "crops", "augment", "gather", "prefetch", "jpeg", "edits"
+        "normalize", "dct", "augment", "gather", "prefetch", "jpeg", "edits"
     }  # fmt: skip
     assert all(row["value"] > 0 for row in result["rows"])
     assert result["conditions"]["dry_run"]
@@ -136,10 +136,10 @@ def test_a_gpu_case_that_fails_or_hangs_takes_no_other_with_it(tmp_path: Path) -
         assert done.returncode == 1
         return json.loads((out / "gpu.json").read_text())
 
-    broken = run(tmp_path / "one", "--only", "crops", "augment")
+    broken = run(tmp_path / "one", "--only", "dct", "augment")
     slow = run(tmp_path / "two", "--only", "augment", "--limit", "0.01")
 
-    assert broken["failed"] == ["crops"]
+    assert broken["failed"] == ["dct"]
     assert {row["case"] for row in broken["rows"]} == {"augment"}
     assert (slow["failed"], slow["rows"]) == (["augment"], [])
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from loaders import RAMDataset, ShardDataset, augment
-from loaders.datasets.memory import loading, memfile, shared
+from loaders.datasets.memory import loading, shared
 from loaders.datasets.memory.loading import ColumnToLoad
 from loaders.datasets.memory.memfile import fill_memory_file, open_memory_file
 from loaders.errors import CacheError, ChecksumError, LoadersError
@@ -421,29 +421,3 @@ def test_other_systems_are_told_what_to_do(folder: Path, monkeypatch: pytest.Mon
 
     with pytest.raises(LoadersError):
         RAMDataset(folder, shared=True, progress=False)
-
-
-def test_huge_pages_are_asked_for_a_little_ahead_of_what_is_filled(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """All at once they would take long, without a word; behind what is filled they would have to be copied."""
-    monkeypatch.setattr(memfile, "_PIECE_BYTES", 4 << 20)
-    monkeypatch.setattr(memfile, "_AHEAD_BYTES", 2 << 20)
-    seen: list[tuple[int, int]] = []
-    monkeypatch.setattr(
-        memfile, "collapse", lambda array: seen.append((int(array.ctypes.data), len(array)))
-    )
-    asked, data = [], []
-
-    def fill(column: Any, report: Any) -> None:
-        data.append((int(column.data.ctypes.data) - 4096, column.data.nbytes + 4096))
-        for _ in range(4):
-            asked.append(sum(size for _, size in seen))
-            report(4 << 20)
-
-    fill_memory_file("any", {"label": ColumnToLoad(Label(), np.full(2 << 20, 8), fill)}, False)
-
-    first, nbytes = data[0]
-    assert asked == [4 << 20, 8 << 20, 12 << 20, 16 << 20]
-    assert sum(size for _, size in seen) == nbytes
-    assert [at for at, _ in seen] == [first + piece * (4 << 20) for piece in range(5)]

@@ -71,7 +71,7 @@ def test_a_pipe_among_pictures_can_be_left_out() -> None:
     packed = pack_images("photos", "out", on_error="skip")
 
     assert packed.rejected == (
-        ("photos/cat/9.png", f"photos/cat/9.png: cannot be read (it is {ERROR})."),
+        ("photos/cat/9.png", f"photos/cat/9.png: cannot be read ({ERROR})."),
     )
     assert len(PackedReader("out")) == 4
 
