@@ -5,6 +5,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import tracemalloc
 from collections.abc import Iterable
 from contextlib import closing, suppress
 from pathlib import Path
@@ -675,3 +676,20 @@ def test_masked_values_are_refused(tmp_path: Path) -> None:
     assert "masked" in str(caught.value)
     pack({"x": values.filled(-1)}, tmp_path / "q", {"x": Array(dtype="float64")})
     assert PackedReader(tmp_path / "q").column("x").tolist() == [0, -1, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.memory
+def test_arrays_that_wait_to_be_encoded_take_bounded_memory(tmp_path: Path) -> None:
+    """Whatever little their records take: 2 GB are added faster than one thread encodes them."""
+    picture = np.zeros((1024, 2048, 3), np.uint8)
+    tracemalloc.start()
+    try:
+        with Writer(tmp_path / "a", {"image": Image(codec="jpeg")}, workers=1) as writer:
+            for _ in range(340):
+                writer.add(image=picture.copy())
+            peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+    assert peak < 450 << 20  # some 300 MB
