@@ -5,12 +5,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import pytest
 
 import packdata
 from loaders.schema import Array, Features, Field
 from packdata.inspect.stats import stats
 from packdata.moments import Moments
+from packdata.tables import pack_tables
 
 
 def found(folder: Path, field: Field, rows: npt.NDArray[Any]) -> dict[str, Any]:
@@ -128,3 +130,13 @@ def test_columns_of_tables_keep_their_deviation(tmp_path: Path) -> None:
         "min": 1.7e9, "mean": 1.7e9 + 1, "std": 1.0, "max": 1.7e9 + 2, "num_nan": 0
     }  # fmt: skip
     assert about["x"] == {"min": 5.0, "mean": 5.0, "std": 0.0, "max": 5.0, "num_nan": 1}
+
+
+def test_more_categories_than_a_byte_counts_are_counted(tmp_path: Path) -> None:
+    words = [f"{i:03}" for i in range(300)]
+    pack_tables(pa.table({"word": [*words, *words[256:258]], "x": range(302)}), tmp_path / "a")
+
+    (found,) = stats(tmp_path / "a").fields["categories"]["columns"].values()
+
+    assert (found["num_categories"], found["num_unknown"]) == (300, 0)
+    assert found["most_frequent"] == {"256": 2, "257": 2} | {f"{i:03}": 1 for i in range(6)}
