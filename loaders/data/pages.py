@@ -68,12 +68,15 @@ class Pages:
         sizes = [shard.info.size_bytes if isinstance(shard, FileShard) else 0 for shard in shards]
         least = [_MIN_ROW_BYTES * shard.num_samples for shard in shards]
         self._sizes = np.where(np.array(sizes) < np.array(least), _SMALL, _UNKNOWN)
+        self._may_be_large = bool(
+            self._sizes.any()
+        )  # some that are not here yet: else no record is looked at
         self._keeps = fits_memory(shards)
         self._arrived = Seen(sum(shard.num_samples for shard in shards))
 
     def needs_prefetch(self, rows: Rows) -> bool:
         """True if some of these records are not in memory yet, or may not be; opens no file."""
-        return bool(self._awaited(rows).any())
+        return self._may_be_large and bool(self._awaited(rows).any())
 
     def prefetch(self, rows: Rows) -> None:
         """Have storage read some records, without waiting for them."""
@@ -90,6 +93,8 @@ class Pages:
         if new := self._new(rows):
             self.wait_for(new)
             self._arrived.note(new.indices)
+            if self._keeps and self._arrived.are_all():
+                self._may_be_large = False
         if unknown is not None:
             self._wait_for_blocks(unknown)
 
@@ -125,14 +130,14 @@ class Pages:
 
     def _new(self, rows: Rows) -> Rows | None:
         """Return which of some records are large, in files, and not here or not kept; None if none is."""
-        awaited = self._awaited(rows)
-        if not awaited.any():
+        if not self._may_be_large or not (awaited := self._awaited(rows)).any():
             return None
         for number in np.unique(rows.shards[awaited]).tolist():
             if self._sizes[number] == _UNKNOWN:
                 column = self._column(number)
                 is_large = column.nbytes >= _MIN_ROW_BYTES * len(column)
                 self._sizes[number] = _LARGE if is_large else _SMALL
+                self._may_be_large = bool(self._sizes.any())
         awaited &= self._sizes.take(rows.shards) == _LARGE
         return rows[awaited] if awaited.any() else None
 
