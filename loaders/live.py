@@ -33,7 +33,7 @@ def dump() -> str:
 def _described(live: Any) -> str:
     try:
         return str(live.describe())
-    except Exception as error:  # whatever it is: the others want to be told of
+    except Exception as error:  # of any kind: the other iterators are described all the same
         return f"cannot tell: {type(error).__name__}: {error}"
 
 

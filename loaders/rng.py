@@ -1,8 +1,7 @@
 """Random numbers as a function of what they are for, instead of when they are asked for.
 
-A number is the hash of its address: ``(seed, epoch, index, ...)``. Whoever computes it, in
-whatever order, on how many threads or ranks, gets the same one, and nothing has to be stored to
-resume. Everything is vectorized over arrays.
+A number is the hash of its address: ``(seed, epoch, index, ...)``. It is the same in any order, on any number of
+threads and ranks, and nothing has to be stored to resume. Everything is vectorized over arrays.
 
 Source:
     The mixing function is the finalizer of SplitMix64 (Steele, Lea, Flood, "Fast splittable

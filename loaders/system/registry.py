@@ -1,4 +1,4 @@
-"""Objects that are alive, for whoever must reach all of them: at a signal, say."""
+"""A weak set of live objects, for code that must reach all of them, such as a signal handler."""
 
 from __future__ import annotations
 

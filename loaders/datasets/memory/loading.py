@@ -1,6 +1,6 @@
-"""Bringing records to where they stay: sizes first, so that memory is taken once and filled in place.
+"""Loading records into RAM: sizes first, so that memory is allocated once and filled in place.
 
-A ``ColumnToLoad`` knows the size of every record of one field, and how to fill them in. Whoever owns
+A ``ColumnToLoad`` knows the size of every record of one field, and how to fill them in. The owner of
 the memory (this process, or a file that processes share) allocates it by the plan.
 """
 
