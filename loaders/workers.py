@@ -174,9 +174,8 @@ def _work(
             if last:
                 finished.put(None)
                 on_done()
-    except (
-        BaseException
-    ) as error:  # as where gevent replaced what is called: the owner must not wait
+    except BaseException as error:
+        # As where gevent replaced what is called: the owner must not wait.
         failed.append(error)
         finished.put(None)
     tasks.put(None)  # for the next one

@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import pydoc
 import re
 import shutil
 import subprocess
@@ -262,6 +263,30 @@ def test_every_public_name_is_in_the_reference() -> None:
     named |= {*sampling.__all__, *vars(errors)}
 
     assert not set(loaders.__all__) - named
+
+
+def test_members_in_the_reference_exist() -> None:
+    listed = re.findall(
+        r"^\.\. autoclass:: (\S+)\n +:members: (.+(?:\n {7}.+)*)", TEXTS["docs/api.md"], re.M
+    )
+
+    missing = [
+        f"{kind}.{name}"
+        for kind, names in listed
+        for name in re.findall(r"\w+", names)
+        if not _has_member(kind, name)
+    ]
+
+    assert listed
+    assert missing == []
+
+
+def _has_member(kind: str, name: str) -> bool:
+    """Tell whether a class has an attribute, or its instances by an annotation."""
+    found: Any = pydoc.locate(kind)
+    return hasattr(found, name) or name in {
+        n for k in found.__mro__ for n in vars(k).get("__annotations__", ())
+    }
 
 
 def test_public_classes_say_what_each_method_does() -> None:

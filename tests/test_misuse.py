@@ -397,6 +397,11 @@ LOADING: list[Case] = [
         "device_prefetch must be a whole",
     ),
     (
+        lambda g: DataLoader(g.ram, device_prefetch=None),
+        TypeError,
+        "device_prefetch must be a whole number, got None",
+    ),
+    (
         lambda g: DataLoader(g.ram, device_prefetch=-1),
         ValueError,
         "device_prefetch must be at least 0, got -1",

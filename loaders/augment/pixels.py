@@ -236,9 +236,8 @@ def _resize(source: Array, target: Array, nearest: bool, interpolation: str) -> 
             (2 * np.arange(count, dtype=np.int64) + 1) * length // (2 * count)
             for count, length in zip(target.shape[:2], source.shape[:2], strict=True)
         )
-        np.take(
-            source.take(rows, 0), cols, 1, out=target, mode="clip"
-        )  # not "raise": it would copy
+        # Not mode="raise", which would copy.
+        np.take(source.take(rows, 0), cols, 1, out=target, mode="clip")
         return
     method = cv2.INTER_CUBIC if interpolation == "bicubic" else cv2.INTER_LINEAR
     if interpolation == "bilinear" and _is_half(source.shape[0], source.shape[1], height, width):

@@ -151,7 +151,7 @@ class OrderedBatches:
                     raise
                 late = str(
                     error
-                )  # not the error: a handler that keeps records would keep this iterator
+                )  # not the error, which logs would keep, and this iterator with it
             if self._timeout_s:
                 what = f"DataLoader timed out after {self._timeout_s} seconds: {late}"
                 raise RuntimeError(what)

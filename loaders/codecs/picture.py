@@ -266,7 +266,7 @@ def split_files(record: UInt8Array) -> list[UInt8Array]:
     sizes = record[width:start].view(_NUMBER).tolist() if nbytes >= start else []
     if start + sum(sizes) != nbytes:
         raise CodecError(
-            f"a record of {nbytes} bytes does not hold the {num} pictures that it tells of"
+            f"a record of {nbytes} bytes does not hold the {num} pictures that it lists"
         )
     files = []
     for size in sizes:

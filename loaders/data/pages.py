@@ -68,9 +68,8 @@ class Pages:
         sizes = [shard.info.size_bytes if isinstance(shard, FileShard) else 0 for shard in shards]
         least = [_MIN_ROW_BYTES * shard.num_samples for shard in shards]
         self._sizes = np.where(np.array(sizes) < np.array(least), _SMALL, _UNKNOWN)
-        self._may_be_large = bool(
-            self._sizes.any()
-        )  # some that are not here yet: else no record is looked at
+        # Whether some may be large and are not here yet; else no record is looked at.
+        self._may_be_large = bool(self._sizes.any())
         self._keeps = fits_memory(shards)
         self._arrived = Seen(sum(shard.num_samples for shard in shards))
 

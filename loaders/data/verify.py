@@ -1,4 +1,4 @@
-"""Comparing records with their checksums, each block of rows when it is first read; what was seen before."""
+"""Comparing records with their checksums, each block of rows when it is first read; ``Seen`` keeps which were."""
 
 from __future__ import annotations
 

@@ -66,6 +66,8 @@ from loaders.schema import (
 from loaders.schema.tables import column_names, find_column
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import torch
 
     from loaders.data.store import Store
@@ -411,6 +413,10 @@ class PackedDataset(Settled, BatchDataset[SampleT]):
             at += 1
         example = f", they look like {self.view.key(0)!r}" if len(self) else ""
         raise KeyError(f"none of {len(self)} samples has the key {key!r}{example}")
+
+    def place(self, index: int) -> tuple[Path, int]:
+        """Return the file of a sample, or its URL, and its row there."""
+        return self.view.place(index)
 
     @cached_property
     def _keys(self) -> tuple[npt.NDArray[np.uint64], Indices]:

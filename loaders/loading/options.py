@@ -132,7 +132,7 @@ class LoaderOptions:
         if self.generator is not None and not isinstance(self.generator, torch.Generator):
             raise TypeError(f"generator must be a torch.Generator, got {shown(self.generator)}")
         for name, least in (("batch_size", 1), ("prefetch_factor", 1), ("device_prefetch", 0)):
-            if (number := getattr(self, name)) is not None:
+            if (number := getattr(self, name)) is not None or name == "device_prefetch":
                 is_whole = hasattr(number, "__index__") and not isinstance(number, bool)
                 if name == "batch_size" and not is_whole:  # torch's kind of error
                     raise ValueError(f"batch_size must be a whole number, got {shown(number)}")

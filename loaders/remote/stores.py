@@ -233,10 +233,8 @@ class FsspecObjects:
         except TimeoutError:
             raise StoreFault("network", f"no answer for {DEADLINE_S:.0f} s") from None
         except Exception as error:  # of whichever package
-            is_missing, is_denied = (
-                isinstance(error, t) for t in (FileNotFoundError, PermissionError)
-            )
-            kind = "missing" if is_missing else "denied" if is_denied else "network"
+            kind = "denied" if isinstance(error, PermissionError) else "network"
+            kind = "missing" if isinstance(error, FileNotFoundError) else kind
             raise StoreFault(kind, f"{type(error).__name__}: {error}") from None
         on_bytes(len(data))
         if end is not None and len(data) != end - start:

@@ -1,7 +1,8 @@
 """Indices on their way to a dataset, beside them the epoch and draw that augmentation needs.
 
 A dataset that wraps one of loaders may compute other numbers (``torch.utils.data.Subset``): nothing in them says which
-epoch they are of. So a thread knows for which indices it reads samples, while their batch is fetched.
+epoch they are of. So a thread knows for which indices it reads samples, while their batch is fetched. Indices of
+third-party samplers get epoch and draw here.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ Nothing of an order is consumed: any rank, thread or resumed run may ask for any
 gets the same indices. ``draws`` tell repeats of an index within one epoch apart (0, 1, 2, ...;
 None says there are none), so that a sample drawn twice is augmented twice; they follow from
 arithmetic, not from a history, so they need not ascend with position.
+
+Arrays that orders choose by (weights, labels, lengths) are checked, frozen and identified here, too.
 """
 
 from __future__ import annotations

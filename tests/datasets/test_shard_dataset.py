@@ -186,6 +186,8 @@ def test_keys_are_found_in_the_view(dataset: ShardDataset) -> None:
 
     assert [view.find(key(i)) for i in (7, 2, 5)] == [0, 1, 2]
     assert view[::-1].find(key(7)) == 2
+    assert view.place(0) == dataset.place(7)
+    assert view.place(0)[0].is_file()
     for missing in (key(1), "", "no"):
         with pytest.raises(KeyError):
             view.find(missing)

@@ -168,7 +168,7 @@ def _whole_pages(nbytes: int) -> int:
 class HeldShard(MemoryShard):
     """Columns of this process; ``file`` has them for its child."""
 
-    # None until somebody asked for it, or one.
+    # The one memory file, once there is one.
     files: list[MemoryFile] = field(default_factory=list, compare=False)
 
     def file(self) -> MemoryFile:

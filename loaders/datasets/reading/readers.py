@@ -206,10 +206,10 @@ def _check_form(name: str, given: Any, form: Form, field: Field | None) -> None:
         raise SchemaError(
             f"batching[{name!r}] = {given!r}: {what}: pad with another, or pack a wider dtype"
         )
-    is_odd = isinstance(field, Images) and form.axis != 0
-    if is_odd or (
+    is_of_several = (
         form.kind != "list" and form.axis is None
-    ):  # of arrays that vary along several axes
+    )  # arrays that vary along several axes
+    if is_of_several or (isinstance(field, Images) and form.axis != 0):
         _refuse(name, given)
 
 

@@ -1,4 +1,4 @@
-"""A batch that is to be read: its samples, the plan by which they are read, and what a reader does of it."""
+"""A batch to be read: its samples, the plan by which they are read, its readers; and which samples were replaced."""
 
 from __future__ import annotations
 
@@ -31,10 +31,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 _counting = ForkLock()  # one for all: few are replaced, and datasets are copied and pickled
-_MAX_SHARE, _MAX_FEW = (
-    0.01,
-    10,
-)  # of samples that are replaced; so many are in a small dataset, too
+# Of samples that are replaced, and how many may be in a small dataset.
+_MAX_SHARE, _MAX_FEW = 0.01, 10
 ALL_ROWS = 1 << 30  # ``min_rows`` of what one thread reads
 _NO_ROWS = Rows(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
