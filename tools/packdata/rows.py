@@ -167,6 +167,7 @@ def class_names(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
     """Return the names of classes by column, as Hugging Face's ``datasets`` wrote them into the schema."""
     try:
         features = json.loads(schema.metadata[b"huggingface"])["info"]["features"].items()
+        features = [(name, each) for name, each in features if isinstance(each, dict)]  # no lists
         labels = {n: each for n, each in features if each.get("_type") == "ClassLabel"}
         return {n: tuple(map(str, each["names"])) for n, each in labels.items() if each["names"]}
     except (TypeError, KeyError, ValueError, AttributeError):  # none, or of another tool

@@ -443,6 +443,9 @@ def pack(
         TypeError: What the source gives is no mapping; other errors are those of ``Writer``.
     """
     if fields is None:
+        if defaults or provenance or quality != 90 or max_picture_mb != MAX_PICTURE_MB:
+            what = "defaults, provenance, quality and max_picture_mb are not of a DataFrame"
+            raise TypeError(f"{what}: leave them out, or pass fields=")
         given = {"format": format, "shard_bytes": shard_bytes, "workers": workers}
         table |= {name: value for name, value in given.items() if value is not None}
         settings = {"overwrite": overwrite, "on_error": on_error, "progress": progress}

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from loaders.augment.pixels import move_boxes, move_keypoints
+from loaders.checks import shown
 from loaders.errors import CodecError, SchemaError, SourceError
 from loaders.remote.url import place_of
 from loaders.schema import Array, Boxes, Keypoints
@@ -110,12 +111,12 @@ class ShapeOptions:
         boxes, _ = _find(_split_format(self.boxes[0])[0], source)
         classes = self.box_classes or source.labels[path[0]].classes or None
         if classes is None:
-            every = (each for item in source.items() for each in _value(item, path) or ())
+            every = (each for item in source.items() for each in _list(item, path))
             classes = tuple(sorted({each for each in every if isinstance(each, str)})) or None
         numbers = {word: number for number, word in enumerate(classes or ())}
 
         def extend(item: Item) -> Item:
-            given, rows = _value(item, path) or [], _value(item, [boxes]) or []
+            given, rows = _list(item, path), _list(item, [boxes])
             found = [numbers.get(each) if isinstance(each, str) else each for each in given]
             num = len(rows) if not rows or isinstance(rows[0], list | tuple) else 1
             if len(found) != num or any(not isinstance(each, int) for each in found):
@@ -169,6 +170,14 @@ def _value(item: Item, path: Sequence[str]) -> Any:
             f"no value {'.'.join(path)} in the JSON of the sample ({error!r})", item.where
         ) from error
     return value or None
+
+
+def _list(item: Item, path: Sequence[str]) -> list[Any]:
+    """Return a value that is a list; SourceError if it is none."""
+    value = _value(item, path)
+    if not isinstance(value, list | None):
+        raise SourceError(f"{'.'.join(path)} is {shown(value)}, not a list", item.where)
+    return value or []
 
 
 def check_same_classes(sources: Iterable[Source]) -> None:

@@ -167,15 +167,17 @@ def _column(name: str, values: Any, field: Field | None, view: View) -> tuple[Fi
         raise SchemaError(f"{what}, {name!r} is {shown(values)}")
     field = field or _field_of(values)
     prepare = Preparer(field, DEFAULT_QUALITY)
-    try:
-        column = prepare.column(values)
-        if column is None:  # of pictures, each is encoded
-            made = (prepare(value) for value in values)
-            records = [(m if isinstance(m, Encoded) else m.make()).record for m in made]
-            column = column_of(records, field.record_nbytes)
-    except CodecError as error:
-        raise SchemaError(f"add: a value of {name!r} does not fit: {error}") from error
-    return field, column
+    with suppress(CodecError):
+        if (column := prepare.column(values)) is not None:
+            return field, column
+    records = []
+    for i, value in enumerate(values):  # pictures; or which one is wrong
+        try:
+            made = prepare(value)
+            records.append((made if isinstance(made, Encoded) else made.make()).record)
+        except CodecError as error:
+            raise SchemaError(f"add: value {i} of {name!r} does not fit: {error}") from error
+    return field, column_of(records, field.record_nbytes)
 
 
 def _field_of(values: Any) -> Field:

@@ -168,8 +168,13 @@ class _Numbered(NamedTuple):
     item: Any
 
     @property
+    def read(self) -> Any:
+        """What of it is fetched ahead, where that is one object."""
+        return getattr(self.item, "read", None)
+
+    @property
     def reads(self) -> Sequence[Any]:
-        """What of it is fetched ahead."""
+        """What of it is fetched ahead, where that may be several."""
         return getattr(self.item, "reads", ())
 
 

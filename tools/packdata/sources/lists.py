@@ -136,9 +136,7 @@ class ListSource(ColumnsSource):
         return len(self._lines)
 
     def items(self, start: int = 0) -> Iterator[Item]:
-        batches = self._rows.slice(start).to_batches(max_chunksize=_AT_ONCE)
-        rows = (row for batch in batches for row in batch.to_pylist())
-        for line, row in zip(self._lines[start:], rows, strict=True):
+        for line, row in self._numbered(start):
             values = {name: _json(cell) for name, cell in row.items()} if self._is_json else row
             cell, where = values[self._image], f"{self.path}, line {line}"
             key = self._key(line, values.get("key"), cell)
@@ -147,6 +145,13 @@ class ListSource(ColumnsSource):
             else:
                 where = f"{where} ({cell})"
             yield self._item(key, where, values, self.path.parent)
+
+    def _numbered(self, start: int) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Yield lines and cells of rows, few at first: in another order each item is asked for by itself."""
+        num = 1
+        while rows := self._rows.slice(start, num).to_pylist():
+            yield from zip(self._lines[start : start + num], rows, strict=True)
+            start, num = start + num, min(2 * num, _AT_ONCE)
 
     def _file(self, value: Any, where: str, what: str, folder: Path) -> tuple[Any, str | None]:
         if value is None:
@@ -212,7 +217,9 @@ def _open_csv(given: File) -> CsvRows:
     first = head.lstrip("\ufeff\r\n").partition("\n")[0]
     delimiter = max(",\t;", key=first.count)  # the comma where none occurs
     has_blanks = f"{delimiter} " in first
-    rows = CsvRows(given, CsvOptions(delimiter=delimiter), skipinitialspace=has_blanks)
+    rows = CsvRows(
+        given, CsvOptions(delimiter=delimiter), skipinitialspace=has_blanks, strict=True
+    )
     if duplicates := [name for name, num in Counter(rows.columns).items() if num > 1]:
         raise SourceError(f"duplicate columns {duplicates}", given.path)
     return rows

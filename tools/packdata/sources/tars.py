@@ -132,7 +132,7 @@ class TarSource(Source):
 
     def _find_label_key(self, wanted: str | None) -> str | None:
         """Return the key of the label in ``.json``: the given one, or a usual one of the first sample."""
-        first: Any = next(self._values("json"), None)
+        first: Any = next(self._values("json"), None) if "json" in self._roles else None
         known = first if isinstance(first, dict) else {}
         if wanted is not None and wanted not in known:
             raise SourceError(f"no {wanted!r} in .json, but {sorted(known)}", self.paths[0])

@@ -178,5 +178,6 @@ class Recent:
         """Return what is kept by a key, made first if there is none."""
         with self._lock:
             if key not in self._kept:
-                self._kept = {**dict([*self._kept.items()][-1:]), key: make()}
+                self._kept = dict([*self._kept.items()][-1:])  # before more memory is taken
+                self._kept[key] = make()
             return self._kept[key]

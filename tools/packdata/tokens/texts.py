@@ -45,7 +45,7 @@ class TextFile(DocumentFile):
         name, data = self._file.name, self._file.unpacked()
         read = self._file.read if data is None else lambda start, stop: data[start:stop]
         size = self._file.size if data is None else len(data)
-        if not self._is_line:
+        if self._mark and not self._is_line:
             _check_line_ends(read(0, _WINDOW_BYTES), self._mark, self._file)
         start = 0
         while start < size:
