@@ -568,7 +568,8 @@ class TestLabels:
         png = save(tmp_path / "x.png", photo())
         features = {"label": {"names": ["zebra", "ant"], "_type": "ClassLabel"}}
         table = pa.table({"image": [{"bytes": png}] * 3, "label": pa.array([0, 1, -1])})
-        meta = {"huggingface": json.dumps({"info": {"features": features}})}
+        listed = features | {"boxes": [{"dtype": "float32"}]}  # as older versions wrote a list
+        meta = {"huggingface": json.dumps({"info": {"features": listed}})}
         pq.write_table(table.replace_schema_metadata(meta), tmp_path / "a.parquet")
 
         recipe = plan(tmp_path / "a.parquet")

@@ -142,7 +142,7 @@ class TestColumns:
         sample = ShardDataset(tmp_path / "out", fields=["image", "box", "box_labels"])[0]
         assert (sample.box.tolist(), sample.box_labels.tolist()) == (CORNERS[:1], [2])
 
-    @pytest.mark.parametrize("labels", [[1], [1, 2, 3], [0.5, 1], [[1], [2]]])
+    @pytest.mark.parametrize("labels", [[1], [1, 2, 3], [0.5, 1], [[1], [2]], 5, {"a": 1}])
     def test_classes_that_are_not_one_a_box_are_refused(self, tmp_path: Path, labels: Any) -> None:
         pictures(tmp_path, "a.png")
         source = listed(tmp_path, [{"path": "a.png", "box": CORNERS, "kind": labels}], "jsonl")

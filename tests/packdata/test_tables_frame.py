@@ -123,6 +123,9 @@ def test_what_is_no_frame_needs_fields(tmp_path: Path, frame: pd.DataFrame) -> N
         packdata.pack([{"x": 1}], tmp_path / "out")
     with pytest.raises(TypeError):
         packdata.pack([{"x": 1}], tmp_path / "out", {}, target=("x",))
+    for options in ({"quality": 80}, {"provenance": {"a": 1}}, {"defaults": {"y": 1}}):
+        with pytest.raises(TypeError):
+            packdata.pack(frame, tmp_path / "out", **options, target="y")
     with pytest.raises(SourceError, check=At("DataFrame")):
         packdata.pack(pd.DataFrame({"x": [1, "a", b"b"]}), tmp_path / "out")
     with pytest.raises(TypeError):

@@ -235,6 +235,11 @@ def test_what_cannot_be_written_is_refused_and_leaves_nothing(
     assert len(PackedReader(tmp_path / "b")) == 3
 
 
+def test_of_added_values_the_wrong_one_is_named(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(SchemaError, match=r"value 7 of 'label'"):
+        packdata.write(folder, tmp_path / "b", add={"label": [0] * 7 + ["cow"] + [1, 1]})
+
+
 def test_a_damaged_record_gets_no_good_checksum(folder: Path, tmp_path: Path) -> None:
     """Also of a dataset that compares nothing itself."""
     shard = read_manifest(folder).shards[1]

@@ -176,6 +176,24 @@ def test_objects_come_ahead_of_need_and_no_more_than_a_few(raw: Path) -> None:
     ahead.close()
 
 
+@pytest.mark.parametrize(("options", "num"), [(["--part", "0/2"], 50), (["--shuffle", "1"], 100)])
+def test_objects_come_ahead_in_parts_and_in_another_order(
+    raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], num: int
+) -> None:
+    ask, asked = Bucket.objects, list[int]()
+
+    def spy(origin: Bucket, wanted: Sequence[Any]) -> list[bytes | str]:
+        asked.append(len(wanted))
+        return ask(origin, wanted)
+
+    monkeypatch.setattr(Bucket, "objects", spy)
+
+    assert main(["images", RAW, str(tmp_path / "out"), "--codec", "png", *options]) == 0
+
+    assert sum(asked) == num
+    assert len(asked) < 20
+
+
 def test_the_first_objects_are_not_kept_waiting_by_those_behind_them(
     raw: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
