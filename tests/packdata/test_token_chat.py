@@ -168,23 +168,31 @@ def test_special_tokens_of_a_jinja_file_are_looked_for_beside_it(tmp_path: Path)
     assert caught.value.path == template
 
 
-def test_thoughts_that_earlier_turns_lose_do_not_move_the_targets(tmp_path: Path) -> None:
+@pytest.mark.parametrize("answer", ["Drei Äpfel.", "3", " 3\n"])
+def test_thoughts_that_earlier_turns_lose_do_not_move_the_targets(
+    tmp_path: Path, answer: str
+) -> None:
     template = write(tmp_path / "chat.jinja", THINKING)
-    source = write_chats(tmp_path / "a.jsonl", CHAT)
+    chat = [*CHAT[:2], {"role": "assistant", "content": answer}, *CHAT[3:]]
+    source = write_chats(tmp_path / "a.jsonl", chat)
 
     folder = pack(source, tmp_path / "p", chat_template=template)
 
-    assert said(folder) == ["Drei Äpfel.<|end|><think></think>No.<|end|>"]
+    assert said(folder) == [f"{answer}<|end|><think></think>No.<|end|>"]
 
 
-def test_thoughts_inside_of_earlier_turns_do_not_matter_either(tmp_path: Path) -> None:
+@pytest.mark.parametrize("answer", ["Drei Äpfel.", "3", "One.\nTwo.\nThree.", "<think>?</think>3"])
+def test_thoughts_inside_of_earlier_turns_do_not_matter_either(
+    tmp_path: Path, answer: str
+) -> None:
     template = write(tmp_path / "chat.jinja", THINKING)
     chat = [dict(message) for message in CHAT]
-    chat[2]["content"] = "<think>Hm, 3?</think>Drei Äpfel."
+    chat[2]["content"] = f"<think>Hm, 3?</think>{answer}"
 
     folder = pack(write_chats(tmp_path / "a.jsonl", chat), tmp_path / "p", chat_template=template)
 
-    assert said(folder) == ["Drei Äpfel.<|end|><think></think>No.<|end|>"]
+    kept = answer.rpartition("</think>")[2]
+    assert said(folder) == [f"{kept}<|end|><think></think>No.<|end|>"]
 
 
 def test_an_end_token_behind_the_last_message_alone_is_a_target_there(tmp_path: Path) -> None:

@@ -107,7 +107,9 @@ class ChatTemplate:
         if not text.startswith(opened):  # it may go on in another way, such as by a thought
             pairs = enumerate(zip(text, opened, strict=False))
             start = next((i for i, (one, other) in pairs if one != other), len(text))
-        head = text[start : start + _HEAD_CHARS]
+        said = str(messages[-1].get("content") or "").rpartition("</think>")[2].strip()
+        # What is behind a short answer is written otherwise, too.
+        head = text[start : start + (min(len(said), _HEAD_CHARS) or _HEAD_CHARS)]
         before = self.render(messages[:-1], tools).removesuffix(self._end)
         upto = self.render(messages, tools)
         # The end token may stand behind the last message alone.
