@@ -218,6 +218,18 @@ def test_an_opened_thought_that_an_answer_lacks_is_no_target(tmp_path: Path) -> 
     assert said(folder) == ["Drei Äpfel.<|im_end|>\nNo.<|im_end|>\n"]
 
 
+def test_a_call_in_place_of_an_opened_thought_is_a_target_whole(tmp_path: Path) -> None:
+    """``<tool>`` and ``<think>`` begin alike; each may be one token."""
+    head, answer, tail = CHATML.rpartition("assistant\n")
+    template = write(tmp_path / "chat.jinja", f"{head}{answer}<think>{tail}")
+    chat = [*CHAT[:2], {"role": "assistant", "content": "<tool>f(1 > 0)</tool>"}, *CHAT[3:]]
+    chat[1] = {"role": "user", "content": "1 < 2 or <t"}
+
+    folder = pack(write_chats(tmp_path / "a.jsonl", chat), tmp_path / "p", chat_template=template)
+
+    assert said(folder) == ["<tool>f(1 > 0)</tool><|im_end|>\nNo.<|im_end|>\n"]
+
+
 def test_a_turn_whose_place_cannot_be_told_is_refused_with_its_row(tmp_path: Path) -> None:
     template = write(tmp_path / "chat.jinja", "{{ messages | length }}" + CHATML)
     source = write_chats(tmp_path / "a.jsonl", CHAT[:1], CHAT)

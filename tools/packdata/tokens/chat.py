@@ -102,15 +102,17 @@ class ChatTemplate:
 
     def _turn(self, text: str, messages: Sequence[Message], tools: Any) -> tuple[int, int]:
         """Return where the last of some messages lies in the text of the whole conversation."""
+        before = self.render(messages[:-1], tools).removesuffix(self._end)
         opened = self.render(messages[:-1], tools, opens_turn=True)
         start = len(opened)
         if not text.startswith(opened):  # it may go on in another way, such as by a thought
             pairs = enumerate(zip(text, opened, strict=False))
             start = next((i for i, (one, other) in pairs if one != other), len(text))
+            tag = opened.rfind("<", len(before), start)  # the name of one may be cut
+            start = tag if tag >= 0 and ">" not in opened[tag:start] else start
         said = str(messages[-1].get("content") or "").rpartition("</think>")[2].strip()
         # What is behind a short answer is written otherwise, too.
         head = text[start : start + (min(len(said), _HEAD_CHARS) or _HEAD_CHARS)]
-        before = self.render(messages[:-1], tools).removesuffix(self._end)
         upto = self.render(messages, tools)
         # The end token may stand behind the last message alone.
         for end in (upto, upto.removesuffix(self._end)) if start >= len(before) else ():
