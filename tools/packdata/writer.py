@@ -303,7 +303,7 @@ class Writer:
             error.add_note(f"while packing {name}, field {field!r}")
             raise
         given = sum(value.nbytes for value in values.values() if isinstance(value, Work))
-        return Outcome(number, [records], (), 1, max(given, nbytes_of(records)))
+        return Outcome(number, [records], nbytes=max(given, nbytes_of(records)))
 
     def close(self) -> Summary:
         """Encode what is left and publish the dataset; may be called twice.

@@ -13,7 +13,7 @@ from loaders.text import printable
 from packdata.describe import counted, describe_field
 from packdata.files.labels import LABEL
 from packdata.files.splits import contents, listed_sources, source_notes
-from packdata.packing.engine import target_folders
+from packdata.packing.engine import targets_of
 from packdata.recipe import Recipe
 from packdata.sources.base import BOX_LABELS
 
@@ -121,9 +121,7 @@ class FilesPlan(Generic[_R]):
                     "ignored": dict(recipe.source.ignored),
                     "targets": {
                         folder: target.schema.to_json()
-                        for folder, target in zip(
-                            target_folders(split, recipe), recipe.targets, strict=True
-                        )
+                        for folder, target in targets_of((split, recipe)).items()
                     },
                 }
                 for split, recipe in self.splits
@@ -138,7 +136,7 @@ class FilesPlan(Generic[_R]):
         for split, recipe in self.splits:
             name = f"{split}: " if split else ""
             yield f"{name}{counted(len(recipe), 'item')} of kind {recipe.source.kind!r} in {place}"
-            for folder, target in zip(target_folders(split, recipe), recipe.targets, strict=True):
+            for folder, target in targets_of((split, recipe)).items():
                 yield f"  to {folder or 'the destination itself'}, as {self.format}:"
                 for field_name, field in target.schema.fields.items():
                     default = "" if field_name in target.schema.defaults else " (on request)"

@@ -127,7 +127,7 @@ def write_datasets(
                 continue
             write = partial(packing.write, folder, schema, format)
             builder = ShardBuilder(schema, format, shard_bytes, write)
-            done = sum(info.num_samples for info in packing.state.shards.get(folder, ()))
+            done = packing.state.num_samples(folder)
             tick(done)
             for block in content.blocks(done):
                 check_records(block, schema, format)

@@ -14,7 +14,9 @@ from __future__ import annotations
 import time
 from collections import Counter
 from contextlib import closing
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -55,17 +57,15 @@ class Outcome(NamedTuple):
         number: The item's.
         records: One mapping or block per target; none if the item was left out.
         rejects: Names and errors of what was left out: the item, or some of its block.
-        num_samples: Samples that it counts for: those in its first target and its rejects.
-        nbytes: About what it holds.
         counts: What its recipe counted.
+        nbytes: About what it holds.
     """
 
     number: int
-    records: Sequence[Records | Block]
+    records: Sequence[Records | Block] = ()
     rejects: Sequence[tuple[str, LoadersError]] = ()
-    num_samples: int = 1
-    nbytes: int = 0
     counts: Mapping[str, int] = MappingProxyType({})
+    nbytes: int = 0
 
 
 def pack_recipe(recipe: Recipe, dst: Path | str, *, format: Format, **settings: Any) -> Summary:
@@ -110,11 +110,12 @@ def pack_recipes(
         ValueError: An option is out of range.
     """
     run = Run(format, shard_bytes, workers, on_error, progress, is_unchanged)
-    folders, plan = folders_of(splits), plan_of(splits, format, shard_bytes)
-    with Packing(target_at(dst), folders, plan, overwrite=overwrite) as packing:
+    plan = plan_of(splits, format, shard_bytes)
+    with Packing(target_at(dst), [*targets_of(*splits)], plan, overwrite=overwrite) as packing:
         return run.pack(packing, splits)
 
 
+@dataclass
 class Run:
     """A packing under way; the arguments are those of ``pack_recipes``.
 
@@ -122,22 +123,20 @@ class Run:
         num_encoded, num_rejected: Samples that this run made, and items that were left out so far.
     """
 
-    def __init__(
-        self,
-        format: Format,
-        shard_bytes: int = DEFAULT_SHARD_BYTES,
-        workers: int | None = None,
-        on_error: OnError = "fail",
-        progress: Progress | None = None,
-        is_unchanged: Callable[[], bool] = lambda: True,
-    ) -> None:
-        check_shard_options(format, shard_bytes)
-        check_on_error(on_error)
-        self.format, self.shard_bytes, self.on_error = format, shard_bytes, on_error
-        self.num_workers, self._is_unchanged = check_workers(workers), is_unchanged
-        self.progress = Quiet() if progress is None else progress
-        self.num_encoded = self.num_rejected = 0
-        self._began = time.monotonic()
+    format: Format
+    shard_bytes: int = DEFAULT_SHARD_BYTES
+    workers: int | None = None
+    on_error: OnError = "fail"
+    progress: Progress | None = None
+    is_unchanged: Callable[[], bool] = lambda: True
+    num_encoded: int = field(default=0, init=False)
+    num_rejected: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        check_shard_options(self.format, self.shard_bytes)
+        check_on_error(self.on_error)
+        self.num_workers, self._began = check_workers(self.workers), time.monotonic()
+        self.shown = self.progress or Quiet()
 
     def pack(self, packing: Packing, splits: Sequence[tuple[str, Recipe]]) -> Summary:
         """Pack what is left of the splits, and publish it."""
@@ -162,22 +161,24 @@ class Run:
         """Pack and publish; return what is worth knowing of it."""
         sizes = [r.num_samples if r.is_of_blocks else len(r) for _, r in splits]
         total = None if None in sizes else sum(size or 0 for size in sizes)
-        earlier = sum(_num_earlier(packing, target_folders(*each)) for each in splits)
-        self.num_rejected = len(packing.state.all_rejects)
+        state, earlier = packing.state, 0
+        for each in splits:
+            earlier += min(map(state.num_samples, targets_of(each)))
+        self.num_rejected = len(state.all_rejects)
         try:
-            self.progress.start(total, earlier)
+            self.shown.start(total, earlier)
             with opencv.one_thread():
                 for split, recipe in splits:
                     self._pack_split(packing, split, recipe)
         finally:
-            self.progress.close()
-        if not self._is_unchanged():
+            self.shown.close()
+        if not self.is_unchanged():
             raise changed(packing.dst)
         packing.publish(
             {
-                folder: Made(target.schema, {**recipe.provenance, "packer": PACKER}, target.files)
-                for split, recipe in splits
-                for folder, target in targets_of(split, recipe).items()
+                folder: Made(target.schema, {**each[1].provenance, "packer": PACKER}, target.files)
+                for each in splits
+                for folder, target in targets_of(each).items()
             }
         )
         return f"continued: {counted(earlier, 'sample')} packed earlier" if earlier else ""
@@ -187,8 +188,8 @@ class Run:
 
         # Blocks are alike, so that a few are enough to keep all workers busy.
         limit = {"max_bytes": _MAX_BLOCK_BYTES} if recipe.is_of_blocks else {}
-        encode = partial(_encode, recipe, self.format)
-        with Line(self, packing, split, targets_of(split, recipe), encode, **limit) as line:
+        encode, targets = partial(_encode, recipe, self.format), targets_of((split, recipe))
+        with Line(self, packing, split, targets, encode, **limit) as line:
             if line.is_ended:
                 return
             with closing(fetched_ahead(recipe.items(line.num_items))) as given:
@@ -199,12 +200,6 @@ class Run:
                 hint = "The source changed while it was packed: run the command again"
                 raise PackError(what, packing.dst, hint)
             line.end(recipe.why_empty)
-
-
-def _num_earlier(packing: Packing, folders: Sequence[str]) -> int:
-    """Return how many samples of a split earlier runs packed."""
-    shards = packing.state.shards
-    return min(sum(s.num_samples for s in shards.get(f, ())) for f in folders)
 
 
 def changed(dst: Path | str) -> PackError:
@@ -220,15 +215,10 @@ def plan_of(
     share: Mapping[str, Any] | None = None,
 ) -> dict[str, str]:
     """Return all that decides what recipes become, flat; see ``pack_recipes``."""
-    targets = {
-        folder: target.schema.to_json()
-        for split, recipe in splits
-        for folder, target in targets_of(split, recipe).items()
-    }
     identities = {split: dict(recipe.identity) for split, recipe in splits}
     plan = {
         "recipe": identities.get("", identities),
-        "fields": targets,
+        "fields": {f: target.schema.to_json() for f, target in targets_of(*splits).items()},
         "format": format,
         "shard_bytes": shard_bytes,
         "packer": PACKER,
@@ -236,31 +226,23 @@ def plan_of(
     return flatten_plan(plan if share is None else plan | {"part": share})
 
 
-def target_folders(split: str, recipe: Recipe) -> list[str]:
-    """Return the folder of each target of a split, below the destination."""
-    return ["/".join(filter(None, (split, target.folder))) for target in recipe.targets]
-
-
-def targets_of(split: str, recipe: Recipe) -> dict[str, Target]:
-    """Return the targets of a split by their folder."""
-    return dict(zip(target_folders(split, recipe), recipe.targets, strict=True))
-
-
-def folders_of(splits: Sequence[tuple[str, Recipe]]) -> list[str]:
-    """Return the folders of all targets; ValueError if they are not different."""
-    folders = [folder for split, recipe in splits for folder in target_folders(split, recipe)]
-    if not folders or len(set(folders)) != len(folders):
+def targets_of(*splits: tuple[str, Recipe]) -> dict[str, Target]:
+    """Return the targets of splits by their folder below the destination; ValueError if two have the same."""
+    targets = [
+        ("/".join(filter(None, (split, target.folder))), target)
+        for split, recipe in splits
+        for target in recipe.targets
+    ]
+    if not targets or len(dict(targets)) < len(targets):
+        folders = [folder for folder, _ in targets]
         raise ValueError(f"the splits must fill different folders, got {folders}")
-    return folders
+    return dict(targets)
 
 
 def counted_folders(splits: Sequence[tuple[str, Recipe]]) -> list[str]:
     """Return the folders that hold each sample once between them."""
-    return [
-        folder
-        for split, recipe in splits
-        for folder in target_folders(split, recipe)[: None if recipe.divides else 1]
-    ]
+    folders = ([*targets_of(each)][: None if each[1].divides else 1] for each in splits)
+    return [*chain(*folders)]
 
 
 def _encode(recipe: Recipe, format: Format, numbered: tuple[int, Any]) -> Outcome:
@@ -275,15 +257,12 @@ def _encode(recipe: Recipe, format: Format, numbered: tuple[int, Any]) -> Outcom
         if not isinstance(why, SourceError):
             why = SourceError(str(error), name)
             why.__cause__ = error
-        return Outcome(number, (), [(name, why)], counts=recipe.tally.take())
+        return Outcome(number, (), [(name, why)], recipe.tally.take())
     except Exception as error:
         error.add_note(f"while packing {recipe.name(item)}, item {number}")
         raise
-    nbytes, counts, first = sum(map(nbytes_of, records)), recipe.tally.take(), records[0]
-    if not isinstance(first, Block):
-        return Outcome(number, records, (), 1, nbytes, counts)
-    num_samples = len(first) + len(first.rejects)
-    return Outcome(number, records, first.rejects, num_samples, nbytes, counts)
+    rejects = records[0].rejects if isinstance(records[0], Block) else ()
+    return Outcome(number, records, rejects, recipe.tally.take(), sum(map(nbytes_of, records)))
 
 
 class Line:
@@ -335,7 +314,7 @@ class Line:
     def add(self, block: Block) -> None:
         """Take a block as the next item, behind all that were handed over."""
         self._take(self._pool.drain())
-        self._take([Outcome(self.num_items, [block], (), len(block))])
+        self._take([Outcome(self.num_items, [block])])
         self.num_items += 1
 
     def end(self, why_empty: str = "") -> None:
@@ -355,7 +334,7 @@ class Line:
 
     def _take(self, outcomes: Iterable[Outcome]) -> None:
         """Take the records of items, less what targets have of them by an earlier run, and what was left out."""
-        for number, records, rejects, num_samples, _, counts in outcomes:
+        for number, records, rejects, counts, _ in outcomes:
             was_rejected = number in self._expected
             if (number, 0) < self._earlier_end and bool(rejects) != was_rejected:
                 raise self._changed(number)
@@ -367,16 +346,17 @@ class Line:
             self._counts_before = self._counts
             if counts:
                 self._counts = self._counts + Counter(counts)
-            targets = zip(self._builders.values(), self._reached, records, strict=False)
-            for builder, at, each in targets:
+            sizes = [len(each) if isinstance(each, Block) else 1 for each in records]
+            targets = zip(self._builders.values(), self._reached, records, sizes, strict=False)
+            for builder, at, each, num in targets:
                 first = at.rows if number == at.items else 0
-                num = len(each) if isinstance(each, Block) else 1
                 if first and first >= num:
                     raise self._changed(number)
                 if number >= at.items:
                     builder.add(each, partial(self._inside, number, num), first)
-            self._run.num_encoded += num_samples - len(rejects)
-            self._run.progress.advance(self._run.num_rejected, num_samples)
+            num_samples = sizes[0] if sizes else 0  # in the first target
+            self._run.num_encoded += num_samples
+            self._run.shown.advance(self._run.num_rejected, num_samples + len(rejects))
 
     def _changed(self, number: int) -> PackError:
         """Return the error that an item is not what an earlier run has packed."""

@@ -134,6 +134,10 @@ class State:
         """Items left out, split by split in the order of the source."""
         return [reject for each in self.rejects.values() for reject in each]
 
+    def num_samples(self, folder: str) -> int:
+        """Return how many samples the finished shards of a target have."""
+        return sum(shard.num_samples for shard in self.shards.get(folder, ()))
+
     def header(self) -> dict[str, Any]:
         """Return the first line."""
         about = {"plan": dict(self.plan), "kind": self.kind, "folders": list(self.folders)}

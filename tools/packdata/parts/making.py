@@ -21,7 +21,7 @@ from loaders.errors import PackError
 from loaders.remote.url import is_url
 from packdata.bucket import target_at
 from packdata.claimed import claimed_folder
-from packdata.packing.engine import Run, counted_folders, folders_of, plan_of
+from packdata.packing.engine import Run, counted_folders, plan_of, targets_of
 from packdata.packing.journal import differences, named
 from packdata.packing.packing import Packing, check_target
 from packdata.packing.publish import is_made, lost_at
@@ -58,7 +58,7 @@ def pack_part(
     run = Run(format, shard_bytes, **settings)
     share = {"of": part.of, "counted": counted_folders(recipes), "versions": versions()}
     plan = plan_of(recipes, format, shard_bytes, share)
-    place, folders = target_at(dst), folders_of(recipes)
+    place, folders = target_at(dst), [*targets_of(*recipes)]
     with PartPacking(place, folders, plan, part, overwrite=overwrite) as packing:
         if packing.is_published:
             return packing.nothing_done()
