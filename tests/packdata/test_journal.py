@@ -21,6 +21,7 @@ from packdata.packing.journal import (
     State,
     differences,
     flatten_plan,
+    read_journal,
 )
 from packdata.packing.target import lock
 from tests.packdata.command_sources import make_sources
@@ -41,29 +42,24 @@ def write(path: Path) -> None:
     journal.close()
 
 
-def reopen(path: Path) -> Journal:
-    journal = Journal.open(path, lambda target, shard: True)
-    assert journal is not None
-    journal.close()
-    return journal
+def read(path: Path) -> State:
+    state = read_journal(path, lambda target, shard: True)
+    assert state is not None
+    return state
 
 
 def test_what_was_appended_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     write(path)
 
-    journal = reopen(path)
+    state = read(path)
 
-    assert (journal.state.plan, journal.state.kind, journal.state.folders) == (
-        PLAN,
-        "packing",
-        ("",),
-    )
-    assert journal.state.shards == {"": [SHARD, SHARD]}
-    assert journal.state.reached == {"": Reached(8, rejects=[])}
-    assert journal.state.ended[""].items == 9
-    assert journal.state.rejects == {"": [Reject(1, "a.jpg", "cut"), Reject(8, "b.jpg", "empty")]}
-    assert journal.state.done is None
+    assert (state.plan, state.kind, state.folders) == (PLAN, "packing", ("",))
+    assert state.shards == {"": [SHARD, SHARD]}
+    assert state.reached == {"": Reached(8, rejects=[])}
+    assert state.ended[""].items == 9
+    assert state.rejects == {"": [Reject(1, "a.jpg", "cut"), Reject(8, "b.jpg", "empty")]}
+    assert state.done is None
 
 
 def test_cut_anywhere_whole_lines_count_and_appending_goes_on(tmp_path: Path) -> None:
@@ -74,16 +70,17 @@ def test_cut_anywhere_whole_lines_count_and_appending_goes_on(tmp_path: Path) ->
 
     for length in range(len(data)):
         path.write_bytes(data[:length])
-        journal = Journal.open(path, lambda target, shard: True)
+        state = read_journal(path, lambda target, shard: True)
         if length < header:
-            assert journal is None
+            assert state is None
             continue
-        assert journal is not None
+        assert state is not None
+        journal = Journal(path, state)
         journal.append({"end": Reached(7).to_json()})
         journal.close()
         whole = data[:length].count(b"\n")
         assert path.read_bytes().count(b"\n") == whole + 1
-        assert reopen(path).state.ended[""].items == 7
+        assert read(path).ended[""].items == 7
         assert len(journal.state.shards.get("", [])) == min(whole - 1, 2)
 
 
@@ -94,7 +91,10 @@ def test_from_a_damaged_line_on_nothing_counts(tmp_path: Path, tail: bytes) -> N
     good = path.read_bytes()
     path.write_bytes(good + tail + good.splitlines(keepends=True)[1])
 
-    assert len(reopen(path).state.shards[""]) == 2
+    state = read(path)
+    Journal(path, state).close()
+
+    assert len(state.shards[""]) == 2
     assert path.read_bytes() == good
 
 
@@ -103,16 +103,15 @@ def test_from_a_lost_shard_on_nothing_counts(tmp_path: Path) -> None:
     write(path)
     answers = iter([True, False])
 
-    journal = Journal.open(path, lambda target, shard: next(answers))
+    state = read_journal(path, lambda target, shard: next(answers))
 
-    assert journal is not None
-    journal.close()
-    assert journal.state.reached[""].items == 4
-    assert journal.state.ended == {}
+    assert state is not None
+    assert state.reached[""].items == 4
+    assert state.ended == {}
 
 
 def test_no_journal_is_none(tmp_path: Path) -> None:
-    assert Journal.open(tmp_path / "journal.jsonl", lambda *_: True) is None
+    assert read_journal(tmp_path / "journal.jsonl", lambda *_: True) is None
 
 
 def test_a_journal_of_another_version_is_refused_until_it_is_removed(tmp_path: Path) -> None:

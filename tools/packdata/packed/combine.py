@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from loaders.data.manifest import MANIFEST_NAME, Manifest, parse_manifest, read_manifest
+from loaders.data.manifest import Manifest, read_manifest
 from loaders.data.view import join_views, open_view
 from loaders.errors import PackError, SchemaError
 from packdata.bucket import target_at
@@ -88,8 +88,7 @@ def extend(
     added = [open_view(path, "never") for path in sources]
     plan = plan_of("extend", added)
     with Packing(dst, [""], plan, kind="command", grows=True, link=link) as packing:
-        data, seen = store_of(dst).read(MANIFEST_NAME)
-        before = parse_manifest(data or b"", dst / MANIFEST_NAME)
+        before = packing.manifests()[""]
         origins = [origin_of(view) for view in added]
         last = [*before.provenance.get("appended", ())][-len(origins) :]
         if packing.is_continued and last == origins:  # it was killed behind that
@@ -98,8 +97,7 @@ def extend(
         joined = _joined([open_view(dst, "never"), *added])
         provenance = extended(before.provenance, origins)
         shards = [shard for view in added for shard in view.whole_shards or ()]
-        made = Made(joined.schema, provenance, whole=shards)
-        packing.publish({"": made}, grown=(before, seen))
+        packing.publish({"": Made(joined.schema, provenance, whole=shards)})
         return packing.manifests()[""]
 
 

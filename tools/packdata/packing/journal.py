@@ -206,16 +206,6 @@ class Journal:
         state.size = len(line)
         return cls(path, state)
 
-    @classmethod
-    def open(cls, path: Path, exists: Exists) -> Journal | None:
-        """Go on with a journal, up to where it can be trusted; None if there is none (``parse_journal``)."""
-        try:
-            data = read_regular(path)
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        state = parse_journal(data, path, exists)
-        return None if state is None else cls(path, state)
-
     def append(self, line: Mapping[str, Any]) -> None:
         """Write a line durably and take it into the state."""
         data = memoryview(_dump(line))
@@ -227,6 +217,11 @@ class Journal:
     def close(self) -> None:
         """Close the file, which stays."""
         os.close(self._fd)
+
+
+def read_journal(path: Path, exists: Exists) -> State | None:
+    """Return what the journal at a path says (``parse_journal``); None if there is none."""
+    return parse_journal(read_regular(path), path, exists) if path.exists() else None
 
 
 def parse_journal(data: bytes, path: Path, exists: Exists = lambda *_: True) -> State | None:

@@ -12,6 +12,7 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import cached_property, partial
+from itertools import count
 from threading import Semaphore
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -31,6 +32,7 @@ from packdata.packing.journal import (
     differences,
     named,
     parse_rejects,
+    read_journal,
     rejects_bytes,
 )
 from packdata.packing.provenance import PLAN
@@ -44,12 +46,7 @@ from packdata.packing.publish import (
     sizes_at,
     unnamed,
 )
-from packdata.packing.shards import (
-    Format,
-    shard_format,
-    shard_name,
-    stored_info,
-)
+from packdata.packing.shards import Format, named_by_hash
 from packdata.packing.store import store_of
 from packdata.packing.target import (
     JOURNAL_NAME,
@@ -125,15 +122,16 @@ class Packing:
         link: bool = True,
     ) -> None:
         self.dst, self.folders, self.kind = dst, tuple(folders), kind
-        self._overwrite, self._plan = overwrite, dict(plan)
-        self._digest, self._grows = digest_of(plan), grows
+        self._overwrite, self._plan, self._grows = overwrite, dict(plan), grows
         # The working folder may change before all is published.
         self._store = store_of(dst if is_url(dst) else dst.absolute(), link=link)
-        self._journal: Journal | None = None
+        # Of a folder that is packed into alone: shards that no manifest names are of commands that ended early.
+        self._is_alone = not (kind == "part" or is_url(dst))
+        self.state = State()  # how far the packing has come
         self._pool = ThreadPoolExecutor(_AT_ONCE, "packdata-shard")
         self._room = Semaphore(_WRITTEN_AT_ONCE)
         self._put: deque[Future[None]] = deque()
-        self._numbers = dict[str, int]()  # of the shards to come
+        self._numbers: dict[str, Iterator[int]] = {}  # of the shards to come
         self._prefix = "shard"  # of their names
         self._manifests: dict[str, Manifest] = {}
         self._seen: dict[str, Mapping[str, Any]] = {}  # marks of the manifests to be replaced
@@ -164,36 +162,23 @@ class Packing:
             if self.is_made():
                 return
             self._check_target()  # refuses before anything is made
-        opened.enter_context(locked(self._work.parent))
-        if not (self.kind == "part" or is_url(self.dst)):
-            for folder in filter(None, self.folders):
-                opened.enter_context(locked(self._work.parent / folder))
+        for folder in sorted({"", *self.folders}) if self._is_alone else ("",):
+            opened.enter_context(locked(self._work.parent / folder))
+        self._journal = self._open_journal()
+        self.state = self._journal.state
         opened.callback(self._leave)
         opened.callback(partial(self._pool.shutdown, cancel_futures=True))
-        self._journal = self._open_journal()
         if not self.is_made() and self.state.done is None:  # another may have been faster
             self._check_target()
-        if self._overwrite and is_url(self.dst):  # a folder is locked meanwhile
-            for folder in self.folders:
-                data, mark = self._store.read(name_at(folder, MANIFEST_NAME))
-                self._seen[folder] = {} if data is None else mark
+        for folder in self.folders if self._overwrite or self._grows else ():
+            data, mark = self._store.read(name_at(folder, MANIFEST_NAME))
+            self._seen[folder] = {} if data is None else mark
 
     def is_made(self) -> bool:
         """Tell whether the datasets are there, as the same plan has made them."""
-        if not (self._overwrite or self._grows or self.kind == "writer"):
-            self.is_published = is_made(self._store, self.folders, self._digest)
+        if not self._overwrite:
+            self.is_published = is_made(self._store, self.folders, digest_of(self._plan))
         return self.is_published
-
-    @property
-    def journal(self) -> Journal:
-        """What is finished; of no use where the datasets were there."""
-        assert self._journal is not None
-        return self._journal
-
-    @property
-    def state(self) -> State:
-        """How far the packing has come."""
-        return State() if self._journal is None else self._journal.state
 
     def _explained(self, what: str, path: Path | None = None) -> AbstractContextManager[None]:
         """Turn an error of the system into a PackError."""
@@ -212,14 +197,13 @@ class Packing:
 
     def _open_journal(self) -> Journal:
         """Open the journal that is there, if this packing continues it; else begin one."""
-        begun = {*self.folders}
-        journal = Journal.open(self._work / JOURNAL_NAME, self._has_shard)
-        if journal is not None:
-            was, differs = journal.state, differences(journal.state.plan, self._plan)
+        path, begun = self._work / JOURNAL_NAME, {*self.folders}
+        was = read_journal(path, self._has_shard)
+        if was is not None:
+            differs = differences(was.plan, self._plan)
             if was.kind == self.kind != "writer" and not differs:
                 self.is_continued = True
-                return journal
-            journal.close()
+                return Journal(path, was)
             if was.is_kept and was.shards and not self._overwrite:
                 what = f"unfinished packing with other settings: {'; '.join(differs[:4])}"
                 hint = "Pass the same settings to continue, or overwrite=True to start anew"
@@ -231,13 +215,11 @@ class Packing:
             parts = [each.name for some in self._store.below(PARTS_NAME) for each in some]
             self._store.delete(*parts)
             shutil.rmtree(self._work.with_name(PARTS_NAME), ignore_errors=True)
-        return Journal.create(
-            self._work / JOURNAL_NAME, State(self._plan, self.kind, self.folders)
-        )
+        return Journal.create(path, State(self._plan, self.kind, self.folders))
 
     def _delete_unnamed(self, folders: Iterable[str]) -> None:
-        """Delete shards that no manifest names, in a folder: of a command that was killed, or gave up."""
-        if not is_url(self.dst) and self.kind != "part":
+        """Delete shards that no manifest names: of a command that was killed, or gave up."""
+        if self._is_alone:
             there = {folder: manifest_at(self._store, folder) for folder in folders}
             self._store.delete(*unnamed(self._store, there))
 
@@ -274,9 +256,9 @@ class Packing:
         """
         self.wait(_AT_ONCE - 1)
         self._room.acquire()
-        number = self._numbers.setdefault(folder, len(self.state.shards.get(folder, ())))
-        self._numbers[folder] += 1
-        path = self._work / STAGED_NAME / folder / shard_name(number, format, self._prefix)
+        first = len(self.state.shards.get(folder, ()))
+        name = f"{self._prefix}-{next(self._numbers.setdefault(folder, count(first))):05d}"
+        path = self._work / STAGED_NAME / folder / f"{name}.{format}"
         about = folder, path, columns, schema, reached, self._put[-1] if self._put else None
         self._put.append(self._pool.submit(self._write, *about))
 
@@ -293,7 +275,7 @@ class Packing:
         shown = self._place / path.relative_to(self._work.parent)  # begins as it was given
         with self._explained("the shard cannot be written", shown):
             try:
-                info = stored_info(write_staged(path, columns, schema))
+                info = named_by_hash(write_staged(path, columns, schema))
             finally:
                 columns.clear()  # no memory is taken while the file is put in its place
                 self._room.release()
@@ -303,7 +285,7 @@ class Packing:
             if before is not None:  # the journal has shards in their order
                 before.result()
             line = {"target": folder, "shard": info.to_json(), "at": reached.to_json()}
-            self.journal.append(line)
+            self._journal.append(line)
 
     def wait(self, num: int = 0) -> None:
         """Return once no more than so many shards are under way; PackError if one cannot be written."""
@@ -314,24 +296,14 @@ class Packing:
         """Note that a split of the source is packed to its end."""
         self.wait()
         with self._explained("the journal cannot be written"):
-            self.journal.append({"end": reached.to_json()})
+            self._journal.append({"end": reached.to_json()})
 
-    def publish(
-        self,
-        datasets: Mapping[str, Made],
-        *,
-        grown: tuple[Manifest, Mapping[str, Any]] | None = None,
-    ) -> None:
-        """Publish datasets, by their folder.
-
-        ``grown`` is the manifest of a dataset that whole shards are added to, and the mark of that file.
-        """
+    def publish(self, datasets: Mapping[str, Made]) -> None:
+        """Publish datasets, by their folder."""
         self.wait()
-        before: Sequence[ShardInfo] = ()
-        if grown is not None:
-            before, self._seen[""] = grown[0].shards, grown[1]
+        before = self.manifests()[""].shards if self._grows else ()
         is_known_by_plan = not (self._grows or self.kind in ("part", "writer"))
-        plan = {PLAN: self._digest} if is_known_by_plan else {}
+        plan = {PLAN: digest_of(self._plan)} if is_known_by_plan else {}
         manifests = dict[str, Manifest]()
         with self._explained("the dataset cannot be published"):
             for folder, made in datasets.items():
@@ -343,7 +315,7 @@ class Packing:
                 folder: {"schema": each.schema.to_json(), "provenance": each.provenance}
                 for folder, each in manifests.items()
             }
-            self.journal.append({"done": done})
+            self._journal.append({"done": done})
             files = {folder: made.files for folder, made in datasets.items()}
             self._put_made(manifests, files)
         self._manifests, self.is_published = manifests, True
@@ -351,8 +323,8 @@ class Packing:
     def _put_whole(self, folder: str, shards: Sequence[FileShard], first: int) -> list[ShardInfo]:
         """Put shards of others there, the ``first`` of this number; return what the manifest is to say of them."""
         infos = [
-            stored_info(each.info._replace(file=shard_name(n, shard_format(each.info.file))))
-            for n, each in enumerate(shards, first)
+            named_by_hash(each.info, f"shard-{number:05d}")
+            for number, each in enumerate(shards, first)
         ]
 
         def put(shard: FileShard, info: ShardInfo) -> None:
@@ -391,8 +363,6 @@ class Packing:
 
     def _leave(self) -> None:
         """Leave what it takes to go on."""
-        if self._journal is None:
-            return
         self._journal.close()
         if self.state.is_kept and self.state.shards and not self.is_published:
             return

@@ -6,7 +6,6 @@ that is what makes the same input and options the same bytes.
 
 from __future__ import annotations
 
-import re
 import sys
 from array import array
 from itertools import pairwise
@@ -39,7 +38,6 @@ MAX_SHARD_BYTES: dict[Format, int] = {"lmdb": 64 << 30, "parquet": 256 << 20}
 # column.
 MAX_RECORD_BYTES: dict[Format, int] = {"lmdb": (2 << 30) - 1, "parquet": 512 << 20}
 MAX_FIXED_BYTES = (1 << 28) - 1  # Arrow opens no column of bytes with longer rows of one length
-_HASH = re.compile(r"-[0-9a-f]{32}$")
 # LMDB takes about 560 bytes of memory for each value while it writes a shard: 150 MB.
 _MAX_VALUES = 1 << 18
 _RECORD_BYTES = 8  # what counts for a record beside its bytes: its length, or its row
@@ -195,15 +193,10 @@ def _block_ends(block: Block) -> npt.NDArray[np.int64]:
     return np.cumsum(sizes, out=sizes)
 
 
-def shard_name(number: int, format: Format, prefix: str = "shard") -> str:
-    """Return the file name of a shard until it is stored (``stored_info``)."""
-    return f"{prefix}-{number:05d}.{format}"
-
-
-def stored_info(shard: ShardInfo) -> ShardInfo:
-    """Return a shard under its name in a dataset, which holds its hash: ``shard-00000-HASH.lmdb``."""
-    name, _, suffix = shard.file.rpartition(".")
-    return shard._replace(file=f"{_HASH.sub('', name)}-{shard.xxh3_128}.{suffix}")
+def named_by_hash(shard: ShardInfo, name: str = "") -> ShardInfo:
+    """Return a shard under its name in a dataset, which holds its hash: ``NAME-HASH.lmdb``."""
+    own, _, suffix = shard.file.rpartition(".")
+    return shard._replace(file=f"{name or own}-{shard.xxh3_128}.{suffix}")
 
 
 def shard_format(name: str) -> Format:

@@ -34,11 +34,6 @@ _HINT = (
 )
 
 
-def is_unfinished(dst: Path | str) -> bool:
-    """Tell whether a packing into ``dst`` has begun and can be continued."""
-    return os.path.exists(os.path.join(dst, PACKING_NAME, JOURNAL_NAME))
-
-
 def missing_folders(folder: Path) -> list[Path]:
     """Return the folders that would have to be made for one, innermost first."""
     return [path for path in (folder, *folder.parents) if not path.exists()]

@@ -26,7 +26,7 @@ from packdata.packing.journal import differences, named
 from packdata.packing.packing import Packing, check_target
 from packdata.packing.publish import is_made, lost_at
 from packdata.packing.shards import DEFAULT_SHARD_BYTES
-from packdata.packing.target import PARTS_NAME, digest_of, is_unfinished
+from packdata.packing.target import JOURNAL_NAME, PACKING_NAME, PARTS_NAME, digest_of
 from packdata.parts.joining import found_parts, kept_file, nothing_done, part_at, whole
 from packdata.parts.part import Part, versions
 
@@ -115,7 +115,8 @@ class PartPacking(Packing):
     def _check_target(self) -> None:
         """Make room for the part; PackError if something else is there."""
         check_target(self.dst, self.folders, overwrite=self._overwrite)
-        if not is_url(self.dst) and is_unfinished(self.dst) and not self._overwrite:
+        begun = self.dst / PACKING_NAME / JOURNAL_NAME
+        if not (self._overwrite or is_url(self.dst)) and begun.exists():
             hint = "Finish it with the command that began it, or pass overwrite=True"
             raise PackError("unfinished packing", self.dst, hint)
         others = [path for path, part in found_parts(self._store) if part.of != self._part.of]
@@ -147,7 +148,7 @@ class PartPacking(Packing):
         for folder, beside in files.items():
             for name, data in beside.items():
                 self._store.put(kept_file(manifests[folder].schema.files[name]), data)
-        if not self._store.put(self.record, self.journal.path.read_bytes(), {}):
+        if not self._store.put(self.record, self._journal.path.read_bytes(), {}):
             self._check_record()
 
     def rejected(self) -> list[tuple[str, str]]:
