@@ -17,7 +17,7 @@ import packdata
 from benchmarks.peers.protocol import SIDE, WINDOW, Epoch, Job, serve
 from loaders import DataLoader, RAMDataset, ShardDataset, TokenWindows, augment
 from loaders.schema import Array, Image, Label
-from packdata.images.jpegs import divide_without_loss
+from packdata.images.stored import divide_without_loss
 from packdata.tokens.plan import TokenOptions, pack_tokens
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from loaders.checks import shown
 from loaders.codecs.dct import DctCodec
 from loaders.codecs.heads import MAX_PICTURE_MB
-from loaders.codecs.picture import ImagesCodec, PictureCodec
+from loaders.codecs.picture import DEFAULT_QUALITY, ImagesCodec, PictureCodec
 from loaders.codecs.raw import RawCodec
 from loaders.codecs.text import BytesCodec, JsonCodec, TextCodec
 from loaders.codecs.yuv import Yuv420Codec
@@ -74,8 +74,10 @@ def register_codec(name: str, factory: Callable[[Any], Codec]) -> None:
     _FACTORIES[name] = factory
 
 
-def codec_for(field: Field, max_picture_mb: int = MAX_PICTURE_MB) -> Codec:
-    """Return the codec of a field, of pictures up to so many MiB each, decoded.
+def codec_for(
+    field: Field, max_picture_mb: int = MAX_PICTURE_MB, quality: int = DEFAULT_QUALITY
+) -> Codec:
+    """Return the codec of a field, of pictures up to so many MiB each, decoded, and of this quality.
 
     Raises:
         CodecError: The codec's name is unknown, or does not fit the field.
@@ -89,4 +91,5 @@ def codec_for(field: Field, max_picture_mb: int = MAX_PICTURE_MB) -> Codec:
         )
     if isinstance(field, Images):
         return ImagesCodec(field)
-    return PictureCodec(field, max_picture_mb) if factory is PictureCodec else factory(field)
+    is_picture = factory is PictureCodec
+    return PictureCodec(field, max_picture_mb, quality) if is_picture else factory(field)

@@ -38,14 +38,20 @@ class PictureCodec:
     """Encoded pictures of a fixed number of channels and dtype; masks have none and one.
 
     Attributes:
+        quality: Of the JPEG and WebP files that it makes, 1 to 100.
         keeps_jpeg: Whether JPEG files are among what the field can hold.
         max_pixels: Of a picture, those of ``max_picture_mb`` MiB decoded: larger ones are an error.
     """
 
-    def __init__(self, field: Field, max_picture_mb: int = MAX_PICTURE_MB) -> None:
+    def __init__(
+        self,
+        field: Field,
+        max_picture_mb: int = MAX_PICTURE_MB,
+        quality: int = DEFAULT_QUALITY,
+    ) -> None:
         if not isinstance(field, Image | Mask):
             raise CodecError(f"codec {field.codec!r} stores pictures, not {field.kind}")
-        self.field = field
+        self.field, self.quality = field, quality
         self.channels = field.channels if isinstance(field, Image) else 0  # 0: H x W
         self.dtype = np.dtype(field.dtype)
         dtypes = ("uint8", "uint16") if field.codec == "png" else ("uint8",)
@@ -65,7 +71,7 @@ class PictureCodec:
         self.max_pixels = pixels_within(max_picture_mb, nbytes)
         self.keeps_jpeg = self.colorspace is not None and self.dtype == np.uint8
 
-    def encode(self, value: Any, quality: int = DEFAULT_QUALITY) -> bytes:
+    def encode(self, value: Any) -> bytes:
         """Return the encoded file of an H x W x C (or H x W) array.
 
         Raises:
@@ -85,8 +91,8 @@ class PictureCodec:
             raise CodecError(f"takes {self.dtype.name} of H x W{channels}, got {got}")
         check_pixels(array.shape[0], array.shape[1], self.max_pixels)
         if self.field.codec == "jpeg":
-            return encode_jpeg(array, quality)
-        return _encode_cv2(array, f".{self.field.codec}", quality).tobytes()
+            return encode_jpeg(array, self.quality)
+        return _encode_cv2(array, f".{self.field.codec}", self.quality).tobytes()
 
     def decode(
         self,
@@ -142,8 +148,6 @@ class PictureCodec:
             what = "masks" if self.channels == 0 else self.dtype.name
             raise CodecError(f"the record is a JPEG, which does not keep {what} exactly")
         array = decode_cv2(record, self._flags())
-        if array is None:
-            raise CodecError("the picture cannot be decoded")
         if self.channels == 3:
             array = cv2.cvtColor(array, cv2.COLOR_BGR2RGB)
         elif self.channels == 4:
@@ -164,18 +168,18 @@ class PictureCodec:
         return color | depth | cv2.IMREAD_IGNORE_ORIENTATION
 
 
-def decode_cv2(record: UInt8Array, flags: int) -> npt.NDArray[Any] | None:
-    """Decode with OpenCV, which refuses healthy WebP files of less than 32 bytes; None if it is none.
-
-    Raises:
-        CodecError: OpenCV says why it cannot.
-    """
+def decode_cv2(record: UInt8Array, flags: int) -> npt.NDArray[Any]:
+    """Decode with OpenCV, which refuses healthy WebP files of less than 32 bytes; CodecError if it cannot."""
     if len(record) < _CV2_MIN_BYTES:
         record = np.pad(record, (0, _CV2_MIN_BYTES - len(record)))
+    array, why = None, "cut or damaged"
     try:
-        return cv2.imdecode(record, flags)
+        array = cv2.imdecode(record, flags)
     except cv2.error as error:
-        raise CodecError(f"the picture cannot be decoded ({error.err})") from error
+        why = error.err
+    if array is None:
+        raise CodecError(f"the picture cannot be decoded ({why})")
+    return array
 
 
 def _to_rgba(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -232,9 +236,9 @@ class ImagesCodec:
     def __init__(self, field: Images) -> None:
         self.field, self.one = field, PictureCodec(field.one)
 
-    def encode(self, value: Sequence[Any], quality: int = DEFAULT_QUALITY) -> bytes:
+    def encode(self, value: Sequence[Any]) -> bytes:
         """Return the record of H x W x C arrays; CodecError if one of them cannot be stored."""
-        return join_files([self.one.encode(picture, quality) for picture in value])
+        return join_files([self.one.encode(picture) for picture in value])
 
     def decode(self, record: UInt8Array) -> list[npt.NDArray[Any]]:
         """Return the pictures, each H x W x C; CodecError if the record or one of them is damaged."""

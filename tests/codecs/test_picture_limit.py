@@ -10,7 +10,8 @@ import pytest
 from loaders import RAMDataset, ShardDataset, augment
 from loaders.codecs.heads import MAX_PICTURE_MB, MAX_PIXELS, pixels_within
 from loaders.errors import CodecError, LoadersError, SampleError
-from packdata.images.pictures import decode_mask, decode_picture
+from packdata.images.masks import decode_mask
+from packdata.images.pictures import decode_picture
 from packdata.images.plan import pack_images
 from tests.refusals import At
 

@@ -19,7 +19,7 @@ from loaders.data.manifest import read_manifest
 from loaders.errors import CodecError, SchemaError
 from loaders.schema import Image
 from packdata.cli import main
-from packdata.images.jpegs import jpeg_planes
+from packdata.images.stored import jpeg_planes
 from tests.codecs.test_heads import of_441
 from tests.packdata.packing import pack
 from tests.packdata.reading import PackedReader

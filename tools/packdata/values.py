@@ -52,8 +52,8 @@ class Preparer:
     """Turns the values of one field into records; ``quality``, 1 to 100, is of newly encoded JPEG and WebP."""
 
     def __init__(self, field: Field, quality: int, max_picture_mb: int = MAX_PICTURE_MB) -> None:
-        self.field, self._quality, self._max_picture_mb = field, quality, max_picture_mb
-        self.codec = codec_for(field, max_picture_mb)
+        self.field, self._max_picture_mb = field, max_picture_mb
+        self.codec = codec_for(field, max_picture_mb, quality)
         one = field.one if isinstance(field, Images) else None
         self._one = None if one is None else Preparer(one, quality, max_picture_mb)
         self._classes = {}
@@ -200,8 +200,6 @@ class Preparer:
         return Work(lambda: self._from_bytes(data, field), nbytes=len(data))
 
     def _encode_picture(self, array: np.ndarray[Any, Any]) -> bytes:
-        if self.field.codec in ("jpeg", "webp"):
-            return self.codec.encode(array, self._quality)  # type: ignore[call-arg]
         with self._telling(array):
             return self.codec.encode(array)
 
@@ -216,7 +214,7 @@ class Preparer:
     def _from_bytes(self, data: bytes, field: Image | Mask) -> Encoded:
         from packdata.images.stored import stored_picture
 
-        record, size = stored_picture(data, field, self._quality, self._max_picture_mb)
+        record, size = stored_picture(data, field, self.codec, self._max_picture_mb)
         _check_size(size, field)
         return Encoded(record, size)
 

@@ -13,11 +13,11 @@ import PIL.ImageOps
 import pytest
 from PIL.JpegImagePlugin import JpegImageFile, get_sampling
 
+from loaders.codecs import codec_for
 from loaders.schema import Image
-from packdata.images.jpegs import encode_alike
 from packdata.images.pictures import decode_picture
 from packdata.images.plan import plan_images
-from packdata.images.stored import stored_picture
+from packdata.images.stored import encode_alike, stored_picture
 
 SAMPLINGS = {"4:4:4": 0, "4:2:2": 1, "4:2:0": 2}
 
@@ -114,7 +114,8 @@ def test_gray_keeps_its_table(tmp_path: Path) -> None:
 def test_a_file_given_to_a_writer_keeps_its_tables() -> None:
     data = jpeg(photo(), 3, quality=75, subsampling="4:4:4")
 
-    record, size = stored_picture(data, Image(codec="jpeg"), quality=20)
+    field = Image(codec="jpeg")
+    record, size = stored_picture(data, field, codec_for(field, quality=20))
 
     assert (tables(record), size) == (tables(data), (48, 80))
 
@@ -124,6 +125,6 @@ def test_what_is_encoded_has_an_index_of_segments() -> None:
     data = jpeg(large, 3, quality=75)
 
     picture = decode_picture(data)
-    record = encode_alike(picture.head, picture.orientation, picture.pixels)
+    record = encode_alike(picture)
 
     assert struct.unpack_from(">H", record, record.index(b"SEGMENTS") - 4) == (0xFFE9,)

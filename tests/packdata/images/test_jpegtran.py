@@ -15,9 +15,9 @@ from loaders.codecs.heads import jpeg_head
 from loaders.codecs.jpeg import num_segments
 from loaders.errors import SchemaError
 from packdata.cli import main
-from packdata.images.jpegs import JPEGTRAN, divide_without_loss, jpegtran_version
 from packdata.images.plan import _change_notes, plan_images
 from packdata.images.recipe import ImageOptions
+from packdata.images.stored import JPEGTRAN, divide_without_loss, jpegtran_version
 from tests.packdata.images.test_alike import jpeg, opened, photo, record_of
 
 needs_jpegtran = pytest.mark.skipif(shutil.which(JPEGTRAN) is None, reason="no jpegtran here")

@@ -19,7 +19,8 @@ from loaders.codecs.picture import PictureCodec
 from loaders.errors import CodecError, SchemaError
 from loaders.schema import Mask
 from packdata.images.fit import SizeOption
-from packdata.images.pictures import Picture, decode_mask, decode_picture
+from packdata.images.masks import decode_mask
+from packdata.images.pictures import Picture, decode_picture
 from packdata.images.stored import stored_picture
 from tests.packdata.pngs import png
 
@@ -781,7 +782,7 @@ class TestMasks:
         exif = PIL.Image.Exif()
         exif[0x0112] = 6
 
-        record, size = stored_picture(save(values, "PNG", exif=exif), Mask(), quality=90)
+        record, size = stored_picture(save(values, "PNG", exif=exif), Mask(), PictureCodec(Mask()))
         served = PictureCodec(Mask()).decode(np.frombuffer(record, np.uint8))
 
         assert size == (7, 5)

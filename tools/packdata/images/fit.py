@@ -16,6 +16,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
+from loaders.augment.pixels import apply
 from loaders.errors import SchemaError
 
 Array = npt.NDArray[Any]
@@ -105,8 +106,15 @@ class SizeOption:
         size = size[0] - 2 * top, size[1] - 2 * left
         pixels = pixels[top : top + size[0], left : left + size[1]]
         to = self.scaled(size)
-        pixels = _take_nearest(pixels, to) if nearest else _scale(pixels, size, to)
-        return _place(pixels, self.fixed or to)
+        result, whole, flip = self.fixed or to, (0, 0, *size), (False, False)
+        pixels = (
+            apply(pixels, whole, to, flip, nearest=True) if nearest else _scale(pixels, size, to)
+        )
+        return (
+            pixels
+            if to == result
+            else apply(pixels, (*_corner(to, result), *result), result, flip)
+        )
 
     def window(self, size: Size) -> tuple[tuple[float, float, float, float], Size]:
         """Return where in a picture of a size its result lies (y, x, height, width), and the result's size."""
@@ -115,8 +123,7 @@ class SizeOption:
         to = self.scaled(size)
         result = self.fixed or to
         down, across = to[0] / size[0], to[1] / size[1]
-        # A middle part begins within; what is padded begins before the side: the odd pixel is behind.
-        y, x = (int((whole - part) / 2) for whole, part in zip(to, result, strict=True))
+        y, x = _corner(to, result)
         return (top + y / down, left + x / across, result[0] / down, result[1] / across), result
 
     def _margins(self, size: Size) -> tuple[int, int]:
@@ -131,6 +138,11 @@ class SizeOption:
         top = max(0, height - 2 * math.ceil(self.height / scale)) // 2
         left = max(0, width - 2 * math.ceil(self.width / scale)) // 2
         return top, left
+
+
+def _corner(whole: Size, result: Size) -> Size:
+    """Return where the middle part begins: before a side that is padded, the odd pixel behind."""
+    return int((whole[0] - result[0]) / 2), int((whole[1] - result[1]) / 2)
 
 
 def _scale(pixels: Array, full: Size, size: Size) -> Array:
@@ -153,23 +165,3 @@ def _scale(pixels: Array, full: Size, size: Size) -> Array:
         if shrunk != size:
             resized = cv2.resize(resized, size[::-1], interpolation=cv2.INTER_CUBIC)
     return resized.reshape(*size, *pixels.shape[2:])  # cv2 drops a single channel
-
-
-def _take_nearest(pixels: Array, size: Size) -> Array:
-    rows, columns = (
-        ((2 * np.arange(new) + 1) * old) // (2 * new)  # the pixel under the new one's centre
-        for new, old in zip(size, pixels.shape[:2], strict=True)
-    )
-    return np.asarray(pixels[rows[:, None], columns])
-
-
-def _place(pixels: Array, size: Size) -> Array:
-    """Cut to the centre, or put into the centre of zeros."""
-    if pixels.shape[:2] == size:
-        return np.ascontiguousarray(pixels)
-    result = np.zeros((*size, *pixels.shape[2:]), pixels.dtype)
-    shared = [(n, o, min(n, o)) for n, o in zip(size, pixels.shape[:2], strict=True)]
-    target = tuple(slice((n - m) // 2, (n - m) // 2 + m) for n, _, m in shared)
-    source = tuple(slice((o - m) // 2, (o - m) // 2 + m) for _, o, m in shared)
-    result[target] = pixels[source]
-    return result

@@ -14,16 +14,21 @@ noted in ``Picture.changes``:
   are kept, and 8 bits become 16 by value x 257.
 - Of animated and multi-page files the first picture counts.
 
-Cut and damaged files are errors, also those that a viewer shows with a gray rest. JPEG oddities
-that lose no pixel pass. Pixels of which a decoder would drop a part are refused.
+Cut and damaged files are errors, also those that a viewer shows with a gray rest. Pixels of which a decoder would drop
+a part are refused.
+
+libjpeg fills what is missing of a JPEG with gray, and only warns. Three oddities of many photos cost no pixel: padding
+before the end, no end marker, and the scan header of some phones. They are mended in a copy of the file, and the copy
+has to decode without a warning: libjpeg names its first only, and another may be behind.
 """
 
 from __future__ import annotations
 
 import io
+import re
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import cv2
@@ -31,15 +36,15 @@ import numpy as np
 import numpy.typing as npt
 import PIL.ExifTags
 import PIL.Image
+import simplejpeg
 from PIL import ImageCms
 from PIL.JpegImagePlugin import JpegImageFile
 
 from loaders.codecs.heads import MAX_PIXELS, check_pixels
-from loaders.codecs.markers import JPEG_START
+from loaders.codecs.markers import JPEG_START, SOS, markers, with_end
 from loaders.codecs.picture import decode_cv2
 from loaders.errors import CodecError
 from packdata.images.fit import MIN_REDUCED
-from packdata.images.jpegs import decode_strictly
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -50,10 +55,20 @@ Array = npt.NDArray[Any]
 
 KEPT = ("jpeg", "png", "webp")  # what every picture field serves, whichever it encodes to
 ODD_JPEG, CONVERTED = "odd jpeg", "converted to sRGB"
-_EXACT = ("PNG", "GIF", "BMP", "TIFF", "PPM")
-_PIL_FORMATS = (*_EXACT, "WEBP", "AVIF", "JPEG2000", "HEIF", "JXL")  # the last two of plugins
-PIL.Image.init()  # imports its plugins: not on the thread that opens a picture first
+_PIL_FORMATS = (
+    *("PNG", "GIF", "BMP", "TIFF", "PPM", "WEBP", "AVIF", "JPEG2000"),
+    *("HEIF", "JXL"),  # of plugins
+)
+PIL.Image.init()  # imports its plugins: not on the thread that opens a picture first; nor the others, for HEIC
+with suppress(ImportError):  # and for JPEG XL
+    import pillow_heif
+
+    pillow_heif.register_heif_opener()
+with suppress(ImportError):
+    import pillow_jxl  # noqa: F401 - registers on import
 _PNG_DEPTH_AT, _PNG_END = 24, b"IEND\xaeB`\x82"
+_PADDING = re.compile(r"(\d+) extraneous bytes before marker 0x([0-9a-f]{2})")
+_MAX_ODDITIES = 8
 _PREFIX_NBYTES = 16  # that Pillow tells formats by
 
 
@@ -64,8 +79,8 @@ class Picture:
     # H x W x C, upright, of the channels and dtype that were asked for; possibly reduced.
     pixels: Array
     size: Size  # the full (height, width), upright
-    format: str  # ``jpeg``, ``png``, ``webp``, or in lower case what else it was
-    gray: bool  # True if the file itself holds a single channel
+    format: str = ""  # ``jpeg``, ``png``, ``webp``, or in lower case what else it was
+    gray: bool = False  # True if the file itself holds a single channel
     # What keeps the file from being stored as it is: ``rotated``, ``cmyk``, ``palette``, ``alpha``, ``16-bit``,
     # ``8-bit``, ``animated``, ``gif``, ``odd jpeg``, ...
     changes: tuple[str, ...] = ()
@@ -109,7 +124,7 @@ def decode_picture(
     profile = head.info.get("icc_profile")
     if profile and to_srgb:
         pixels = _converted(pixels, profile, changes)
-    pixels = _to_dtype(_flat(pixels, changes), np.dtype(dtype), changes)
+    pixels = _to_dtype(flat(pixels, changes), np.dtype(dtype), changes)
     return Picture(
         pixels=_to_channels(pixels, channels),
         size=_size(head, orientation),
@@ -131,9 +146,6 @@ def open_picture(data: bytes, max_pixels: int = MAX_PIXELS) -> PIL.Image.Image:
     """
     factory = _factory_of(data)
     if factory is None:
-        _load_plugins()
-        factory = _factory_of(data)
-    if factory is None:
         hint = "for HEIC, AVIF and JPEG XL 'pip install loaders[pictures]', or convert it"
         raise CodecError(f"no picture that is read: it starts with {data[:12]!r}; {hint}")
     with _damage_named("picture"):
@@ -144,7 +156,7 @@ def open_picture(data: bytes, max_pixels: int = MAX_PIXELS) -> PIL.Image.Image:
         if _PNG_END not in data:
             raise CodecError("the png is cut: its last chunk is missing")
         if b"eXIf" in data and "exif" not in head.info:  # behind the pixels
-            _load(head)
+            _decode(head)
     return head
 
 
@@ -159,17 +171,6 @@ def _factory_of(data: bytes) -> Any:
     return None
 
 
-@cache
-def _load_plugins() -> None:
-    """Register the installed plugins for HEIC and JPEG XL with Pillow."""
-    with suppress(ImportError):
-        import pillow_heif
-
-        pillow_heif.register_heif_opener()
-    with suppress(ImportError):
-        import pillow_jxl  # noqa: F401 - registers on import
-
-
 @contextmanager
 def _damage_named(what: str) -> Iterator[None]:
     """Raise CodecError for whatever Pillow's plugins raise on damage: it may be any exception."""
@@ -179,7 +180,7 @@ def _damage_named(what: str) -> Iterator[None]:
         raise CodecError(f"the {what} is cut, damaged or not supported ({error})") from error
 
 
-def _load(head: PIL.Image.Image) -> None:
+def _decode(head: PIL.Image.Image) -> None:
     with _damage_named(format_of(head)):
         head.load()
 
@@ -252,9 +253,11 @@ def _pixels(head: PIL.Image.Image, data: bytes) -> Array:
     # OpenCV keeps 16 bits, of which Pillow drops 8 in colours.
     is_one = not getattr(head, "is_animated", False)
     if format_of(head) in KEPT and head.mode in ("RGB", "RGBA") and is_one:
-        return _decode_cv2(data, format_of(head))
-    _check_form(head, data)
-    _load(head)
+        flags = cv2.IMREAD_UNCHANGED | cv2.IMREAD_IGNORE_ORIENTATION
+        pixels = decode_cv2(np.frombuffer(data, np.uint8), flags)
+        code = cv2.COLOR_BGRA2RGBA if pixels.shape[2] == 4 else cv2.COLOR_BGR2RGB
+        return cv2.cvtColor(pixels, code)
+    load(head, data)
     if head.mode.startswith("I;16"):
         return np.asarray(head).astype(np.uint16)
     if "transparency" in head.info or head.mode in ("PA", "RGBa"):
@@ -264,18 +267,8 @@ def _pixels(head: PIL.Image.Image, data: bytes) -> Array:
         return np.asarray(head.convert(mode))
 
 
-def _decode_cv2(data: bytes, name: str) -> Array:
-    """Decode colours to RGB or RGBA of 8 or 16 bits."""
-    flags = cv2.IMREAD_UNCHANGED | cv2.IMREAD_IGNORE_ORIENTATION
-    pixels = decode_cv2(np.frombuffer(data, np.uint8), flags)
-    if pixels is None:
-        raise CodecError(f"the {name} is cut or damaged")
-    code = cv2.COLOR_BGRA2RGBA if pixels.shape[2] == 4 else cv2.COLOR_BGR2RGB
-    return cv2.cvtColor(pixels, code)
-
-
-def _check_form(head: PIL.Image.Image, data: bytes) -> None:
-    """Raise CodecError for pixels of which Pillow would drop a part: bands, bits, or a gray that stands for clear."""
+def load(head: PIL.Image.Image, data: bytes) -> None:
+    """Let Pillow decode a file; CodecError where it would drop a part: bands, bits, or a gray that stands for clear."""
     bits, tags = bits_of(head, data), getattr(head, "tag_v2", {})
     num_bands = tags.get(PIL.ExifTags.Base.SamplesPerPixel, 1)
     extra = tags.get(PIL.ExifTags.Base.ExtraSamples)
@@ -289,6 +282,7 @@ def _check_form(head: PIL.Image.Image, data: bytes) -> None:
         what = f"mode {head.mode}, {bits} bits, {num_bands} bands, transparent value {clear}"
         hint = "save it as gray or RGB of 8 or 16 bits, or its numbers for 'packdata arrays'"
         raise CodecError(f"a {format_of(head)} of such pixels is not read ({what}): {hint}")
+    _decode(head)
 
 
 def _converted(pixels: Array, profile: bytes, changes: list[str]) -> Array:
@@ -328,7 +322,7 @@ def turned(pixels: Array, orientation: int) -> Array:
     return np.ascontiguousarray(pixels)
 
 
-def _flat(pixels: Array, changes: list[str]) -> Array:
+def flat(pixels: Array, changes: list[str]) -> Array:
     """Lay transparent pixels on white, rounding to the nearest value."""
     if pixels.ndim == 2 or pixels.shape[2] in (1, 3):
         return pixels
@@ -364,34 +358,56 @@ def _to_channels(pixels: Array, channels: int) -> Array:
     return np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:2], channels)))
 
 
-def decode_mask(data: bytes, max_pixels: int = MAX_PIXELS) -> Array:
-    """Return a mask as H x W, uint8 or uint16, upright, its integers exactly as stored.
+# -- JPEG -------------------------------------------------------------------------------------------
 
-    Palette files give indices, not colors; 1-, 2- and 4-bit files their values (0 and 1, not 0 and
-    255). Color files pass if their channels are equal, transparency if it is opaque.
+
+def decode_strictly(data: bytes, **options: Any) -> tuple[Array, bytes | None]:
+    """Return the pixels of a JPEG as ``simplejpeg`` decodes them by these options, and of an odd file what was decoded.
 
     Raises:
-        CodecError: The bytes are no picture, a damaged one, a lossy one, one of more than ``max_pixels``, or
-            colors.
+        CodecError: It is cut or damaged: not all pixels are there, or not all bytes were used; or of a
+            kind that is not read.
     """
-    head = open_picture(data, max_pixels)
-    check_exact(head)
-    _check_form(head, data)
-    _load(head)
-    values, bits = np.asarray(head), bits_of(head, data)
-    if head.mode == "L" and bits in (2, 4):
-        values = values // (255 // (2**bits - 1))  # Pillow stretches them to 8 bits
-    values = values.astype(np.uint16 if values.dtype.itemsize == 2 else np.uint8)
-    values, changes = turned(values, orientation_of(head)), list[str]()
-    if values.ndim == 2:
-        return values
-    colors = _flat(values, changes)
-    if changes or (colors != colors[:, :, :1]).any():
-        raise CodecError("colors or transparency, not one number per pixel (gray or palette)")
-    return np.ascontiguousarray(colors[:, :, 0])
+    mended, reason = None, ""
+    for _ in range(_MAX_ODDITIES):
+        try:
+            return simplejpeg.decode_jpeg(mended or data, **options), mended
+        except ValueError as error:
+            reason = str(error)
+        plain = _without_oddity(mended or bytes(data), reason)
+        if plain is None:
+            break
+        mended = plain
+    raise CodecError(f"the JPEG is cut, damaged or of a rare kind ({reason}): save it again")
 
 
-def check_exact(head: PIL.Image.Image) -> None:
-    """Raise CodecError for a format that may lose pixels."""
-    if head.format not in _EXACT:
-        raise CodecError(f"{format_of(head)} is not exact: save masks as PNG")
+def _without_oddity(data: bytes, warning: str) -> bytes | None:
+    """Return the file without what libjpeg warns of; None if that may have cost pixels."""
+    if padding := _PADDING.search(warning):
+        return _without_padding(data, int(padding[1]), int(padding[2], 16))
+    if "Premature end of JPEG file" in warning:
+        return with_end(data)
+    return _with_plain_scan(data) if "Invalid SOS" in warning else None
+
+
+def _without_padding(data: bytes, num: int, before: int) -> bytes | None:
+    """Cut out the bytes before a marker, if they are zeros or fill bytes.
+
+    A scan with a flipped bit may give all of its blocks too early, and leaves bytes there too: these
+    were pixels.
+    """
+    for at, mark in markers(data):
+        start = max(2, at - num)
+        if mark == before and start < at and not data[start:at].strip(b"\0\xff"):
+            return data[:start] + data[at:]
+    return None
+
+
+def _with_plain_scan(data: bytes) -> bytes | None:
+    """Give the scans of a sequential file the header that libjpeg goes on with."""
+    plain = bytearray(data)
+    for at, mark in markers(data):
+        if mark == SOS:
+            behind = at + 5 + 2 * data[at + 4]
+            plain[behind : behind + 3] = b"\0\x3f\0"
+    return None if plain == data else bytes(plain)

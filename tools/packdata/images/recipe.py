@@ -11,17 +11,17 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from loaders.codecs import Codec, codec_for
 from loaders.codecs.heads import MAX_PICTURE_MB, pixels_within
-from loaders.codecs.picture import DEFAULT_QUALITY, PictureCodec, join_files
+from loaders.codecs.picture import DEFAULT_QUALITY, join_files
 from loaders.errors import CodecError, SchemaError, SourceError
 from loaders.schema import PICTURE_CODECS, Array, Field, Image, Images, Mask, Text
 from loaders.system.opencv import use_no_ipp
@@ -29,22 +29,21 @@ from packdata.describe import numbered
 from packdata.files.labels import LABEL
 from packdata.files.recipe import FilesRecipe
 from packdata.images.fit import MAX_SIDE, Fit, SizeOption
-from packdata.images.jpegs import (
-    divide_without_loss,
-    encode_alike,
-    encode_planes,
-    jpegtran_version,
-)
-from packdata.images.marks import Marks
+from packdata.images.masks import Marks, decode_mask
 from packdata.images.pictures import (
     KEPT,
     Picture,
-    decode_mask,
     decode_picture,
     format_of,
     open_picture,
 )
 from packdata.images.shapes import encode_shape
+from packdata.images.stored import (
+    divide_without_loss,
+    encode_alike,
+    encode_planes,
+    jpegtran_version,
+)
 from packdata.options import changed, check_options, opt, parse_target
 from packdata.reading import File, fetched_ahead
 from packdata.recipe import Tally, Target
@@ -67,9 +66,9 @@ UNLABELLED = "without a label"  # -1 in Hugging Face's columns
 _NUM_PEEKED = 16
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ImageOptions:
-    """What becomes of each picture; ``resizes`` and ``marks`` are made of the others."""
+    """What becomes of each picture."""
 
     sizes: Sequence[int | str | Size] | int | str = opt(
         (),
@@ -131,16 +130,11 @@ class ImageOptions:
         "FILE",
         type=parse_target,
     )
-    resizes: tuple[SizeOption, ...] = field(init=False, default=())
-    marks: Marks | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         check_options(self)
         if self.fit != "shorter" and not self.sizes:
             raise SchemaError(f"fit {self.fit!r} without sizes=: pass sizes=, too")
-        resizes = tuple(SizeOption.parse(size, self.fit) for size in self.sizes)  # type: ignore[union-attr]
-        object.__setattr__(self, "resizes", resizes)
-        object.__setattr__(self, "marks", Marks.of(self.palette, self.label_map))
         if self.segments and self.codec is not None:
             raise SchemaError(f"segments divide files that are kept: leave out {self.codec!r}")
         if self.segments:
@@ -148,13 +142,24 @@ class ImageOptions:
         has_quality = self.sizes if self.codec is None else self.codec in ("jpeg", "webp", "dct")
         if self.quality != DEFAULT_QUALITY and not has_quality:
             raise SchemaError(f"quality {self.quality} is for codec='jpeg', 'webp' or 'dct'")
+        names = [resize.name for resize in self.resizes]
+        if len(set(names)) < len(names):
+            raise SchemaError(f"each size can be asked for once, got {', '.join(names)}")
         try:  # what does not go together, the codec says
             codec_for(self.image(self.channels, (16, 16), self.codec or "png"))
         except CodecError as error:
             raise SchemaError(str(error)) from error
-        names = [resize.name for resize in self.resizes]
-        if len(set(names)) < len(names):
-            raise SchemaError(f"each size can be asked for once, got {', '.join(names)}")
+        _ = self.marks  # SourceError if they cannot be read
+
+    @cached_property
+    def resizes(self) -> list[SizeOption]:
+        """``sizes`` with their ``fit``."""
+        return [SizeOption.parse(size, self.fit) for size in self.sizes]  # type: ignore[union-attr]
+
+    @cached_property
+    def marks(self) -> Marks | None:
+        """``palette`` and ``label_map``."""
+        return Marks.of(self.palette, self.label_map)
 
     @property
     def channels(self) -> int:
@@ -176,7 +181,6 @@ class ImageOptions:
     def to_json(self) -> dict[str, Any]:
         """Return the options that are not the default, as JSON types."""
         found = changed(self)
-        found.pop("resizes", None)
         if self.resizes:
             found["sizes"] = [resize.name for resize in self.resizes]
         if self.segments:
@@ -187,8 +191,7 @@ class ImageOptions:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Output:
+class _Output(NamedTuple):
     """One target: a size, and how pictures become it."""
 
     resize: SizeOption
@@ -219,21 +222,20 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         pixel_nbytes = options.channels * np.dtype(options.dtype).itemsize
         self._max_pixels = pixels_within(options.max_picture_mb, pixel_nbytes)
         self._shapes = [label for label in self.labels if label.column.form]
+        self._plain = [label for label in self.labels if not label.column.form]
         self._is_several = split.source.has_several
         if self._is_several and (has_masks or self._shapes):
             what = "masks, boxes and keypoints belong to one picture, and samples have several"
             hint = "pack them from Python, with packdata.Writer and fields of your own"
             raise SchemaError(f"{what}: {hint}")
         self._mask_dtype = self._find_mask_dtype() if has_masks else None
-        self._outputs = [self._output(resize) for resize in options.resizes or (None,)]
+        self._outputs = outputs = [self._output(each) for each in options.resizes or (None,)]
         # Pictures "kept" or "re-encoded", and why the latter; those "smaller than" a size.
         self.tally = Tally()
         sizes = {"original_sizes": _SIZES} if self._is_several else {"original_size": _SIZE}
-        several, targets = len(self._outputs) > 1, []
-        for output in self._outputs:
-            schema = self._schema(output.fields, {"key": Text(), **sizes})
-            targets.append(Target(output.resize.name if several else "", schema))
-        self._set_targets(targets, options.to_json())
+        folders = [output.resize.name if len(outputs) > 1 else "" for output in outputs]
+        schemas = [self._schema(output.fields, {"key": Text(), **sizes}) for output in outputs]
+        self._set_targets([*map(Target, folders, schemas)], options.to_json())
 
     def encode(self, item: Item) -> list[dict[str, bytes]]:
         """Return the records of an item for each target.
@@ -245,18 +247,17 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         use_no_ipp()
         try:
             data = item.read()
-            records = {
-                each.name: each.encode(item) for each in self.labels if not each.column.form
-            }
-            records["key"] = _KEY.encode(item.key)
-            encode = self._encode_several if self._is_several else self._encode
-            return [images | records for images in encode(item, data)]
+            shared = {label.name: label.encode(item) for label in self._plain}
+            shared["key"] = _KEY.encode(item.key)
+            several = self._is_several
+            made = self._several(item, data) if several else self._one(item, self._decode(data))
+            self.tally.add(UNLABELLED, int(item.labels.get(LABEL) in (-1,)))
+            return [pictures | shared for pictures in made]
         except CodecError as error:
             raise SourceError(str(error), item.where) from error
 
-    def _encode(self, item: Item, data: bytes | Pixels) -> list[dict[str, bytes]]:
-        """Return what a sample has of its picture, for each target."""
-        picture = self._decode(data)
+    def _one(self, item: Item, picture: Picture) -> list[dict[str, bytes]]:
+        """Return what a sample has of a picture, for each target."""
         mask = None if self._mask_dtype is None else self._mask(item, picture)
         samples = []
         for output in self._outputs:
@@ -266,25 +267,24 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
                 sample["mask"] = codec_for(output.fields["mask"]).encode(fitted)
             for shape in self._shapes:
                 sample[shape.name] = encode_shape(shape, item, picture.size, output.resize)
-            sample["original_size"] = codec_for(_SIZE).encode(np.array(picture.size, np.int32))
+            sample["original_size"] = np.array(picture.size, "<i4").tobytes()
             samples.append(sample)
         self._count(picture)
-        self.tally.add(UNLABELLED, int(item.labels.get(LABEL) in (-1,)))
         return samples
 
-    def _encode_several(self, item: Item, files: list[bytes]) -> list[dict[str, bytes]]:
+    def _several(self, item: Item, files: Sequence[bytes]) -> list[dict[str, bytes]]:
         """Return what a sample has of its pictures, for each target."""
-        sizes: list[Size] = []
-        made: list[list[bytes]] = [[] for _ in self._outputs]
+        made = []
         for number, data in enumerate(files):
             with numbered(number):
-                picture = self._decode(data)
-                for output, records in zip(self._outputs, made, strict=True):
-                    records.append(self._stored(output, picture))
-            sizes.append(picture.size)
-            self._count(picture)
-        record = codec_for(_SIZES).encode(np.array(sizes, np.int32).reshape(-1, 2))
-        return [{"images": join_files(records), "original_sizes": record} for records in made]
+                made.append(self._one(item, self._decode(data)))
+        return [
+            {
+                "images": join_files([samples[target]["image"] for samples in made]),
+                "original_sizes": b"".join(samples[target]["original_size"] for samples in made),
+            }
+            for target in range(len(self._outputs))
+        ]
 
     def _decode(self, data: bytes | Pixels) -> Picture:
         options = self.options
@@ -307,21 +307,18 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
 
     def _stored(self, output: _Output, picture: Picture) -> bytes:
         """Return the record of a picture for a target: the file itself where that can be."""
-        options = self.options
+        options, codec = self.options, output.codec
         if (kept := self._kept(output, picture)) is not None:
             divided = divide_without_loss(kept) if options.segments else None
             self.tally.add(DIVIDED, int(divided is not None))
             return divided or kept
         if picture.format == "jpeg" and output.resize.keeps(picture.size):
             if options.codec is None and not options.keep_depth:
-                return encode_alike(picture.head, picture.orientation, picture.pixels)
+                return encode_alike(picture)
             file = b"" if picture.changes else picture.kept
-            if file and (record := encode_planes(output.codec, file)):
+            if file and (record := encode_planes(codec, file)):
                 return record
-        pixels = output.resize.apply(picture.pixels, picture.size)
-        if isinstance(output.codec, PictureCodec):
-            return output.codec.encode(pixels, options.quality)
-        return output.codec.encode(pixels)
+        return codec.encode(output.resize.apply(picture.pixels, picture.size))
 
     def _kept(self, output: _Output, picture: Picture) -> bytes | None:
         """Return the file to be stored as it is; None if it is encoded anew."""
@@ -382,7 +379,7 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         # Files are kept, or else stored without loss.
         is_lossless = options.codec is None and resize is None and codec in KEPT
         encoded = options.image(channels, size, "png" if is_lossless else codec)
-        return _Output(resize or _AS_IT_IS, fields, codec_for(encoded))
+        return _Output(resize or _AS_IT_IS, fields, codec_for(encoded, quality=options.quality))
 
     @cached_property
     def _default_codec(self) -> str:

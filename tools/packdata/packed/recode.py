@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from loaders.codecs import codec_for
 from loaders.codecs.heads import picture_size
-from loaders.codecs.picture import DEFAULT_QUALITY, PictureCodec
+from loaders.codecs.picture import DEFAULT_QUALITY
 from loaders.errors import CodecError, SchemaError
 from loaders.schema import PICTURE_CODECS, Boxes, Image, Images, Keypoints, Mask
 from packdata.options import check_options, opt
@@ -94,7 +94,7 @@ class Recode:
 
     def __init__(self, field: Image | Mask, recoding: Recoding) -> None:
         resize = recoding.resize
-        self._resize, self._quality = resize, recoding.quality
+        self._resize = resize
         codec = field.codec if isinstance(field, Mask) else recoding.codec or field.codec
         size = field.size if resize is None else resize.fixed
         if codec in ("dct", "yuv420") and size is None:
@@ -106,7 +106,7 @@ class Recode:
         if isinstance(field, Image) and codec != field.codec:
             changes |= options if codec == "dct" else dict.fromkeys(options)
         self.field: Image | Mask = replace(field, **changes)  # afterwards
-        self._codec = codec_for(self.field)
+        self._codec = codec_for(self.field, quality=recoding.quality or DEFAULT_QUALITY)
         # A file of the codec is kept, if nothing else is asked.
         is_file = codec in _MAGIC and field.codec in _MAGIC
         self._magic = _MAGIC[codec] if is_file and recoding.quality is None else None
@@ -122,8 +122,6 @@ class Recode:
         picture = decode()
         if self._resize is not None:
             picture = self._resize.apply(picture, nearest=isinstance(self.field, Mask))
-        if isinstance(self._codec, PictureCodec):
-            return self._codec.encode(picture, self._quality or DEFAULT_QUALITY)
         return self._codec.encode(picture)
 
     def _keeps(self, record: npt.NDArray[np.uint8]) -> bool:

@@ -12,7 +12,7 @@ from loaders import ShardDataset
 from loaders.errors import LoadersError, SchemaError, SourceError
 from packdata.arrays.plan import pack_arrays
 from packdata.cli import main
-from packdata.images.marks import Marks
+from packdata.images.masks import Marks
 from packdata.images.plan import pack_images, plan_images
 from packdata.sources.folders import MaskFolder
 from packdata.sources.listed import Listing

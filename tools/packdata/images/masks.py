@@ -1,4 +1,4 @@
-"""What the values of masks mean: colours to class numbers (``--palette``), and numbers to others (``--label-map``)."""
+"""Masks: the numbers of a file, exactly; by ``--palette`` its colours as class numbers; by ``--label-map`` others."""
 
 from __future__ import annotations
 
@@ -10,20 +10,66 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from loaders.codecs.heads import MAX_PIXELS
 from loaders.errors import CodecError, SourceError
-from packdata.images.pictures import check_exact, decode_mask, decode_picture, open_picture
+from packdata.images.pictures import (
+    bits_of,
+    decode_picture,
+    flat,
+    format_of,
+    load,
+    open_picture,
+    orientation_of,
+    turned,
+)
 from packdata.reading import read_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from PIL.Image import Image as Head
+
 Values = npt.NDArray[Any]
+_EXACT = ("PNG", "GIF", "BMP", "TIFF", "PPM")
 _HEX = re.compile(r"#([0-9a-fA-F]{6})\b")
 _THREE = re.compile(r"(?<!\d)(\d{1,3})[\s,;]+(\d{1,3})[\s,;]+(\d{1,3})(?!\d)")
 _TWO = re.compile(r"^[ \t]*(\d+)[ \t,;:]+(\d+)\b", re.MULTILINE)
 _COLORS_HINT = "A palette has a colour a line, R G B or #RRGGBB, in the order of the classes"
 _NUMBERS_HINT = "A label map has two numbers a line, old and new, from 0 to 65535"
+
+
+def decode_mask(data: bytes, max_pixels: int = MAX_PIXELS) -> Values:
+    """Return a mask as H x W, uint8 or uint16, upright, its integers exactly as stored.
+
+    Palette files give indices, not colors; 1-, 2- and 4-bit files their values (0 and 1, not 0 and
+    255). Color files pass if their channels are equal, transparency if it is opaque.
+
+    Raises:
+        CodecError: The bytes are no picture, a damaged one, a lossy one, one of more than ``max_pixels``, or
+            colors.
+    """
+    head = _open_exact(data, max_pixels)
+    load(head, data)
+    values, bits = np.asarray(head), bits_of(head, data)
+    if head.mode == "L" and bits in (2, 4):
+        values = values // (255 // (2**bits - 1))  # Pillow stretches them to 8 bits
+    values = values.astype(np.uint16 if values.dtype.itemsize == 2 else np.uint8)
+    values, changes = turned(values, orientation_of(head)), list[str]()
+    if values.ndim == 2:
+        return values
+    colors = flat(values, changes)
+    if changes or (colors != colors[:, :, :1]).any():
+        raise CodecError("colors or transparency, not one number per pixel (gray or palette)")
+    return np.ascontiguousarray(colors[:, :, 0])
+
+
+def _open_exact(data: bytes, max_pixels: int) -> Head:
+    """Read the head of a file; CodecError for a format that may lose pixels."""
+    head = open_picture(data, max_pixels)
+    if head.format not in _EXACT:
+        raise CodecError(f"{format_of(head)} is not exact: save masks as PNG")
+    return head
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,18 +89,14 @@ class Marks:
         """
         given = {"palette": palette, "label map": label_map}
         names = tuple(f"{name} {value}" for name, value in given.items() if value is not None)
-        if not names:
-            return None
-        if palette is None:
-            return cls(_label_map(label_map), False, names)  # type: ignore[arg-type]
-        numbers = _palette(palette)
+        numbers = {} if palette is None else _palette(palette)
         if label_map is not None:
             table = _label_map(label_map)
             if missing := {*numbers.values()} - {*table}:
                 what = f"no number for class {min(missing)} of the palette"
                 raise SourceError(what, label_map, _NUMBERS_HINT)
-            numbers = {color: table[number] for color, number in numbers.items()}
-        return cls(numbers, True, names)
+            numbers = {color: table[number] for color, number in numbers.items()} or table
+        return cls(numbers, palette is not None, names) if names else None
 
     @property
     def dtype(self) -> str:
@@ -72,7 +114,12 @@ class Marks:
         Raises:
             CodecError: It cannot be read, or has a colour or value that is not known.
         """
-        values = _codes(data, max_pixels) if self.is_colored else decode_mask(data, max_pixels)
+        if self.is_colored:
+            _open_exact(data, max_pixels)
+            colors = decode_picture(data, max_pixels=max_pixels).pixels.astype(np.int64)
+            values = colors @ np.array([1 << 16, 1 << 8, 1])
+        else:
+            values = decode_mask(data, max_pixels)
         known = np.array(sorted(self.numbers), np.int64)
         at = np.searchsorted(known, values).clip(0, len(known) - 1)
         if (wrong := known[at] != values).any():
@@ -85,23 +132,15 @@ class Marks:
         return np.asarray(stored[at])
 
 
-def _codes(data: bytes, max_pixels: int) -> npt.NDArray[np.int64]:
-    """Return the colours of a mask's file as numbers."""
-    check_exact(open_picture(data, max_pixels))
-    colors = decode_picture(data, max_pixels=max_pixels).pixels.astype(np.int64)
-    return colors[:, :, 0] << 16 | colors[:, :, 1] << 8 | colors[:, :, 2]
-
-
 def _palette(palette: Path | str) -> dict[int, int]:
     """Return the number by colour; lines without one, such as a header, are passed over."""
-    colors = []
     text = read_file(palette, str(palette), _COLORS_HINT).decode(errors="replace")
+    colors = []
     for line in text.splitlines():
         if found := _HEX.search(line):
             colors.append(int(found[1], 16))
         elif (found := _THREE.search(line)) and max(map(int, found.groups())) <= 255:
-            red, green, blue = map(int, found.groups())
-            colors.append(red << 16 | green << 8 | blue)
+            colors.append(int.from_bytes(bytes(map(int, found.groups())), "big"))
     if not colors or len({*colors}) < len(colors):
         raise SourceError("duplicate colours, or none", palette, _COLORS_HINT)
     return {color: number for number, color in enumerate(colors)}
