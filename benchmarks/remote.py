@@ -33,8 +33,8 @@ import packdata
 from loaders import DataLoader, ShardDataset
 from loaders.remote import origin
 from loaders.schema import Array
+from packdata.packed.derive import copy_dataset
 from packdata.packed.remote import clear_cache, fetch
-from packdata.packed.views import copy_dataset
 
 sys.path.insert(0, str(ROOT))
 from tests.remote import servers

@@ -14,7 +14,7 @@ from loaders import DataLoader, RAMDataset, ShardDataset, concat
 from loaders.data.manifest import read_manifest
 from loaders.errors import SampleError, StaleDatasetError
 from loaders.schema import Array, Field, Label
-from packdata.packed.combine import extend
+from packdata.packed.derive import extend
 from tests.refusals import without_hash
 
 NUM, WIDTH = 12, 5_000

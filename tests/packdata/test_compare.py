@@ -9,8 +9,7 @@ import packdata
 from loaders.errors import SchemaError
 from loaders.schema import Array, Field, Image, Label, Schema
 from packdata.inspect.compare import diff, schema_differences
-from packdata.packed.combine import extend, merge
-from packdata.packed.views import CopyOptions, copy_dataset
+from packdata.packed.derive import CopyOptions, copy_dataset, extend, merge
 from tests.packdata.packing import FIELDS, pack, sample
 from tests.packdata.reading import PackedReader
 

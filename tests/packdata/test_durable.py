@@ -9,7 +9,7 @@ import pytest
 from loaders.data.manifest import read_manifest
 from loaders.schema import Label
 from packdata.formats import write_shard
-from packdata.packed.combine import merge
+from packdata.packed.derive import merge
 from tests.columns import fixed_column
 from tests.packdata.packing import pack_samples
 from tests.refusals import At

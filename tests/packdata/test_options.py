@@ -30,8 +30,7 @@ from packdata.images.plan import pack_images
 from packdata.images.recipe import ImageOptions
 from packdata.images.shapes import ShapeOptions
 from packdata.options import add_options, check_options, opt
-from packdata.packed.partition import split
-from packdata.packed.views import CopyOptions, copy_dataset
+from packdata.packed.derive import CopyOptions, copy_dataset, split
 from packdata.tables import pack_tables
 from packdata.tables.options import TableOptions
 from packdata.tokens.plan import TokenOptions, pack_tokens

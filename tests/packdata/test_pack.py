@@ -23,8 +23,8 @@ from loaders.errors import ManifestError, PackError, SourceError
 from loaders.schema import Array
 from packdata import Writer
 from packdata.formats import read_back
-from packdata.packed import combine
-from packdata.packed.views import copy_dataset
+from packdata.packed import derive
+from packdata.packed.derive import copy_dataset
 from packdata.packing import packing
 from packdata.packing.engine import pack_recipe, pack_recipes
 from packdata.packing.journal import Journal
@@ -508,7 +508,7 @@ def test_what_changes_a_split_waits_for_the_packing_of_all(tmp_path: Path) -> No
 
     def meanwhile() -> bool:
         with pytest.raises(PackError, check=At("all/train")):
-            combine.extend(tmp_path / "all" / "train", [tmp_path / "more"])
+            derive.extend(tmp_path / "all" / "train", [tmp_path / "more"])
         refused.append("extend")
         with pytest.raises(PackError, check=At("all/val")):
             pack(tmp_path / "all" / "val", overwrite=True)
@@ -539,7 +539,7 @@ def test_a_dataset_beside_the_splits_is_nobody_elses_matter(tmp_path: Path) -> N
     pack(tmp_path / "more", 7)
 
     def meanwhile() -> bool:
-        return bool(combine.merge(tmp_path / "all" / "extra", [tmp_path / "more"]))
+        return bool(derive.merge(tmp_path / "all" / "extra", [tmp_path / "more"]))
 
     Job(tmp_path / "all", options={"overwrite": True, "is_unchanged": meanwhile}, **SPLITS).run()
 

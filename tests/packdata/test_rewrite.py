@@ -16,9 +16,7 @@ from loaders.data.manifest import read_manifest
 from loaders.errors import PackError, SchemaError
 from loaders.schema import Boxes, Bytes, Image
 from packdata.inspect.verify import verify
-from packdata.packed.combine import extend, merge
-from packdata.packed.partition import split
-from packdata.packed.views import CopyOptions, copy_dataset
+from packdata.packed.derive import CopyOptions, copy_dataset, extend, merge, split
 from packdata.packing import packing, publish, target
 from packdata.packing.packing import Packing
 from packdata.packing.store import FolderStore

@@ -23,8 +23,7 @@ from loaders.schema import Array, Categories, Features, Label
 from packdata.cli import main
 from packdata.inspect.stats import stats
 from packdata.inspect.verify import verify
-from packdata.packed.combine import extend, merge
-from packdata.packed.views import CopyOptions, copy_dataset
+from packdata.packed.derive import CopyOptions, copy_dataset, extend, merge
 from packdata.tables import pack_tables, plan_tables
 from tests.packdata.breaking import interrupted
 from tests.packdata.reading import PackedReader

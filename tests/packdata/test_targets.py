@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from loaders.errors import PackError
-from packdata.packed import combine
+from packdata.packed import derive
 from tests.packdata.packing import pack_samples
 from tests.packdata.reading import PackedReader
 from tests.packdata.test_commands import SMALL, run, samples_of
@@ -36,7 +36,7 @@ def test_a_target_that_is_or_holds_a_source_or_lies_in_one_is_refused(
 ) -> None:
     """By whatever name, and though --overwrite is given: it would be lost."""
     source = pack_samples(tmp_path / "src", 6, fields=SMALL, format="parquet")
-    combine.merge(tmp_path / "other", [pack_samples(tmp_path / "o", 2, first=20, fields=SMALL)])
+    derive.merge(tmp_path / "other", [pack_samples(tmp_path / "o", 2, first=20, fields=SMALL)])
     monkeypatch.chdir(tmp_path)
     os.symlink("src", "link")
     before = {path: path.stat().st_mtime_ns for path in source.rglob("*")}
@@ -59,7 +59,7 @@ def test_a_target_that_is_or_holds_a_source_or_lies_in_one_is_refused(
 
 def test_merge_of_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PackError) as caught:
-        combine.merge(tmp_path / "all", [])
+        derive.merge(tmp_path / "all", [])
 
     assert caught.value.path == tmp_path / "all"
     assert not (tmp_path / "all").exists()

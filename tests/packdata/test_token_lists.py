@@ -17,8 +17,7 @@ from loaders import DataLoader, ShardDataset, TokenWindows, concat
 from loaders.data.manifest import read_manifest
 from loaders.errors import SourceError
 from packdata.inspect.verify import verify
-from packdata.packed.combine import merge
-from packdata.packed.partition import split
+from packdata.packed.derive import merge, split
 from packdata.tokens.plan import TokenOptions, pack_tokens
 from tests.packdata.test_tokens import documents, pack, texts, write
 from tests.refusals import At

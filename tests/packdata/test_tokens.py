@@ -22,9 +22,7 @@ from packdata.cli import main
 from packdata.inspect.preview import as_text
 from packdata.inspect.stats import stats
 from packdata.inspect.verify import verify
-from packdata.packed.combine import extend, merge
-from packdata.packed.partition import split
-from packdata.packed.views import CopyOptions, copy_dataset
+from packdata.packed.derive import CopyOptions, copy_dataset, extend, merge, split
 from packdata.tokens.documents import DocumentFile, texts_of
 from packdata.tokens.files import list_files
 from packdata.tokens.ids import IdsFile

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from loaders.data.view import View, open_view
 from loaders.errors import SchemaError
 from loaders.schema import Array, Field, Label, MultiLabel, Text
-from packdata.packed.views import CopyOptions, copy_dataset
+from packdata.packed.derive import CopyOptions, copy_dataset
 from packdata.packed.where import matching
 from packdata.tables import pack_tables
 from tests.packdata.packing import pack, pack_samples

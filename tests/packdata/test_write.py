@@ -17,9 +17,7 @@ from loaders.data.manifest import read_manifest
 from loaders.errors import ChecksumError, PackError, SchemaError
 from loaders.schema import Array, Image, Mask
 from packdata.inspect.verify import verify
-from packdata.packed.combine import merge
-from packdata.packed.partition import split
-from packdata.packed.views import CopyOptions, copy_dataset
+from packdata.packed.derive import CopyOptions, copy_dataset, merge, split
 from tests.packdata.packing import CLASSES, pack_samples, sample
 from tests.packdata.reading import PackedReader
 

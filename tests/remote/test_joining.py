@@ -17,8 +17,7 @@ from loaders.remote.client import Client
 from loaders.schema import Array, Text
 from packdata.bucket import Bucket
 from packdata.cli import main
-from packdata.packed.combine import extend, merge
-from packdata.packed.views import copy_dataset
+from packdata.packed.derive import copy_dataset, extend, merge
 from packdata.tables import pack_tables
 from packdata.tokens.plan import TokenOptions, pack_tokens
 from tests.packdata.recipes import contents

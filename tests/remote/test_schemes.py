@@ -20,7 +20,7 @@ from loaders.remote.stores import open_objects
 from loaders.remote.url import URL, endpoint_of
 from loaders.schema import Array
 from packdata.cli import main
-from packdata.packed.views import copy_dataset as upload
+from packdata.packed.derive import copy_dataset as upload
 from tests.remote import servers
 from tests.remote.conftest import SETTINGS
 from tests.remote.test_remote import assert_same, batches

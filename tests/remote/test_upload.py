@@ -17,8 +17,8 @@ from loaders.remote import origin
 from loaders.remote.url import url_of
 from packdata.bucket import bucket_at
 from packdata.cli import main
-from packdata.packed.combine import merge
-from packdata.packed.views import copy_dataset as upload
+from packdata.packed.derive import copy_dataset as upload
+from packdata.packed.derive import merge
 from packdata.packed.views import write as write_view
 from packdata.parts.joining import finish
 from tests.remote import servers

@@ -18,7 +18,7 @@ from loaders.system.regular import NotRegularError, read_regular, regular
 from packdata.cli import main
 from packdata.images.plan import pack_images
 from packdata.inspect.verify import verify
-from packdata.packed.views import copy_dataset
+from packdata.packed.derive import copy_dataset
 from packdata.tokens.plan import TokenOptions, pack_tokens
 from tests.packdata.command_sources import make_sources
 from tests.refusals import At

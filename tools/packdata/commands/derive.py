@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from loaders.progress import Meter
@@ -26,7 +28,6 @@ from packdata.describe import counted
 from packdata.options import add_options, parse_path
 
 if TYPE_CHECKING:
-    import argparse
     from pathlib import Path
 
     from loaders.data.manifest import Manifest
@@ -58,7 +59,7 @@ def _show(args: argparse.Namespace, manifest: Manifest) -> int:
 
 
 def _copy(args: argparse.Namespace) -> int:
-    from packdata.packed.views import CopyOptions, copy_dataset
+    from packdata.packed.derive import CopyOptions, copy_dataset
 
     with usage_errors(args, schema=True):
         options = CopyOptions(**given(args, args.declared))
@@ -71,7 +72,7 @@ def _copy(args: argparse.Namespace) -> int:
 
 
 def _copy_options(parser: Any) -> None:
-    from packdata.packed.views import CopyOptions
+    from packdata.packed.derive import CopyOptions
 
     parser.set_defaults(declared=add_options(parser, CopyOptions))
 
@@ -95,12 +96,21 @@ To a URL, --overwrite replaces the manifest and deletes no shard: others may sti
 )
 
 
+def _parse_part(text: str) -> tuple[str, float]:
+    name, _, number = text.partition("=")
+    with suppress(ValueError):
+        return name, float(number)
+    raise argparse.ArgumentTypeError(f"takes NAME=FRACTION, got {text!r}")
+
+
 def _split(args: argparse.Namespace) -> int:
-    from packdata.packed.partition import parse_parts, split
+    from packdata.packed.derive import split
 
     options = given(args, ("by", "stratify", "seed", "format", "shard_bytes", "overwrite"))
+    parts = dict(args.parts)
+    if len(parts) < len(args.parts):
+        args.parser.error(f"duplicate part in --parts, got {', '.join(n for n, _ in args.parts)}")
     with usage_errors(args, schema=False), Meter("writing", "samples") as meter:
-        parts = parse_parts(args.parts)
         manifests = split(args.src, args.dst, parts, **options, tick=meter.tick, note=show_note)
     data = {name: _made(args.dst / name, each) for name, each in manifests.items()}
     lines = (_made_line(args.dst / name, each) for name, each in manifests.items())
@@ -119,6 +129,7 @@ SPLIT = command(
         "each part's share of the samples (for tokens, of different documents): above 0, together at most 1",
         nargs="+",
         required=True,
+        type=_parse_part,
         metavar="NAME=FRACTION",
     ),
     argument(
@@ -140,7 +151,7 @@ SPLIT = command(
 
 
 def _merge(args: argparse.Namespace) -> int:
-    from packdata.packed.combine import merge
+    from packdata.packed.derive import merge
 
     how = given(args, ("overwrite", "shard_bytes"))
     manifest = merge(args.dst, args.src, link=not args.no_link, note=show_note, **how)
@@ -148,7 +159,7 @@ def _merge(args: argparse.Namespace) -> int:
 
 
 def _extend(args: argparse.Namespace) -> int:
-    from packdata.packed.combine import extend
+    from packdata.packed.derive import extend
 
     manifest = extend(args.dst, args.src, link=not args.no_link, note=show_note)
     return _show(args, manifest)

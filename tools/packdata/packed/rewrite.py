@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import xxhash
 
@@ -38,6 +38,17 @@ if TYPE_CHECKING:
     from packdata.packed.content import Content
 
     Note = Callable[[str], object]
+
+
+class WriteSettings(TypedDict, total=False):
+    """Keyword arguments that other functions pass on to ``write_datasets``, which describes them."""
+
+    format: Format | None
+    shard_bytes: int | None
+    overwrite: bool
+    link: bool
+    tick: Callable[[int], object]
+    note: Note
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +118,7 @@ def write_datasets(
         check_outside(place / folder, folders)
         if not len(each.content):
             hint = (
-                "Choose more; of text, parts get whole documents: TokenWindows.split divides these"
+                "Choose more; parts of text get whole documents: TokenWindows.split divides these"
             )
             raise PackError("there is no sample to write", place / folder, hint)
     plan = plan_of(command, sources, **options, format=format, shard_bytes=shard_bytes)

@@ -1,11 +1,9 @@
-"""Views of packed samples as datasets of their own: ``packdata.write``, and ``packdata copy`` of one dataset."""
+"""Views of packed samples as datasets of their own: ``packdata.write``."""
 
 from __future__ import annotations
 
 import time
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,27 +16,22 @@ from loaders.data.columns import column_of
 from loaders.data.manifest import read_manifest
 from loaders.data.view import KEY_FIELD, View, open_view
 from loaders.errors import CodecError, SchemaError
-from loaders.remote.url import is_url
 from loaders.schema import Array, Bytes, Field, Json, Schema, Text
 from packdata.images.fit import SizeOption
-from packdata.options import changed, opt, parse_names
 from packdata.packed.content import ViewContent, check_keys, check_no_stream, written_fields
 from packdata.packed.recode import Recoding
-from packdata.packed.rewrite import Written, format_of, write_datasets
-from packdata.packed.where import matching
+from packdata.packed.rewrite import Written, write_datasets
 from packdata.packing.progress import Progress, Quiet
-from packdata.packing.provenance import origin, origin_of
+from packdata.packing.provenance import origin
 from packdata.packing.settings import check_workers
-from packdata.packing.shards import DEFAULT_SHARD_BYTES
 from packdata.packing.summary import summary_of
 from packdata.sources.names import row_hashes
 from packdata.values import Encoded, Preparer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping
 
     from loaders.data.columns import Column
-    from loaders.data.manifest import Manifest
     from packdata.images.fit import Size
     from packdata.packing.shards import Format
     from packdata.packing.summary import Summary
@@ -96,45 +89,40 @@ def write(
     """
     began = time.monotonic()
     source, known = _as_view(view)
-    recoding = Recoding(
-        codec, quality, resize=None if size is None else SizeOption.parse(size, fit)
-    )
-    added = {
-        name: _column(name, values, known.fields.get(name), source)
-        for name, values in (add or {}).items()
-    }
-    values = {name: column for name, (_, column) in added.items()}
+    resize = None if size is None else SizeOption.parse(size, fit)
+    added = {n: _added(n, each, known.fields.get(n), source) for n, each in (add or {}).items()}
     fields = {name: field for name, (field, _) in added.items()}
-    schema, recoders = written_fields(source, fields, known, recoding)
+    values = {name: column for name, (_, column) in added.items()}
+    schema, recoders = written_fields(
+        source, fields, known, Recoding(codec, quality, resize=resize)
+    )
     if source.numbers is not None:
         check_no_stream(source)
-    files = [shard.path for shard in source.store.shards]
-    is_whole = source.numbers is None and len({*files}) == len(files) and len(source.folders) == 1
-    # Samples of one whole dataset have no key twice.
-    if isinstance(schema.fields.get(KEY_FIELD), Text) and (KEY_FIELD in values or not is_whole):
-        check_keys(source, values.get(KEY_FIELD))
-    whole = source.whole_shards if link and not (shard_bytes or recoders or values) else None
+    _check_keys(source, schema, values.get(KEY_FIELD))
+    is_changed = bool(shard_bytes or recoders or values)
+    whole = source.whole_shards if link and not is_changed else None
     if format and {shard.path.suffix for shard in whole or ()} != {f".{format}"}:
         whole = None
     given = {"codec": codec, "size": size, "fit": size and fit, "quality": quality}
     options: dict[str, Any] = {n: value for n, value in given.items() if value is not None}
     options |= {"add": sorted(values)} if values else {}
-    which = None if source.numbers is None else xxh3_128_hexdigest(source.numbers.tobytes())
-    digests = {n: xxh3_128_hexdigest(row_hashes(c).tobytes()) for n, c in values.items()}
-    identity: dict[str, Any] = {"samples": which, "schema": schema.to_json(), "values": digests}
-    identity["link"] = whole is not None
-    origins = [origin(folder, read_manifest(folder)) for folder in source.folders]
-    origins = origins or [{"name": source.path.name, "fingerprint": source.fingerprint}]
-    made_of = {"source": origins[0]} if len(origins) == 1 else {"sources": origins}
     content = ViewContent(source, schema, recoders, values, check_workers(workers))
-    written = Written(content, {"command": "write", **made_of, "options": options}, whole)
+    written = Written(content, {"command": "write", **_made_of(source), "options": options}, whole)
+    identity = {**_identity(source, schema, values), "link": whole is not None}
     progress = Quiet() if progress is None else progress
     progress.start(len(source), 0)
     try:
-        how: Any = {"format": format, "shard_bytes": shard_bytes, "overwrite": overwrite}
-        how["tick"] = partial(progress.advance, 0)
-        asked = options | identity
-        manifest = write_datasets(dst, "write", [source], {"": written}, asked, **how)[""]
+        manifest = write_datasets(
+            dst,
+            "write",
+            [source],
+            {"": written},
+            options | identity,
+            format=format,
+            shard_bytes=shard_bytes,
+            overwrite=overwrite,
+            tick=lambda num: progress.advance(0, num),
+        )[""]
     finally:
         progress.close()
     seconds = time.monotonic() - began
@@ -159,7 +147,29 @@ def _as_view(data: Any) -> tuple[View, Schema]:
     return view.verified(), data.schema
 
 
-def _column(name: str, values: Any, field: Field | None, view: View) -> tuple[Field, Column]:
+def _check_keys(view: View, schema: Schema, keys: Column | None) -> None:
+    """Raise SchemaError for duplicate keys; samples of one whole dataset have none."""
+    files = [shard.path for shard in view.store.shards]
+    is_whole = view.numbers is None and len({*files}) == len(files) and len(view.folders) == 1
+    if isinstance(schema.fields.get(KEY_FIELD), Text) and (keys is not None or not is_whole):
+        check_keys(view, keys)
+
+
+def _made_of(view: View) -> dict[str, Any]:
+    """Describe the datasets whose samples a view has, for the manifest."""
+    origins = [origin(folder, read_manifest(folder)) for folder in view.folders]
+    origins = origins or [{"name": view.path.name, "fingerprint": view.fingerprint}]
+    return {"source": origins[0]} if len(origins) == 1 else {"sources": origins}
+
+
+def _identity(view: View, schema: Schema, values: Mapping[str, Column]) -> dict[str, Any]:
+    """Return what tells samples, fields and added values from others."""
+    which = None if view.numbers is None else xxh3_128_hexdigest(view.numbers.tobytes())
+    digests = {n: xxh3_128_hexdigest(row_hashes(c).tobytes()) for n, c in values.items()}
+    return {"samples": which, "schema": schema.to_json(), "values": digests}
+
+
+def _added(name: str, values: Any, field: Field | None, view: View) -> tuple[Field, Column]:
     """Return the field of values that are added, and their records."""
     is_one = isinstance(values, str | bytes) or not hasattr(values, "__len__")
     if is_one or len(values) != len(view):
@@ -190,60 +200,3 @@ def _field_of(values: Any) -> Field:
         if all(isinstance(value, kind) for value in values):
             return field
     return Json()
-
-
-# -- copies of one dataset -------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class CopyOptions(Recoding):
-    """What ``copy_dataset`` changes."""
-
-    where: str | None = opt(None, "keep the samples that meet a condition (default: all)", "EXPR")
-    fields: Sequence[str] | None = opt(
-        None, "fields to keep, in this order (default: all)", "A,B", type=parse_names
-    )
-
-    def __post_init__(self) -> None:
-        Recoding.__post_init__(self)
-        kept = self.fields
-        if kept is not None and not 0 < len(set(kept)) == len(kept):
-            raise SchemaError(f"fields must be different names, at least one, got {list(kept)}")
-
-
-def copy_dataset(
-    src: Path | str,
-    dst: Path | str,
-    options: CopyOptions | None = None,
-    *,
-    format: Format | None = None,
-    shard_bytes: int = DEFAULT_SHARD_BYTES,
-    overwrite: bool = False,
-    workers: int | None = None,
-    tick: Callable[[int], object] = int,
-    note: Callable[[str], object] = str,
-) -> Manifest:
-    """Write a changed copy of a packed dataset; what is not to be changed is copied byte for byte.
-
-    ``format`` is by default that of the original. What else is given is as in ``write_datasets``.
-
-    Raises:
-        SchemaError: The condition or a field's name does not fit the dataset.
-        ShardError: A record to be copied is damaged.
-        PackError: The target is taken, lies inside the source or cannot be written; or no sample meets the condition.
-    """
-    options = options or CopyOptions()
-    view, asked = open_view(src), changed(options)
-    chosen = view.with_fields(options.fields or [*view.schema.fields])
-    schema, recoders = written_fields(chosen, {}, view.schema, options)
-    if options.where is not None:
-        check_no_stream(view)
-        chosen = chosen.select(np.flatnonzero(matching(view, options.where)))
-    content = ViewContent(chosen, schema, recoders, workers=workers)
-    written = Written(content, {"command": "copy", "source": origin_of(view), "options": asked})
-    is_usual = format in (None, format_of(view)) and shard_bytes == DEFAULT_SHARD_BYTES
-    if is_url(dst) and is_usual and not asked:
-        written = Written(content, read_manifest(src).provenance, view.whole_shards)  # as it is
-    how: Any = {"format": format, "shard_bytes": shard_bytes, "overwrite": overwrite}
-    how |= {"tick": tick, "note": note}
-    return write_datasets(dst, "copy", [view], {"": written}, asked, **how)[""]

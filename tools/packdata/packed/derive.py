@@ -1,0 +1,249 @@
+"""Datasets made of packed ones: a changed copy, parts of one (split), several as one (merge, extend)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from loaders.data.manifest import Manifest, read_manifest
+from loaders.data.view import join_views, open_view
+from loaders.division import divide
+from loaders.errors import PackError, SchemaError
+from loaders.remote.url import is_url
+from packdata.bucket import target_at
+from packdata.inspect.compare import schema_differences
+from packdata.options import changed, opt, parse_names
+from packdata.packed.content import (
+    DocumentContent,
+    ViewContent,
+    check_keys,
+    check_no_stream,
+    written_fields,
+)
+from packdata.packed.recode import Recoding
+from packdata.packed.rewrite import Written, format_of, plan_of, write_datasets
+from packdata.packed.where import matching
+from packdata.packing.packing import MADE, Made, Packing
+from packdata.packing.provenance import extended, origin_of
+from packdata.packing.publish import manifest_at
+from packdata.packing.shards import DEFAULT_SHARD_BYTES
+from packdata.packing.store import store_of
+from packdata.packing.target import check_outside
+from packdata.tokens.rows import document_hashes, has_tokens
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+    from typing import Unpack
+
+    from loaders.data.view import View
+    from packdata.packed.content import Content
+    from packdata.packed.rewrite import Note, WriteSettings
+
+By = Literal["shuffle", "key-hash"]
+_PART_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_REMEDY = (
+    "'packdata copy' chooses fields (--fields) and codecs (--codec); packing with sizes= and fit= fixes sizes, "
+    "with classes= classes, with like= the columns of a table"
+)
+
+
+# -- of one dataset --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CopyOptions(Recoding):
+    """What ``copy_dataset`` changes."""
+
+    where: str | None = opt(None, "keep the samples that meet a condition (default: all)", "EXPR")
+    fields: Sequence[str] | None = opt(
+        None, "fields to keep, in this order (default: all)", "A,B", type=parse_names
+    )
+
+    def __post_init__(self) -> None:
+        Recoding.__post_init__(self)
+        kept = self.fields
+        if kept is not None and not 0 < len(set(kept)) == len(kept):
+            raise SchemaError(f"fields must be different names, at least one, got {list(kept)}")
+
+
+def copy_dataset(
+    src: Path | str,
+    dst: Path | str,
+    options: CopyOptions | None = None,
+    *,
+    workers: int | None = None,
+    **settings: Unpack[WriteSettings],
+) -> Manifest:
+    """Write a changed copy of a packed dataset; what is not to be changed is copied byte for byte.
+
+    ``workers`` threads encode (default: all cores); ``settings`` are those of ``write_datasets``.
+
+    Raises:
+        SchemaError: The condition or a field's name does not fit the dataset.
+        ShardError: A record to be copied is damaged.
+        PackError: The target is taken, lies inside the source or cannot be written; or no sample meets the condition.
+    """
+    options = options or CopyOptions()
+    view, asked = open_view(src), changed(options)
+    chosen = view.with_fields(options.fields or [*view.schema.fields])
+    schema, recoders = written_fields(chosen, {}, view.schema, options)
+    if options.where is not None:
+        check_no_stream(view)
+        chosen = chosen.select(np.flatnonzero(matching(view, options.where)))
+    content = ViewContent(chosen, schema, recoders, workers=workers)
+    written = Written(content, {"command": "copy", "source": origin_of(view), "options": asked})
+    is_usual = settings.get("format") in (None, format_of(view))
+    is_usual &= settings.get("shard_bytes") in (None, DEFAULT_SHARD_BYTES)
+    if is_url(dst) and is_usual and not asked:
+        written = Written(content, read_manifest(src).provenance, view.whole_shards)  # as it is
+    return write_datasets(dst, "copy", [view], {"": written}, asked, **settings)[""]
+
+
+def split(
+    src: Path | str,
+    dst: Path | str,
+    parts: Mapping[str, float],
+    *,
+    by: By = "shuffle",
+    stratify: str | None = None,
+    seed: int = 0,
+    **settings: Unpack[WriteSettings],
+) -> dict[str, Manifest]:
+    """Write each part of a dataset as a dataset, ``dst/<part>``: all parts, or none; records stay as they are.
+
+    If it is killed while it publishes, some parts may be there; run again, it publishes the others.
+    Of tokens documents are divided, equal ones to one part, and laid into rows anew.
+
+    Args:
+        src: The dataset's folder or URL.
+        dst: Folder of the parts' folders.
+        parts: Fraction of the samples by name of the part; together at most 1, the rest is left out.
+        by: ``shuffle`` meets the fractions exactly; ``key-hash`` only nearly, but a key stays in its part when samples
+            are added or removed.
+        stratify: A label field, other whole number, or column of a packed table, of which each part gets its share of
+            every value.
+        seed: Another seed gives another division.
+        **settings: Those of ``write_datasets``.
+
+    Raises:
+        ValueError: The fractions are not fractions, or the options contradict each other.
+        SchemaError: The dataset lacks what the division goes by.
+        PackError: A part would be empty, its folder is taken, or is the source itself or inside
+            it.
+    """
+    view, fractions = open_view(src), list(parts.values())
+    if not (fractions and min(fractions) > 0 and sum(fractions) <= 1 + 1e-9):  # NaN is none
+        raise ValueError(f"fractions must be above 0 and together at most 1, got {fractions}")
+    for name in parts:
+        if not _PART_NAME.fullmatch(name):
+            raise ValueError(f"a part is named by a plain folder name, got {name!r}")
+    is_text, by_key = has_tokens(view.schema), by == "key-hash"
+    if is_text + by_key + (stratify is not None) > 1:
+        raise ValueError("choose one of by='key-hash' and stratify=, and neither for text")
+    contents: Iterable[Content]
+    if is_text:
+        contents = _documents(view, fractions, seed)
+    else:
+        divided = view.divide(fractions, by_key=by_key, stratify=stratify, seed=seed)
+        contents = (ViewContent(view.select(positions), view.schema) for positions in divided)
+    options: dict[str, Any] = {"by": by, "stratify": stratify, "seed": seed, "parts": dict(parts)}
+    made_from = {"command": "split", "source": origin_of(view)}
+    datasets = {
+        name: Written(content, made_from | {"options": options | {"part": name}})
+        for name, content in zip(parts, contents, strict=True)
+    }
+    return write_datasets(dst, "split", [view], datasets, options, **settings)
+
+
+def _documents(view: View, fractions: Sequence[float], seed: int) -> Iterator[DocumentContent]:
+    """Yield the rows of the documents of each part; equal ones come to one part."""
+    hashes = document_hashes(view)
+    firsts, inverse = np.unique(hashes, return_index=True, return_inverse=True)[1:]
+    numbers = np.argsort(np.argsort(firsts))[inverse]  # of different documents, as they come
+    for chosen in divide(len(firsts), fractions, seed):
+        yield DocumentContent(view, np.flatnonzero(np.isin(numbers, chosen)))
+
+
+# -- of several: shards are linked or copied, at a URL sent, and listed anew --------------------------
+
+
+def merge(
+    dst: Path | str,
+    sources: Sequence[Path | str],
+    *,
+    link: bool = True,
+    overwrite: bool = False,
+    shard_bytes: int | None = None,
+    note: Note = str,
+) -> Manifest:
+    """Make one dataset of several with the same fields and classes, in their order; the sources stay as they are.
+
+    Shards are linked or copied whole; with ``shard_bytes`` they are written anew, few of many small ones. ``dst`` and
+    sources may be URLs. The other options are those of ``write_datasets``; ``overwrite`` replaces what
+    ``merge`` has made, and nothing else.
+
+    Raises:
+        SchemaError: The sources differ in fields or classes, or share a key.
+        PackError: No source; a target that is taken or cannot be written, is a source, lies inside one or holds one.
+    """
+    if not sources:
+        raise PackError("there is no source to merge", dst, "Name at least one")
+    dst = target_at(dst)
+    views = [open_view(path, "never") for path in sources]
+    there = manifest_at(store_of(dst), "")
+    if there is not None and there.provenance.get("command") != "merge":
+        what = "a packed dataset is there, which 'packdata merge' did not make"  # one more source?
+        raise PackError(what, dst, "The target comes last: choose a folder that is new or empty")
+    joined, whole = _joined(views), shard_bytes is None
+    provenance = {"command": "merge", "sources": [*map(origin_of, views)]}
+    content = ViewContent(joined.verified(), joined.schema)
+    written = Written(content, provenance, joined.whole_shards if whole else None)
+    how: WriteSettings = {"shard_bytes": shard_bytes, "overwrite": overwrite}
+    how |= {"link": link, "note": note}
+    return write_datasets(dst, "merge", views, {"": written}, {"whole": whole}, **how)[""]
+
+
+def extend(
+    dst: Path | str, sources: Sequence[Path | str], *, link: bool = True, note: Note = str
+) -> Manifest:
+    """Add the samples of other datasets to one; readers see the old one or the new one whole. See ``merge``.
+
+    Raises:
+        SchemaError: They differ in fields or classes, or share a key.
+        PackError: The target is a source, lies inside one or holds one, or cannot be written; or it was replaced
+            meanwhile.
+    """
+    check_outside(dst, sources)
+    dst = target_at(dst)
+    read_manifest(dst)  # says what is there instead, before anything is touched
+    added = [open_view(path, "never") for path in sources]
+    plan = plan_of("extend", added)
+    with Packing(dst, [""], plan, kind="command", grows=True, link=link) as packing:
+        before = packing.manifests()[""]
+        origins = [origin_of(view) for view in added]
+        last = [*before.provenance.get("appended", ())][-len(origins) :]
+        if packing.is_continued and last == origins:  # it was killed behind that
+            note(f"{dst}: {MADE}")
+            return before
+        joined = _joined([open_view(dst, "never"), *added])
+        provenance = extended(before.provenance, origins)
+        shards = [shard for view in added for shard in view.whole_shards or ()]
+        packing.publish({"": Made(joined.schema, provenance, whole=shards)})
+        return packing.manifests()[""]
+
+
+def _joined(views: Sequence[View]) -> View:
+    """Return the samples of several datasets; SchemaError unless all have the same fields, and no key in common."""
+    first = views[0]
+    for view in views[1:]:
+        if different := schema_differences(first.schema, view.schema):
+            what = f"{view.path} (B) does not match {first.path} (A): {'; '.join(different[:5])}"
+            raise SchemaError(f"{what}. {_REMEDY}")
+    joined = join_views(views)
+    if joined.has_keys:
+        check_keys(joined)
+    return joined
