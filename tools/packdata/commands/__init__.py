@@ -1,16 +1,16 @@
 """The commands, a module for each group of them, thin over functions that a notebook can call."""
 
-from packdata.commands.derive import COPY, EXTEND, MERGE, SPLIT
-from packdata.commands.look import DIFF, INFO, PREVIEW, STATS, VERIFY
-from packdata.commands.packing import ARRAYS, FINISH, IMAGES, TABLES, TOKENS
-from packdata.commands.remote import CACHE, FETCH
+from packdata.commands.derive import copy, extend, merge, split
+from packdata.commands.look import diff, info, preview, stats, verify
+from packdata.commands.packing import arrays, finish, images, tables, tokens
+from packdata.commands.remote import cache, fetch
 
 GROUPS = {
-    "pack": (IMAGES, TOKENS, TABLES, ARRAYS, FINISH),
-    "look": (INFO, PREVIEW, STATS, DIFF),
-    "derive": (COPY, SPLIT, MERGE, EXTEND),
-    "keep whole": (VERIFY,),
-    "fetch": (FETCH, CACHE),
+    "pack": (images, tokens, tables, arrays, finish),
+    "look": (info, preview, stats, diff),
+    "derive": (copy, split, merge, extend),
+    "keep whole": (verify,),
+    "fetch": (fetch, cache),
 }
 
 __all__ = ["GROUPS"]

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from contextlib import contextmanager
+from inspect import cleandoc
 from typing import TYPE_CHECKING, Any
 
 from loaders.commandline import Command, number_from, show
@@ -27,20 +28,22 @@ _NAMED = re.compile(r"(?<![\w'\"/.-])([a-z]+(?:_[a-z]+)*)\b(?:(=)|(?![\w'\"/.-])
 
 
 def command(
-    name: str,
-    summary: str,
-    run: Callable[[argparse.Namespace], int],
-    *arguments: Argument,
-    details: str = "",
-    example: str = "",
-) -> Command:
-    """Return a command that takes these arguments."""
+    *arguments: Argument, example: str
+) -> Callable[[Callable[[argparse.Namespace], int]], Command]:
+    """Return a decorator that makes a command of a function: its name and docstring are what ``--help`` shows."""
 
     def add(parser: Any) -> None:
         for each in arguments:
             each(parser)
 
-    return Command(name=name, summary=summary, add=add, run=run, details=details, example=example)
+    def made(run: Callable[[argparse.Namespace], int]) -> Command:
+        summary, _, details = cleandoc(run.__doc__ or run.__name__).partition("\n\n")
+        summary = f"{summary[0].lower()}{summary[1:].rstrip('.')}"
+        return Command(
+            name=run.__name__, summary=summary, add=add, run=run, details=details, example=example
+        )
+
+    return made
 
 
 def argument(name: str, help: str, **options: Any) -> Argument:

@@ -28,6 +28,7 @@ from packdata.describe import counted
 from packdata.options import add_options, parse_path
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from pathlib import Path
 
     from loaders.data.manifest import Manifest
@@ -36,6 +37,11 @@ _WRITING = (
     *shards("that of the source"),
     switch("--overwrite", "replace a dataset at the target"),
     JSON,
+)
+_JOINING = (
+    switch("--no-link", "copy and verify the shards, even where links work"),
+    JSON,
+    add_remote,
 )
 
 
@@ -53,22 +59,9 @@ def _made_line(folder: Path, manifest: Manifest) -> str:
     return f"{folder}: {samples}, {num_shards}, {describe_size(manifest.size_bytes)}"
 
 
-def _show(args: argparse.Namespace, manifest: Manifest) -> int:
+def _show(args: Namespace, manifest: Manifest) -> int:
     show_result(args, _made(args.dst, manifest), [_made_line(args.dst, manifest)])
     return 0
-
-
-def _copy(args: argparse.Namespace) -> int:
-    from packdata.packed.derive import CopyOptions, copy_dataset
-
-    with usage_errors(args, schema=True):
-        options = CopyOptions(**given(args, args.declared))
-    more = given(args, ("format", "shard_bytes", "overwrite", "workers"))
-    with usage_errors(args, schema=False), Meter("writing", "samples") as meter:
-        manifest = copy_dataset(
-            args.src, args.dst, options, **more, tick=meter.tick, note=show_note
-        )
-    return _show(args, manifest)
 
 
 def _copy_options(parser: Any) -> None:
@@ -77,23 +70,31 @@ def _copy_options(parser: Any) -> None:
     parser.set_defaults(declared=add_options(parser, CopyOptions))
 
 
-COPY = command(
-    "copy",
-    "copy a dataset with other samples, fields or codecs",
-    _copy,
+@command(
     place("src"),
     place("dst", "folder of the copy, or its URL in a store"),
     _copy_options,
     WORKERS,
     *_WRITING,
     add_remote,
-    details="""\
-Records that need no change are copied byte for byte. A condition is made of comparisons, and, or,
-not, in, literals, and names of fields that hold one value. Labels compare with numbers and class
-names; 'x' in key finds part of a text. In a packed table, name columns: carat > 1 and cut == 'Ideal'.
-To a URL, --overwrite replaces the manifest and deletes no shard: others may still be reading it.""",
     example="packdata copy packed/all packed/cats --where 'label == \"cat\"' --fields image,key",
 )
+def copy(args: Namespace) -> int:
+    """Copy a dataset with other samples, fields or codecs.
+
+    Records that need no change are copied byte for byte. A condition is made of comparisons, and, or,
+    not, in, literals, and names of fields that hold one value. Labels compare with numbers and class
+    names; 'x' in key finds part of a text. In a packed table, name columns: carat > 1 and cut == 'Ideal'.
+    To a URL, --overwrite replaces the manifest and deletes no shard: others may still be reading it.
+    """
+    from packdata.packed.derive import CopyOptions, copy_dataset
+
+    with usage_errors(args, schema=True):
+        options = CopyOptions(**given(args, args.declared))
+    how = given(args, ("format", "shard_bytes", "overwrite", "workers"))
+    with usage_errors(args, schema=False), Meter("writing", "samples") as meter:
+        how |= {"tick": meter.tick, "note": show_note}
+        return _show(args, copy_dataset(args.src, args.dst, options, **how))
 
 
 def _parse_part(text: str) -> tuple[str, float]:
@@ -103,25 +104,7 @@ def _parse_part(text: str) -> tuple[str, float]:
     raise argparse.ArgumentTypeError(f"takes NAME=FRACTION, got {text!r}")
 
 
-def _split(args: argparse.Namespace) -> int:
-    from packdata.packed.derive import split
-
-    options = given(args, ("by", "stratify", "seed", "format", "shard_bytes", "overwrite"))
-    parts = dict(args.parts)
-    if len(parts) < len(args.parts):
-        args.parser.error(f"duplicate part in --parts, got {', '.join(n for n, _ in args.parts)}")
-    with usage_errors(args, schema=False), Meter("writing", "samples") as meter:
-        manifests = split(args.src, args.dst, parts, **options, tick=meter.tick, note=show_note)
-    data = {name: _made(args.dst / name, each) for name, each in manifests.items()}
-    lines = (_made_line(args.dst / name, each) for name, each in manifests.items())
-    show_result(args, data, lines)
-    return 0
-
-
-SPLIT = command(
-    "split",
-    "divide a dataset into parts, such as train and val",
-    _split,
+@command(
     place("src", "folder of the dataset", type=parse_path),
     place("dst", "folder of the parts' folders", type=parse_path),
     argument(
@@ -145,53 +128,60 @@ SPLIT = command(
     ),
     seed("gives another division"),
     *_WRITING,
-    details="Each part is a dataset DST/NAME with the same fields and classes; records stay as they are.",
     example="packdata split packed/all packed --parts train=0.9 val=0.1 --stratify label",
 )
+def split(args: Namespace) -> int:
+    """Divide a dataset into parts, such as train and val.
+
+    Each part is a dataset DST/NAME with the same fields and classes; records stay as they are.
+    """
+    from packdata.packed import derive
+
+    parts = dict(args.parts)
+    if len(parts) < len(args.parts):
+        args.parser.error(f"duplicate part in --parts, got {', '.join(n for n, _ in args.parts)}")
+    how = given(args, ("by", "stratify", "seed", "format", "shard_bytes", "overwrite"))
+    with usage_errors(args, schema=False), Meter("writing", "samples") as meter:
+        how |= {"tick": meter.tick, "note": show_note}
+        made = derive.split(args.src, args.dst, parts, **how)
+    data = {name: _made(args.dst / name, each) for name, each in made.items()}
+    show_result(args, data, (_made_line(args.dst / name, each) for name, each in made.items()))
+    return 0
 
 
-def _merge(args: argparse.Namespace) -> int:
-    from packdata.packed.derive import merge
-
-    how = given(args, ("overwrite", "shard_bytes"))
-    manifest = merge(args.dst, args.src, link=not args.no_link, note=show_note, **how)
-    return _show(args, manifest)
-
-
-def _extend(args: argparse.Namespace) -> int:
-    from packdata.packed.derive import extend
-
-    manifest = extend(args.dst, args.src, link=not args.no_link, note=show_note)
-    return _show(args, manifest)
-
-
-_JOINING = (
-    switch("--no-link", "copy and verify the shards, even where links work"),
-    JSON,
-    add_remote,
-)
-_LINKS = """\
-Shards become hard links where the file system has them: nothing is copied or verified. Damage to
-a shard then damages both datasets. At a URL no shard is deleted."""
-MERGE = command(
-    "merge",
-    "make one dataset of several with the same fields and classes",
-    _merge,
+@command(
     place("src", "datasets, in order; they stay as they are", nargs="+"),
     place("dst", "folder of the new dataset"),
     *_JOINING,
     switch("--overwrite", "replace a dataset that merge has made in DST"),
     shard_size("rewrite shards to this size, to join many small ones (default: keep them)"),
-    details=_LINKS,
     example="packdata merge packed/train packed/val packed/all",
 )
-EXTEND = command(
-    "extend",
-    "add the shards of other datasets with the same fields to a dataset",
-    _extend,
+def merge(args: Namespace) -> int:
+    """Make one dataset of several with the same fields and classes.
+
+    Shards become hard links where the file system has them: nothing is copied or verified. Damage to
+    a shard then damages both datasets. At a URL no shard is deleted.
+    """
+    from packdata.packed import derive
+
+    how = given(args, ("overwrite", "shard_bytes"))
+    made = derive.merge(args.dst, args.src, link=not args.no_link, note=show_note, **how)
+    return _show(args, made)
+
+
+@command(
     place("src", "datasets to add; they stay as they are", nargs="+"),
     place("dst", "dataset that grows"),
     *_JOINING,
-    details=_LINKS,
     example="packdata extend packed/new-photos packed/train",
 )
+def extend(args: Namespace) -> int:
+    """Add the shards of other datasets with the same fields to a dataset.
+
+    Shards become hard links where the file system has them: nothing is copied or verified. Damage to
+    a shard then damages both datasets. At a URL no shard is deleted.
+    """
+    from packdata.packed import derive
+
+    return _show(args, derive.extend(args.dst, args.src, link=not args.no_link, note=show_note))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loaders.commandline import show
-from loaders.data.manifest import read_manifest
+from loaders.data.manifest import FORMAT_VERSION, read_manifest
 from loaders.errors import ManifestError
 from loaders.progress import Meter
 from loaders.remote.options import add_remote
-from loaders.schema import field_from_json
+from loaders.schema import Label, MultiLabel
 from loaders.text import describe_size, printable
 from packdata.commands.common import (
     DATASETS,
@@ -29,9 +31,10 @@ from packdata.commands.common import (
 from packdata.describe import counted, describe_field
 
 if TYPE_CHECKING:
-    import argparse
+    from argparse import Namespace
     from collections.abc import Iterator
 
+    from loaders.data.manifest import Manifest
     from packdata.inspect.compare import Difference
     from packdata.inspect.stats import Stats
     from packdata.inspect.verify import Report
@@ -39,23 +42,53 @@ if TYPE_CHECKING:
 _MAX_SHOWN = 50  # of the classes of a field, or its columns; --json has all
 
 
-def _one_or_all(found: list[Any]) -> Any:
-    """Return what is printed as JSON of one dataset, or of several."""
-    return found if len(found) > 1 else found[0]
+def _show_each(args: Namespace, found: list[dict[str, Any]], lines: Iterator[str]) -> None:
+    """Print what was found of one dataset, or of several."""
+    show_result(args, found if len(found) > 1 else found[0], lines)
 
 
-# -- info ------------------------------------------------------------------------------------------
+@command(
+    DATASETS,
+    JSON,
+    add_remote,
+    example="packdata info packed/train",
+)
+def info(args: Namespace) -> int:
+    """Show fields, samples, shards and origin of a packed dataset.
 
-
-def _info(args: argparse.Namespace) -> int:
-    from packdata.inspect.info import describe
-
-    found = [describe(folder) for folder in datasets_at(args.dataset)]
-    show_result(args, _one_or_all(found), (line for each in found for line in _info_lines(each)))
+    Fields marked 'served' are in a batch unless you ask for others.
+    """
+    known = {folder: read_manifest(folder) for folder in datasets_at(args.dataset)}
+    found = [_described(folder, manifest) for folder, manifest in known.items()]
+    _show_each(args, found, chain.from_iterable(map(_info_lines, found, known.values())))
     return 0
 
 
-def _info_lines(about: dict[str, Any]) -> Iterator[str]:
+def _described(path: Path, manifest: Manifest) -> dict[str, Any]:
+    """Return what a manifest says, as JSON types."""
+    shards, fields = manifest.shards, manifest.schema.fields
+    classes = {
+        n: each.classes for n, each in fields.items() if isinstance(each, Label | MultiLabel)
+    }
+    listed = ("file", "num_samples", "size_bytes")
+    return {
+        "path": str(path),
+        "format": "+".join(sorted({shard.file.rpartition(".")[2] for shard in shards})),
+        "version": FORMAT_VERSION,
+        "fingerprint": manifest.fingerprint,
+        "num_samples": manifest.num_samples,
+        "num_shards": len(shards),
+        "size_bytes": manifest.size_bytes,
+        "bytes_per_sample": round(manifest.size_bytes / max(1, manifest.num_samples), 1),
+        "fields": {name: field.to_json() for name, field in fields.items()},
+        "defaults": list(manifest.schema.defaults),
+        "num_classes": {n: None if names is None else len(names) for n, names in classes.items()},
+        "shards": [{name: getattr(shard, name) for name in listed} for shard in shards],
+        "provenance": dict(manifest.provenance),
+    }
+
+
+def _info_lines(about: dict[str, Any], manifest: Manifest) -> Iterator[str]:
     from packdata.packing.provenance import describe_origin
 
     per_sample, size = map(describe_size, (about["bytes_per_sample"], about["size_bytes"]))
@@ -64,29 +97,29 @@ def _info_lines(about: dict[str, Any]) -> Iterator[str]:
     yield f"  shards       {about['num_shards']:,} {about['format']}, {size}"
     yield f"  fingerprint  {about['fingerprint']}"
     width = max(map(len, about["fields"]))
-    for n, (name, described) in enumerate(about["fields"].items()):
+    for n, (name, field) in enumerate(manifest.schema.fields.items()):
         served = " (served)" if name in about["defaults"] else ""
-        field = describe_field(field_from_json(described))
-        yield f"  {'' if n else 'fields':<12} {name:<{width}}  {field}{served}"
-    yield f"  made from    {describe_origin(about['provenance']) or '(not recorded)'}"
+        what = describe_field(field)
+        yield f"  {'' if n else 'fields':<12} {name:<{width}}  {what}{served}"
+    yield f"  made from    {describe_origin(manifest.provenance) or '(not recorded)'}"
 
 
-INFO = command(
-    "info",
-    "show fields, samples, shards and origin of a packed dataset",
-    _info,
-    DATASETS,
-    JSON,
+@command(
+    place("dataset"),
+    argument(
+        "--out",
+        "file to write (default: the dataset's name, .png, in this folder)",
+        type=Path,
+        metavar="SHEET.png",
+    ),
+    number("--num", "samples to show (default: 24)", 24),
+    seed("shows other samples"),
+    switch("--text", "print the samples, draw nothing"),
     add_remote,
-    details="Fields marked 'served' are in a batch unless you ask for others.",
-    example="packdata info packed/train",
+    example="packdata preview packed/train --out sheet.png --num 24",
 )
-
-
-# -- preview ---------------------------------------------------------------------------------------
-
-
-def _preview(args: argparse.Namespace) -> int:
+def preview(args: Namespace) -> int:
+    """Draw some samples, or print those without pictures."""
     from loaders.data.view import open_view
     from packdata.inspect import preview
 
@@ -109,29 +142,22 @@ def _preview(args: argparse.Namespace) -> int:
     return 0
 
 
-PREVIEW = command(
-    "preview",
-    "draw some samples, or print those without pictures",
-    _preview,
+@command(
     place("dataset"),
-    argument(
-        "--out",
-        "file to write (default: the dataset's name, .png, in this folder)",
-        type=Path,
-        metavar="SHEET.png",
+    number(
+        "--limit",
+        "decode only N samples, evenly spread (default: all); at a URL, of the first two shards",
     ),
-    number("--num", "samples to show (default: 24)", 24),
-    seed("shows other samples"),
-    switch("--text", "print the samples, draw nothing"),
+    WORKERS,
+    JSON,
     add_remote,
-    example="packdata preview packed/train --out sheet.png --num 24",
+    example="packdata stats packed/train --json > stats.json",
 )
+def stats(args: Namespace) -> int:
+    """Compute mean and std of the pixels, sizes, and counts of the classes.
 
-
-# -- stats -----------------------------------------------------------------------------------------
-
-
-def _stats(args: argparse.Namespace) -> int:
+    With --json the result is what Normalize.from_stats reads: mean and std in pixel units.
+    """
     from loaders.data.view import open_view
     from packdata.inspect.stats import stats
 
@@ -168,27 +194,20 @@ def _row(value: Any) -> str:
     return str(value)
 
 
-STATS = command(
-    "stats",
-    "compute mean and std of the pixels, sizes, and counts of the classes",
-    _stats,
-    place("dataset"),
-    number(
-        "--limit",
-        "decode only N samples, evenly spread (default: all); at a URL, of the first two shards",
-    ),
-    WORKERS,
+@command(
+    place("a", "folder or URL of a dataset"),
+    place("b", "folder or URL of the other"),
+    number("--limit", "samples to name for each kind of difference (default: 10)", 10),
     JSON,
     add_remote,
-    details="With --json the result is what Normalize.from_stats reads: mean and std in pixel units.",
-    example="packdata stats packed/train --json > stats.json",
+    example="packdata diff packed/v1 packed/v2",
 )
+def diff(args: Namespace) -> int:
+    """List the differences of two datasets.
 
-
-# -- diff ------------------------------------------------------------------------------------------
-
-
-def _diff(args: argparse.Namespace) -> int:
+    The exit status is 1 if they differ. Records are compared as stored, and checked against their
+    checksums.
+    """
     from packdata.inspect.compare import diff
 
     found = diff(args.a, args.b, limit=args.limit)
@@ -206,41 +225,39 @@ def _diff_lines(found: Difference) -> Iterator[str]:
         yield "the datasets are equal"
 
 
-DIFF = command(
-    "diff",
-    "list the differences of two datasets",
-    _diff,
-    place("a", "folder or URL of a dataset"),
-    place("b", "folder or URL of the other"),
-    number("--limit", "samples to name for each kind of difference (default: 10)", 10),
+def _how(parser: Any) -> None:
+    group = parser.add_mutually_exclusive_group()
+    switch("--quick", "check only sizes and hashes of the files")(group)
+    switch("--decode", "also decode every record")(group)
+
+
+@command(
+    DATASETS,
+    _how,
+    number("--workers", "shards at once (default: all usable cores)"),
     JSON,
     add_remote,
-    details="""\
-The exit status is 1 if they differ. Records are compared as stored, and checked against their
-checksums.""",
-    example="packdata diff packed/v1 packed/v2",
+    example="packdata verify packed/train",
 )
+def verify(args: Namespace) -> int:
+    """Check every byte of a packed dataset.
 
-
-# -- verify ----------------------------------------------------------------------------------------
-
-
-def _verify(args: argparse.Namespace) -> int:
+    Every fault is listed with file, field, rows and keys; the exit status is then 1.
+    """
     if not args.dataset.is_dir():
         read_manifest(args.dataset)  # says what is there instead: a wrong path is no fault
     reports = [_report(folder, args) for folder in datasets_at(args.dataset)]
-    data = _one_or_all([report.to_json() for report in reports])
-    show_result(args, data, (line for report in reports for line in _verify_lines(report)))
+    found = [report.to_json() for report in reports]
+    _show_each(args, found, chain.from_iterable(map(_verify_lines, reports)))
     return 0 if all(report.ok for report in reports) else 1
 
 
-def _report(folder: Path, args: argparse.Namespace) -> Report:
+def _report(folder: Path, args: Namespace) -> Report:
     from packdata.inspect.verify import verify
 
-    try:
+    total = 0
+    with suppress(ManifestError):  # verify will say so
         total = read_manifest(folder).size_bytes
-    except ManifestError:  # verify will say so
-        total = 0
     with Meter("verifying", "bytes", total) as meter:
         return verify(folder, **given(args, ("quick", "decode", "workers")), tick=meter.tick)
 
@@ -253,23 +270,3 @@ def _verify_lines(report: Report) -> Iterator[str]:
         samples, shards = counted(known.num_samples, "sample"), counted(len(known.shards), "shard")
         what = f"{samples} in {shards}, {describe_size(known.size_bytes)}: OK"
     yield f"{report.path}: {what}"
-
-
-def _how(parser: Any) -> None:
-    group = parser.add_mutually_exclusive_group()
-    switch("--quick", "check only sizes and hashes of the files")(group)
-    switch("--decode", "also decode every record")(group)
-
-
-VERIFY = command(
-    "verify",
-    "check every byte of a packed dataset",
-    _verify,
-    DATASETS,
-    _how,
-    number("--workers", "shards at once (default: all usable cores)"),
-    JSON,
-    add_remote,
-    details="Every fault is listed with file, field, rows and keys; the exit status is then 1.",
-    example="packdata verify packed/train",
-)

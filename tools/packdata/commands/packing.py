@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import dataclass
+from functools import wraps
 from pkgutil import resolve_name
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,7 @@ from packdata.packing.shards import (
 )
 
 if TYPE_CHECKING:
+    from argparse import Namespace
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
@@ -40,10 +42,11 @@ if TYPE_CHECKING:
     from packdata.packing.summary import Summary
     from packdata.plan import SourcePlan
 
+    MakePlan = Callable[[Namespace, dict[str, Any]], SourcePlan]
+
 _AT_URLS = True  # as --shuffle: the usual seed where the target is a URL
 _AGAIN = """
-
-After a kill, a full disk or Ctrl-C, run the same command again to continue."""
+    After a kill, a full disk or Ctrl-C, run the same command again to continue."""
 _DST = argument(
     "dst", "folder or URL to pack into: new or empty", metavar="DST", type=parse_target
 )
@@ -81,15 +84,18 @@ _PACKING = (
     JSON,
 )
 
+_PLAN = argument(
+    "--plan",
+    "with --part: output of this command with --dry-run --json, so that only one reads all of the source",
+    metavar="FILE",
+    type=parse_target,
+)
 
-def _packing_command(
-    name: str,
-    summary: str,  # what it does, in a line
-    # Returns the plan of parsed arguments and of the options that dataclasses declare.
-    make_plan: Callable[[argparse.Namespace, dict[str, Any]], SourcePlan],
+
+def _packs(
     *,
     src: str,  # what SRC is
-    options: Mapping[str, str],  # these dataclasses by title, as module:name: imported when needed
+    options: Mapping[str, str],  # dataclasses by title, as module:name: imported when needed
     names: Mapping[str, str] = MappingProxyType({}),  # other names of their fields
     item: str = "file",  # what may be bad: file, row, ...
     unit: str,  # what is counted while it packs
@@ -98,10 +104,9 @@ def _packing_command(
     shuffle: int | bool | None = None,  # its default
     shard_bytes: int = DEFAULT_SHARD_BYTES,
     has_plan: bool = False,  # all of the source may have to be read before any of it is packed
-    details: str,  # what the source is, and what becomes of it
     example: str,  # how it may be called, in lines
-) -> Command:
-    """Return a command that packs SRC... to DST."""
+) -> Callable[[MakePlan], Command]:
+    """Return a decorator that makes a command of what makes a plan of parsed arguments and declared options."""
     bad = f"at a {item} that cannot be packed: stop (default), or skip it, list it in rejected.jsonl, and exit with 3"
     order = "source order" + ("; to a URL a random one" if shuffle else "")
     drawn = f"pack {shuffles} in a random order drawn from this seed (default: {order})"
@@ -112,10 +117,8 @@ def _packing_command(
         argument("--on-error", bad, choices=("fail", "skip"), default="fail"),
         argument("--shuffle", drawn, **seed),
         *_PACKING,
+        *([_PLAN] if has_plan else []),
     ]
-    if has_plan:
-        what = "with --part: output of this command with --dry-run --json, so that only one reads all of the source"
-        packing.append(argument("--plan", what, metavar="FILE", type=parse_target))
 
     def add(parser: Any) -> None:
         declared: list[str] = []
@@ -126,19 +129,21 @@ def _packing_command(
         for each in packing:
             each(group)
         add_remote(parser)
-        parser.set_defaults(item=item, declared=declared)
+        parser.set_defaults(item=item, unit=unit, declared=declared)
 
-    def run(args: argparse.Namespace) -> int:
-        values = given(args, args.declared)
-        values = {n: tuple(v) if isinstance(v, list) else v for n, v in values.items()}
-        return _run(args, lambda: make_plan(args, values), unit)
+    def made(make_plan: MakePlan) -> Command:
+        @wraps(make_plan)
+        def run(args: Namespace) -> int:
+            return _run(args, make_plan)
 
-    places = argument("src", src, nargs="+", metavar="SRC", type=parse_target), _DST
-    about = f"{details}{_AGAIN}"
-    return command(name, summary, run, *places, add, details=about, example=example)
+        run.__doc__ = f"{make_plan.__doc__}{_AGAIN}"
+        places = argument("src", src, nargs="+", metavar="SRC", type=parse_target), _DST
+        return command(*places, add, example=example)(run)
+
+    return made
 
 
-def _run(args: argparse.Namespace, make_plan: Callable[[], SourcePlan], unit: str) -> int:
+def _run(args: Namespace, make_plan: MakePlan) -> int:
     """Make a plan and carry it out, or only show it; return the exit status."""
     from packdata.packing.target import check_outside
     from packdata.parts.part import Part
@@ -152,24 +157,25 @@ def _run(args: argparse.Namespace, make_plan: Callable[[], SourcePlan], unit: st
             Part.parse(args.part)
         if args.format is not None:  # before a source is read for long
             check_shard_options(args.format, args.shard_bytes)
-        plan = make_plan()
+        values = given(args, args.declared)
+        values = {n: tuple(v) if isinstance(v, list) else v for n, v in values.items()}
+        plan = make_plan(args, values)
         check_shard_options(plan.format, args.shard_bytes)
-    return _show(args, plan if args.dry_run else _pack(args, plan, unit))
+    return _show(args, plan if args.dry_run else _pack(args, plan))
 
 
-def _pack(args: argparse.Namespace, plan: SourcePlan, unit: str) -> Summary:
+def _pack(args: Namespace, plan: SourcePlan) -> Summary:
+    from packdata.cluster import pack_on_ray
     from packdata.parts.part import usual_shuffle
     from packdata.plan import pack_plan
 
     settings = given(args, ("shard_bytes", "workers", "on_error", "overwrite", "shuffle"))
-    settings["progress"] = Meter("packed", unit)
+    settings["progress"] = Meter("packed", args.unit)
     if args.shuffle is _AT_URLS:
         settings["shuffle"] = usual_shuffle(plan.splits, args.dst)
     try:
         if args.engine is None:
             return pack_plan(plan, args.dst, part=args.part, **settings)
-        from packdata.cluster import pack_on_ray
-
         settings |= given(args, ("parts", "address"))
         return pack_on_ray(plan, args.dst, note=show_note, **settings)
     except SourceError as error:
@@ -182,26 +188,14 @@ def _pack(args: argparse.Namespace, plan: SourcePlan, unit: str) -> Summary:
         raise
 
 
-def _show(args: argparse.Namespace, result: SourcePlan | Summary) -> int:
+def _show(args: Namespace, result: SourcePlan | Summary) -> int:
     """Print a plan or a summary; return the exit status."""
     lines = (with_options(line, args) for line in str(result).splitlines())
     show_result(args, result.to_json(), lines)
     return 3 if getattr(result, "rejected", ()) else 0
 
 
-# -- images ----------------------------------------------------------------------------------------
-
-
-def _plan_images(args: argparse.Namespace, options: dict[str, Any]) -> SourcePlan:
-    from packdata.images.plan import plan_images
-
-    return plan_images(args.src, format=args.format, **options)
-
-
-IMAGES = _packing_command(
-    "images",
-    "pack pictures with their labels and masks",
-    _plan_images,
+@_packs(
     src="folder, list, tar, Parquet or IDX file, or its URL, or a pattern; several tars or Parquet files are one",
     options={
         "pictures": "packdata.images.recipe:ImageOptions",
@@ -213,29 +207,23 @@ IMAGES = _packing_command(
     usual="lmdb for files, else parquet",
     shuffles="the pictures of folders and lists",
     shuffle=_AT_URLS,
-    details="""\
-The source is a folder per class, a flat folder, a .csv, .tsv or .jsonl list, WebDataset tars,
-Parquet or IDX (MNIST), or a folder of splits of these, each of which becomes a dataset. Without
---size and --codec, files are kept byte for byte, except those that decoders read differently.""",
     example="""\
 packdata images imagenet packed --size 256
 packdata images scans packed --masks masks --keep-depth""",
 )
+def images(args: Namespace, options: dict[str, Any]) -> SourcePlan:
+    """Pack pictures with their labels and masks.
+
+    The source is a folder per class, a flat folder, a .csv, .tsv or .jsonl list, WebDataset tars,
+    Parquet or IDX (MNIST), or a folder of splits of these, each of which becomes a dataset. Without
+    --size and --codec, files are kept byte for byte, except those that decoders read differently.
+    """
+    from packdata.images.plan import plan_images
+
+    return plan_images(args.src, format=args.format, **options)
 
 
-# -- arrays ----------------------------------------------------------------------------------------
-
-
-def _plan_arrays(args: argparse.Namespace, options: dict[str, Any]) -> SourcePlan:
-    from packdata.arrays.plan import plan_arrays
-
-    return plan_arrays(args.src, format=args.format, **options)
-
-
-ARRAYS = _packing_command(
-    "arrays",
-    "pack volumes and other arrays with their labels and masks",
-    _plan_arrays,
+@_packs(
     src="folder of .npy and .npz files, or a list, or the URL of one",
     options={
         "arrays": "packdata.arrays.recipe:ArrayOptions",
@@ -245,16 +233,19 @@ ARRAYS = _packing_command(
     unit="arrays",
     usual="lmdb for arrays of 1 MB and more, else parquet",
     shuffles="the arrays of folders and lists",
-    details="""\
-The source is a folder per class, a flat folder, a .csv, .tsv or .jsonl list, or a folder of splits
-of these, each of which becomes a dataset. Volumes are served as (C, D, H, W), masks as (D, H, W).""",
     example="""\
 packdata arrays scans packed --masks labels --dtype float16 --mask-dtype uint8
 packdata arrays cases packed --array image --mask-array label""",
 )
+def arrays(args: Namespace, options: dict[str, Any]) -> SourcePlan:
+    """Pack volumes and other arrays with their labels and masks.
 
+    The source is a folder per class, a flat folder, a .csv, .tsv or .jsonl list, or a folder of splits
+    of these, each of which becomes a dataset. Volumes are served as (C, D, H, W), masks as (D, H, W).
+    """
+    from packdata.arrays.plan import plan_arrays
 
-# -- tables ----------------------------------------------------------------------------------------
+    return plan_arrays(args.src, format=args.format, **options)
 
 
 @dataclass
@@ -270,23 +261,7 @@ class LikeOptions:
     )
 
 
-def _plan_tables(args: argparse.Namespace, options: dict[str, Any]) -> SourcePlan:
-    from packdata.packing.firstpass import FirstPass
-    from packdata.tables.plan import plan_tables
-
-    return plan_tables(
-        args.src,
-        **given(args, ("format", "workers", "on_error")),
-        progress=Meter("read", "rows"),
-        first_pass=FirstPass(args.plan),
-        **options,
-    )
-
-
-TABLES = _packing_command(
-    "tables",
-    "pack rows of numbers and categories",
-    _plan_tables,
+@_packs(
     src="files, folders, or URLs of such, or patterns",
     options={
         "columns and values": "packdata.tables.options:TableOptions",
@@ -299,20 +274,47 @@ TABLES = _packing_command(
     shuffles="pieces of about 4 MB (of Parquet and Arrow: groups of rows), and the rows in each,",
     shard_bytes=TABLE_SHARD_BYTES,
     has_plan=True,
-    details="""\
-Tables are .csv, .tsv, .jsonl (also compressed), .parquet, .arrow and .feather files. Numbers become
-the field 'features', texts 'categories', and each --target a field of its own. NAMES are separated
-by commas; quote a name that holds a comma: '"income, EUR",age'.""",
     example="""\
 packdata tables train.csv packed/train --target price --missing mean
 packdata tables test.csv packed/test --like packed/train""",
 )
+def tables(args: Namespace, options: dict[str, Any]) -> SourcePlan:
+    """Pack rows of numbers and categories.
+
+    Tables are .csv, .tsv, .jsonl (also compressed), .parquet, .arrow and .feather files. Numbers become
+    the field 'features', texts 'categories', and each --target a field of its own. NAMES are separated
+    by commas; quote a name that holds a comma: '"income, EUR",age'.
+    """
+    from packdata.packing.firstpass import FirstPass
+    from packdata.tables.plan import plan_tables
+
+    return plan_tables(
+        args.src,
+        **given(args, ("format", "workers", "on_error")),
+        progress=Meter("read", "rows"),
+        first_pass=FirstPass(args.plan),
+        **options,
+    )
 
 
-# -- tokens ----------------------------------------------------------------------------------------
+@_packs(
+    src="files, folders, or URLs of such, or patterns",
+    options={"tokens": "packdata.tokens.options:TokenOptions"},
+    item="text",
+    unit="rows",
+    usual="parquet",
+    shuffles="pieces of about 4 MB, and the texts in each,",
+    has_plan=True,
+    example="""\
+packdata tokens corpus/*.jsonl.zst packed --tokenizer tokenizer.json --val-share 0.01
+packdata tokens openwebtext/train.bin packed --vocab-size 50257 --eod 50256""",
+)
+def tokens(args: Namespace, options: dict[str, Any]) -> SourcePlan:
+    """Pack text, conversations or token ids as a stream of tokens.
 
-
-def _plan_tokens(args: argparse.Namespace, options: dict[str, Any]) -> SourcePlan:
+    The source is text files; JSON lines, Parquet, Arrow or CSV whose rows are texts, lists of ids or
+    conversations; or files of ids: .npy, .bin, Megatron-LM's .bin with .idx, datatrove's .ds.
+    """
     from packdata.packing.firstpass import FirstPass
     from packdata.tokens.plan import TokenOptions, plan_tokens
 
@@ -324,41 +326,7 @@ def _plan_tokens(args: argparse.Namespace, options: dict[str, Any]) -> SourcePla
     )
 
 
-TOKENS = _packing_command(
-    "tokens",
-    "pack text, conversations or token ids as a stream of tokens",
-    _plan_tokens,
-    src="files, folders, or URLs of such, or patterns",
-    options={"tokens": "packdata.tokens.options:TokenOptions"},
-    item="text",
-    unit="rows",
-    usual="parquet",
-    shuffles="pieces of about 4 MB, and the texts in each,",
-    has_plan=True,
-    details="""\
-The source is text files; JSON lines, Parquet, Arrow or CSV whose rows are texts, lists of ids or
-conversations; or files of ids: .npy, .bin, Megatron-LM's .bin with .idx, datatrove's .ds.""",
-    example="""\
-packdata tokens corpus/*.jsonl.zst packed --tokenizer tokenizer.json --val-share 0.01
-packdata tokens openwebtext/train.bin packed --vocab-size 50257 --eod 50256""",
-)
-
-
-# -- parts -----------------------------------------------------------------------------------------
-
-
-def _finish(args: argparse.Namespace) -> int:
-    from packdata.parts.joining import finish
-
-    with usage_errors(args, schema=False):
-        summary = finish(args.dst, overwrite=args.overwrite, delete_old=args.delete_old)
-    return _show(args, summary)
-
-
-FINISH = command(
-    "finish",
-    "join the parts that were packed with --part",
-    _finish,
+@command(
     argument("dst", "where the parts were packed", metavar="DST", type=parse_target),
     switch("--overwrite", "replace a dataset in DST"),
     switch(
@@ -367,8 +335,16 @@ FINISH = command(
     ),
     JSON,
     add_remote,
-    details="""\
-Parts of other sources, options or versions are refused, and those that are missing are named.
-Killed, the same command finishes.""",
     example="packdata finish packed",
 )
+def finish(args: Namespace) -> int:
+    """Join the parts that were packed with --part.
+
+    Parts of other sources, options or versions are refused, and those that are missing are named.
+    Killed, the same command finishes.
+    """
+    from packdata.parts.joining import finish
+
+    with usage_errors(args, schema=False):
+        summary = finish(args.dst, overwrite=args.overwrite, delete_old=args.delete_old)
+    return _show(args, summary)

@@ -14,17 +14,27 @@ from packdata.describe import counted
 from packdata.options import parse_path
 
 if TYPE_CHECKING:
-    import argparse
+    from argparse import Namespace
 
 
-def _fetch(args: argparse.Namespace) -> int:
+@command(
+    place("url", "of the dataset"),
+    argument("folder", "copy it there, too", nargs="?", metavar="FOLDER", type=parse_path),
+    add_remote,
+    example="packdata fetch s3://bucket/packed/train",
+)
+def fetch(args: Namespace) -> int:
+    """Download a dataset from a URL to the cache, or to a folder.
+
+    Shards already in the cache are not downloaded again; all are verified.
+    """
     from loaders.data.view import open_view
-    from packdata.packed.remote import fetch
+    from packdata.packed import remote
     from packdata.packed.views import write
 
     total = read_manifest(args.url).size_bytes
     with Meter("fetching", "bytes", total) as meter:
-        num, size = fetch(args.url, meter.tick)
+        num, size = remote.fetch(args.url, meter.tick)
     show(f"{counted(num, 'shard')}, {describe_size(size)}: all here")
     if args.folder is not None:
         write(open_view(args.url), args.folder)
@@ -32,19 +42,19 @@ def _fetch(args: argparse.Namespace) -> int:
     return 0
 
 
-FETCH = command(
-    "fetch",
-    "download a dataset from a URL to the cache, or to a folder",
-    _fetch,
-    place("url", "of the dataset"),
-    argument("folder", "copy it there, too", nargs="?", metavar="FOLDER", type=parse_path),
-    add_remote,
-    details="Shards already in the cache are not downloaded again; all are verified.",
-    example="packdata fetch s3://bucket/packed/train",
+@command(
+    argument(
+        "folder",
+        "folder of the cache (default: $LOADERS_CACHE, else that of this user)",
+        nargs="?",
+        metavar="FOLDER",
+    ),
+    switch("--clear", "delete all shards"),
+    JSON,
+    example="packdata cache",
 )
-
-
-def _cache(args: argparse.Namespace) -> int:
+def cache(args: Namespace) -> int:
+    """Show what is in the download cache."""
     from packdata.packed.remote import cache_folder, cache_report, clear_cache
 
     folder = cache_folder(args.folder)
@@ -58,19 +68,3 @@ def _cache(args: argparse.Namespace) -> int:
         lines.append(f"  {each['url']}  {part}, {describe_size(each['size_bytes'])}")
     show_result(args, report, lines)
     return 0
-
-
-CACHE = command(
-    "cache",
-    "show what is in the download cache",
-    _cache,
-    argument(
-        "folder",
-        "folder of the cache (default: $LOADERS_CACHE, else that of this user)",
-        nargs="?",
-        metavar="FOLDER",
-    ),
-    switch("--clear", "delete all shards"),
-    JSON,
-    example="packdata cache",
-)

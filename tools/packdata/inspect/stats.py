@@ -92,7 +92,7 @@ def stats(
 
     def measure(i: int) -> list[_Gathered]:
         sample = view.sample(i, [*gathered])
-        return [_measured(fields[name], sample[name]) for name in gathered]
+        return [_Gathered.of(fields[name], sample[name]) for name in gathered]
 
     found = {name: {"kind": kind.kind} | _of_all(view, name) for name, kind in fields.items()}
     with opencv.one_thread(), OrderedPool(measure, workers or usable_cores()) as pool:
@@ -119,40 +119,6 @@ def _is_column(kind: Field) -> bool:
 # -- samples, decoded one by one -------------------------------------------------------------------
 
 
-def _has_channels(kind: Field) -> bool:
-    """Tell whether a field holds arrays with one axis of channels, as many in each, before the spatial ones."""
-    is_volume = isinstance(kind, Array) and len(kind.dims) - 1 == (kind.spatial or -1)
-    return is_volume and kind.shape is not None and kind.shape[0] is not None
-
-
-def _measured(kind: Field, value: Any) -> _Gathered:
-    """Return the statistics of one value, of several pictures those of all."""
-    if isinstance(kind, Images):
-        found = _Gathered()
-        for picture in value:
-            found.add(_measured(kind.one, picture))
-        return found
-    values = Counter[int]()
-    if isinstance(kind, Mask):
-        numbers, counts = np.unique(value, return_counts=True)
-        values.update(dict(zip(numbers.tolist(), counts.tolist(), strict=True)))
-    planes = value if _has_channels(kind) else [value]
-    if isinstance(kind, Image):
-        planes = [value[..., c] for c in range(value.shape[-1])]
-    return _Gathered([*map(_moments_of, planes)], [value.shape], values)
-
-
-def _moments_of(numbers: npt.NDArray[Any]) -> Moments:
-    """Return what numbers other than NaN come to."""
-    if numbers.dtype == np.uint8 and numbers.ndim == 2:
-        plane, size = np.ascontiguousarray(numbers), numbers.size
-        # OpenCV lets other threads run meanwhile; whole numbers are exact.
-        total, squares = int(cv2.sumElems(plane)[0]), round(cv2.norm(plane, cv2.NORM_L2SQR))
-        apart = (size * squares - total * total) / size
-        return Moments(size, total / size, apart, *cv2.minMaxLoc(plane)[:2])
-    return Moments.of(numbers[~np.isnan(numbers)] if numbers.dtype.kind == "f" else numbers)
-
-
 @dataclass(slots=True)
 class _Gathered:
     """The statistics of a decoded field: numbers per channel, without NaN."""
@@ -161,6 +127,23 @@ class _Gathered:
     shapes: list[tuple[int, ...]] = field(default_factory=list)
     values: Counter[int] = field(default_factory=Counter)  # of masks: pixels by value
     counts: list[int] = field(default_factory=list)  # of what was added: pictures of a sample
+
+    @classmethod
+    def of(cls, kind: Field, value: Any) -> _Gathered:
+        """Summarize one value, of several pictures all of them."""
+        if isinstance(kind, Images):
+            found = cls()
+            for picture in value:
+                found.add(cls.of(kind.one, picture))
+            return found
+        if isinstance(kind, Mask):
+            numbers, counts = np.unique(value, return_counts=True)
+            pixels = dict(zip(numbers.tolist(), counts.tolist(), strict=True))
+            return cls(shapes=[value.shape], values=Counter(pixels))
+        planes = value if _has_channels(kind) else [value]
+        if isinstance(kind, Image):
+            planes = np.moveaxis(value, -1, 0)
+        return cls([*map(_moments_of, planes)], [value.shape])
 
     def add(self, other: _Gathered) -> None:
         """Take another one in."""
@@ -175,16 +158,18 @@ class _Gathered:
         """Return what is known, as JSON types."""
         found: dict[str, Any] = {}
         if isinstance(kind, Images):
-            counts = np.array(self.counts)
-            found = {"images_per_sample": percentiles(counts), "num_images": int(counts.sum())}
+            found["images_per_sample"] = percentiles(np.array(self.counts))
+            found["num_images"] = len(self.shapes)
+        if isinstance(kind, Image | Images | Mask) and self.shapes:
+            sides = np.array([shape[:2] for shape in self.shapes]).T
+            found |= {"height": _ends(sides[0]), "width": _ends(sides[1])}
+        if isinstance(kind, Mask):
+            pixels = {str(value): num for value, num in sorted(self.values.items())}
+            return found | {"pixels_by_value": pixels}
         if isinstance(kind, Image | Images):
             most = {"max_value": int(np.iinfo(kind.dtype).max)}
-            return found | (self._sizes() | self._by_channel() | most if self.shapes else {})
-        if isinstance(kind, Mask):
-            values = {str(v): n for v, n in sorted(self.values.items())}
-            return self._sizes() | {"pixels_by_value": values}
-        num = sum(map(math.prod, self.shapes))
-        num_nan = num - sum(channel.count for channel in self.channels)
+            return found | (self._by_channel() | most if self.shapes else {})
+        num_nan = sum(map(math.prod, self.shapes)) - sum(each.count for each in self.channels)
         if _has_channels(kind) and self.channels and self.channels[0].count:
             return self._by_channel() | {"num_nan": num_nan}
         return _numbers_of(self.channels[0] if self.channels else Moments(), num_nan)
@@ -197,11 +182,27 @@ class _Gathered:
             "max": _finite(max(channel.most for channel in self.channels)),
         }
 
-    def _sizes(self) -> dict[str, Any]:
-        ends = np.quantile([shape[:2] for shape in self.shapes], (0, 0.5, 1), axis=0).T.tolist()
-        names = ("min", "median", "max")
-        sides = zip(("height", "width"), ends, strict=True)
-        return {side: dict(zip(names, three, strict=True)) for side, three in sides}
+
+def _has_channels(kind: Field) -> bool:
+    """Tell whether a field holds arrays with one axis of channels, as many in each, before the spatial ones."""
+    is_volume = isinstance(kind, Array) and len(kind.dims) - 1 == (kind.spatial or -1)
+    return is_volume and kind.shape is not None and kind.shape[0] is not None
+
+
+def _moments_of(numbers: npt.NDArray[Any]) -> Moments:
+    """Return what numbers other than NaN come to."""
+    if numbers.dtype == np.uint8 and numbers.ndim == 2:
+        plane, size = np.ascontiguousarray(numbers), numbers.size
+        # OpenCV lets other threads run meanwhile; whole numbers are exact.
+        total, squares = int(cv2.sumElems(plane)[0]), round(cv2.norm(plane, cv2.NORM_L2SQR))
+        apart = (size * squares - total * total) / size
+        return Moments(size, total / size, apart, *cv2.minMaxLoc(plane)[:2])
+    return Moments.of(numbers[~np.isnan(numbers)] if numbers.dtype.kind == "f" else numbers)
+
+
+def _ends(lengths: npt.NDArray[np.int64]) -> dict[str, float]:
+    least, median, most = np.quantile(lengths, (0, 0.5, 1)).tolist()
+    return {"min": least, "median": median, "max": most}
 
 
 # -- all samples: column by column, never row by row ---------------------------------------------------
