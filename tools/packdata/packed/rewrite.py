@@ -118,7 +118,7 @@ def write_datasets(
         check_outside(place / folder, folders)
         if not len(each.content):
             hint = (
-                "Choose more; parts of text get whole documents: TokenWindows.split divides these"
+                "Choose more; of text, parts get whole documents: TokenWindows.split divides these"
             )
             raise PackError("there is no sample to write", place / folder, hint)
     plan = plan_of(command, sources, **options, format=format, shard_bytes=shard_bytes)
