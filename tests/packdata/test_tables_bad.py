@@ -16,7 +16,7 @@ import pytest
 
 from loaders.errors import SchemaError, SourceError
 from packdata.tables import pack_tables, plan_tables
-from packdata.tables.values import shown
+from packdata.types import shown
 from tests.packdata.reading import PackedReader
 from tests.refusals import At
 

@@ -98,8 +98,8 @@ def test_odd_cells_are_what_they_are_as_texts(
         patch.setattr(row_files, "PART_BYTES", size)
 
         typed = outcome(source, folder / "typed", options)
-        for module in ("scan", "values"):
-            patch.setattr(f"packdata.tables.{module}.quick", lambda *_: None)
+        for module in ("types", "tables.scan"):
+            patch.setattr(f"packdata.{module}.all_as_one", lambda *_: None)
         texts = outcome(source, folder / "texts", options)
 
     assert typed == texts

@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from packdata.types import are_names, cast_all, kind_of, kinds_of, parsed, type_of
+from packdata.types import KINDS, all_as_one, kinds_of, parsed, type_of
 
 
 @pytest.mark.parametrize(
@@ -39,10 +39,9 @@ def test_a_column_is_what_all_of_its_cells_are(cells: list[str | None], kind: st
 def test_dates_with_a_zone_are_told_from_those_without() -> None:
     zoned, local = "2024-01-05T10:00+02:00", "2024-01-05T10:00"
 
-    zones = [kind_of({kind}) for kind in ("zoned", "date")]
+    kinds = [KINDS[code] for code in kinds_of(pa.array([zoned, local]))]
 
-    assert len({*kinds_of(pa.array([zoned, local])).tolist()}) == 2
-    assert zones == ["zoned", "date"]
+    assert kinds == ["zoned", "date"]
     assert parsed(pa.array([zoned]), "zoned").cast("timestamp[us]")[0].as_py().hour == 8
     assert parsed(pa.array(["2024-02-30", local]), "date").null_count == 1
 
@@ -59,16 +58,19 @@ def test_dates_with_a_zone_are_told_from_those_without() -> None:
         (["", "7"], False),
     ],
 )
-@pytest.mark.parametrize("times", [1, 1000])  # few are matched, many looked at where they begin
+@pytest.mark.parametrize("times", [1, 1000])
 def test_zeros_in_front_and_long_numbers_are_found(
     cells: list[str], expected: bool, times: int
 ) -> None:
     texts = pa.array([cell or None for cell in cells] * times, pa.string())
 
-    assert are_names(texts, texts.cast(pa.float64())) is expected
+    assert (all_as_one(texts, ["number", "code"]) is None) is expected
+    assert all_as_one(texts, ["number"]) == ("number", texts.cast(pa.float64()))
 
 
 def test_all_texts_are_cast_or_none() -> None:
-    assert cast_all(pa.array(["1", None, "2.5"]), pa.float64()) == pa.array([1, None, 2.5])
+    found = all_as_one(pa.array(["1", None, "2.5"]), ["number"])
+
+    assert found == ("number", pa.array([1, None, 2.5]))
     for cells in (["1", "x"], ["1", "nan"], ["1", ""]):
-        assert cast_all(pa.array(cells), pa.float64()) is None
+        assert all_as_one(pa.array(cells), ["number"]) is None

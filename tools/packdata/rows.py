@@ -44,7 +44,7 @@ FEW_ROWS = 32  # of pictures, say
 MAX_ROW_BYTES = 64 << 20
 HEAD_BYTES = 1 << 16  # looked at first
 # What a text may be where nothing says, and where a file has numbers and flags of its own, but no dates.
-ANY_KIND = frozenset[Kind](("number", "flag", "date", "zoned"))
+ANY_KIND = frozenset[Kind](("number", "code", "flag", "date", "zoned"))
 DATES = frozenset[Kind](("date", "zoned"))
 
 

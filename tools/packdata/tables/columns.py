@@ -7,11 +7,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from loaders.data.manifest import read_manifest
 from loaders.errors import SchemaError, SourceError
 from loaders.schema import Array, Categories, Features, Field, Label, Schema
 from packdata.moments import Moments
@@ -21,8 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from loaders.data.manifest import Manifest
+    from packdata.tables.files import TableFiles
     from packdata.tables.options import TableOptions
-    from packdata.tables.scan import ColumnScan, Scan
+    from packdata.tables.scan import ColumnScan, Scan, Seen
     from packdata.types import Kind
 
 FEATURES, CATEGORIES, MISSING = "features", "categories", "missing"
@@ -42,8 +43,7 @@ _NAMES = {  # of the kinds of values, in messages
 }
 
 
-@dataclass(frozen=True, slots=True)
-class TargetColumn:
+class TargetColumn(NamedTuple):
     """A column to predict: the name of its field, its own name in the files, and what becomes of it."""
 
     field: str
@@ -57,7 +57,6 @@ class ColumnPlan:
 
     schema: Schema  # ``features``, ``missing`` and ``categories``, as far as there are any, and the targets
     targets: tuple[TargetColumn, ...]
-    notes: tuple[str, ...] = ()  # what is worth knowing
 
     @property
     def features(self) -> Features | None:
@@ -78,34 +77,28 @@ class ColumnPlan:
         kinds |= dict.fromkeys(self.categories.columns if self.categories else (), "text")
         return kinds | {target.column: READ_AS[target.how] for target in self.targets}
 
-    def targets_to_json(self) -> list[dict[str, str]]:
-        """Return the targets as JSON types."""
-        return [{"field": t.field, "column": t.column, "how": t.how} for t in self.targets]
-
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON types."""
-        schema, notes = self.schema.to_json(), [*self.notes]
-        return {"schema": schema, TARGETS: self.targets_to_json(), "notes": notes}
+        return {"schema": self.schema.to_json(), TARGETS: [t._asdict() for t in self.targets]}
 
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> ColumnPlan:
         """Return what ``to_json`` wrote."""
         targets = tuple(TargetColumn(**each) for each in given[TARGETS])
-        return cls(Schema.from_json(given["schema"]), targets, tuple(given["notes"]))
+        return cls(Schema.from_json(given["schema"]), targets)
 
 
-def plan_columns(scan: Scan, options: TableOptions, source: Path | str) -> ColumnPlan:
-    """Decide what becomes of the columns of a scanned table, which messages call ``source``.
+def plan_columns(scan: Scan, files: TableFiles, options: TableOptions) -> ColumnPlan:
+    """Decide what becomes of the columns of scanned files.
 
     Raises:
         SourceError: Columns are not of one kind (it names all of these), have no values, or do not fit the options.
         SchemaError: Nothing is left to pack.
     """
     if not scan.num_rows:
-        raise SourceError("the table has no rows", source)
-    named = [name for name in options.named if name not in options.drop]
-    check_names(named, list(scan.columns), source)
-    hows = _hows(scan, options, source)
+        raise SourceError("the table has no rows", files.paths[0])
+    check_names([n for n in options.named if n not in options.drop], scan.columns, files.paths[0])
+    hows = _hows(scan, files, options)
     learned = [name for name in hows if name not in options.target]
     numbers = [name for name in learned if hows[name] != "label"]
     texts = [name for name in learned if hows[name] == "label"]
@@ -123,63 +116,69 @@ def plan_columns(scan: Scan, options: TableOptions, source: Path | str) -> Colum
         while name in (*fields, FEATURES, CATEGORIES, MISSING):
             name += "_"
         targets.append(TargetColumn(name, column, how))
-        classes = scan.classes.get(column) or _sorted_classes(scan.columns[column].known_texts())
+        classes = files[0].classes.get(column) or _classes(scan.columns[column].known_texts())
         fields[name] = Label(classes=classes) if how == "label" else Array(dtype=dtype)
     if not fields:
         raise SchemaError("no column is left to pack")
     return ColumnPlan(Schema(fields), tuple(targets))
 
 
-def _hows(scan: Scan, options: TableOptions, source: Path | str) -> dict[str, str]:
+def _hows(scan: Scan, files: TableFiles, options: TableOptions) -> dict[str, str]:
     """Return how each column that is packed is: ``number``, ``flag``, ``days`` or ``label``, of categories too."""
     hows: dict[str, str] = {}
     problems: list[SourceError] = []
     for name in options.wanted or [name for name in scan.columns if name not in {*options.drop}]:
         try:
-            hows[name] = _how(name, scan.columns[name], options, source)
+            hows[name] = _how(name, scan.columns[name], files, options)
         except SourceError as error:
             problems.append(error)
     if len(problems) > 1:
         what = f"{len(problems)} columns cannot be packed as they are:"
-        raise SourceError("\n".join([what, *(f"  {problem}" for problem in problems)]), source)
+        raise SourceError("\n".join([what, *map("  {}".format, problems)]), files.paths[0])
     if problems:
         raise problems[0]
     return hows
 
 
-def _how(name: str, column: ColumnScan, options: TableOptions, source: Path | str) -> str:
+def _how(name: str, column: ColumnScan, files: TableFiles, options: TableOptions) -> str:
     """Return how a column is; SourceError if its values are of no one kind."""
     drop = "target= without it" if name in options.target else f"drop={[name]}"
-    drop, first, what = f"{drop} leaves it out", column.first, f"column {name!r}"
-    kinds = sorted(column.groups, key=lambda g: (-column.groups[g], g == "text", g))
-    most, others = next(iter(kinds), None), kinds[1:]
+    drop, what = f"{drop} leaves it out", f"column {name!r}"
+    kinds = sorted(column.kinds, key=lambda kind: (-column.kinds[kind], kind == "text", kind))
+
+    def first(seen: Seen) -> tuple[str, str]:
+        """Return the first value of a kind, and its place."""
+        return files.value(name, *column.first[seen])
+
     if column.other:
-        raise SourceError(f"{what}: {column.other}", source, drop)
-    if most is None and "bad" in first:
+        raise SourceError(f"{what}: {column.other}", files.paths[0], drop)
+    if not kinds and "bad" in column.first:
+        value, where = first("bad")
         wanted = "number" if name in options.numeric else "date"
-        what += f" holds no {wanted} ({first['bad'].shown!r})"
-        raise SourceError(what, first["bad"].where, drop)
-    if most is None:
+        raise SourceError(f"{what} holds no {wanted} ({value!r})", where, drop)
+    if not kinds:
         hint = f"{drop}; categorical={[name]} takes NA and the like as texts"
-        raise SourceError(f"{what} has no value in any row", source, hint)
+        raise SourceError(f"{what} has no value in any row", files.paths[0], hint)
     if name in options.categorical or name in options.numeric:
         return "label" if name in options.categorical else "number"
     # With zeros in front, all its numbers are names.
-    groups = {*kinds}
-    if groups == {"flag", "text"} or "code" in groups <= {"code", "number", "flag", "text"}:
+    if {*kinds} == {"flag", "text"} or "code" in {*kinds} <= {"code", "number", "flag", "text"}:
         return "label"
+    most, *others = kinds
     if others:
-        what += f" has {_NAMES[others[0]]} ({first[others[0]].shown!r}) among {_NAMES[most]}"
+        value, where = first(others[0])
+        what += f" has {_NAMES[others[0]]} ({value!r}) among {_NAMES[most]}"
         hint = f"categorical={[name]} takes all as categories, {drop}, "
         hint += f"numeric={[name]} with on_error='skip' leaves out rows without a number"
-        raise SourceError(what, first[others[0]].where, hint)
+        raise SourceError(what, where, hint)
     if most in ("date", "zoned") and options.dates is None:
-        what += f" holds dates ({first[most].shown!r})"
-        raise SourceError(what, first[most].where, f"dates='days' makes numbers of them, {drop}")
-    return {"text": "label", "date": "days", "zoned": "days"}.get(most, str(most))
+        value, where = first(most)
+        hint = f"dates='days' makes numbers of them, {drop}"
+        raise SourceError(f"{what} holds dates ({value!r})", where, hint)
+    return {"text": "label", "date": "days", "zoned": "days"}.get(most, most)
 
 
-def _sorted_classes(names: Mapping[str, int]) -> tuple[str, ...]:
+def _classes(names: Mapping[str, int]) -> tuple[str, ...]:
     """Sort names; whole numbers by their value."""
     if all(re.fullmatch(r"-?\d+", name) for name in names):
         return tuple(sorted(names, key=lambda name: (int(name), name)))
@@ -248,20 +247,16 @@ def _categories(names: Sequence[str], scan: Scan) -> Categories:
 
 
 def plan_like(
-    like: Path | str,
-    columns: Sequence[str] | None,
-    drop: Sequence[str],
-    path: Path | str,
+    manifest: Manifest, like: Path | str, files: TableFiles, drop: Sequence[str]
 ) -> ColumnPlan:
-    """Return what a packed table made of columns, for files with these columns (None: rows name their own).
+    """Return what the packed table ``like`` made of columns, for files with these columns.
 
-    Targets that are dropped may be absent; ``path`` is the first of the files, for messages.
+    Targets that are dropped may be absent.
 
     Raises:
         SourceError: It is no packed table, or a column is missing.
     """
-    manifest = read_manifest(like)
-    found = (packing.get(TARGETS) or () for packing in _packings(manifest.provenance))
+    found = (packing.get(TARGETS) or () for packing in packings(manifest.provenance))
     known = {target["field"]: TargetColumn(**target) for target in chain.from_iterable(found)}
     names = [n for n in manifest.schema.fields if n not in (FEATURES, CATEGORIES, MISSING)]
     features, categories = (manifest.schema.fields.get(n) for n in (FEATURES, CATEGORIES))
@@ -274,16 +269,17 @@ def plan_like(
     dropped = [name for name in names if not {name, known[name].column}.isdisjoint(drop)]
     fields = {n: field for n, field in manifest.schema.fields.items() if n not in dropped}
     targets = tuple(known[name] for name in names if name not in dropped)
-    plan = ColumnPlan(Schema(fields), targets)
+    plan, columns = ColumnPlan(Schema(fields), targets), files.columns
     absent = [name for name in plan.kinds if columns is not None and name not in columns]
     if absent:
         what = f"the table has no column {absent[0]!r}, which {like} (like=) was packed with"
         lost = [target.column for target in targets if target.column in absent]
-        raise SourceError(what, path, f"drop={lost} packs without it" if lost == absent else "")
+        hint = f"drop={lost} packs without it" if lost == absent else ""
+        raise SourceError(what, files.first.path if files.first else files.paths[0], hint)
     return plan
 
 
-def _packings(provenance: Any) -> Iterator[Mapping[str, Any]]:
+def packings(provenance: Any) -> Iterator[Mapping[str, Any]]:
     """Find what is known of the packing, also below what was split, copied or merged since."""
     if isinstance(provenance, Mapping):
         if provenance.get("command") == "tables":
@@ -291,10 +287,4 @@ def _packings(provenance: Any) -> Iterator[Mapping[str, Any]]:
         provenance = list(provenance.values())
     if isinstance(provenance, list):
         for each in provenance:
-            yield from _packings(each)
-
-
-def missing_values_of(like: Path | str) -> tuple[str, ...]:
-    """Return the texts that stood for no value when a dataset was packed."""
-    found = (packing.get(OPTIONS) or {} for packing in _packings(read_manifest(like).provenance))
-    return tuple(str(word) for options in found for word in options.get("missing_values", ()))
+            yield from packings(each)

@@ -7,7 +7,6 @@ import threading
 from collections import Counter
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -18,16 +17,18 @@ from loaders.remote.url import URL
 from loaders.system.limits import available_memory
 from packdata.delimited import CsvOptions, CsvRows
 from packdata.jsonl import JsonRows
-from packdata.reading import File, LocalFile, opened_in_order
+from packdata.reading import File, opened_in_order
 from packdata.rows import COMPRESSIONS, DELIMITED, JSON_LINES, PART_ROWS, RowFile, suffix_inside
 from packdata.sources.base import files_identity, foreign_hint, suffix_of
 from packdata.sources.listed import Listing, look_at
 from packdata.sources.refused import check_folder
 from packdata.sources.row_kinds import ArrowRows, ParquetRows, listed_files
-from packdata.tables.values import in_words
+from packdata.types import plain, shown
+from packdata.wording import few
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from packdata.rows import Part, Rows
     from packdata.tables.options import TableOptions
@@ -37,13 +38,11 @@ _KEYS_HINT = (
     'Let another tool read its keys as columns: pack_tables(duckdb.sql("from '
     "read_parquet('FOLDER/**/*.parquet', hive_partitioning=true)\"), dst)"
 )
-_CELLS = (*DELIMITED, ".txt")
-_KINDS: dict[str, Callable[[File], RowFile]] = {
-    **dict.fromkeys(JSON_LINES, JsonRows),
+_TYPED: dict[str, Callable[[File], RowFile]] = {
     ".parquet": ParquetRows,
     **dict.fromkeys((".arrow", ".feather", ".ipc"), ArrowRows),
 }
-_SUFFIXES = (*DELIMITED, *_KINDS)
+_SUFFIXES = (*DELIMITED, *JSON_LINES, *_TYPED)
 MOST_BYTES = 1 << 30  # that are kept of text
 FOLDER = "folder"  # where the suffixes of files are counted
 # Of pandas, of Arrow and whatever speaks its protocol, of polars' LazyFrame, and of Hugging Face's Dataset.
@@ -103,17 +102,17 @@ def _plain_name(path: Path) -> str:
     return os.path.splitext(name)[0] if suffix_of(name) in COMPRESSIONS else name
 
 
-def check_names(names: Sequence[str], columns: Sequence[str], where: Path | str) -> None:
+def check_names(names: Sequence[str], columns: Collection[str], where: Path | str) -> None:
     """Raise SourceError, which names them all, if columns that are named are not there."""
     known = {*columns}
-    if absent := [name for name in names if name not in known]:
-        what = f"missing column {in_words([*map(repr, absent)])}"
-        raise SourceError(what, where, f"The table has {in_words([*map(repr, columns)], 20)}")
+    if absent := [repr(name) for name in names if name not in known]:
+        hint = f"The table has {few(map(repr, columns), 20)}"
+        raise SourceError(f"missing column {few(absent, 8)}", where, hint)
 
 
 def is_csv(path: Path) -> bool:
     """Tell whether a file is read as CSV."""
-    return suffix_inside(path.name) in _CELLS
+    return suffix_inside(path.name) in (*DELIMITED, ".txt")
 
 
 class TableFiles:
@@ -125,7 +124,7 @@ class TableFiles:
         files: The files, or what to call a table in memory.
         csv: How CSV files are read.
         options: Which columns matter, and what stands for no value in CSV files.
-        frame: The table in memory, with the ``digest`` of its values.
+        table: The table in memory.
     """
 
     def __init__(
@@ -133,30 +132,31 @@ class TableFiles:
         files: Sequence[File],
         csv: CsvOptions,
         options: TableOptions,
-        frame: RowFile | None = None,
-        digest: str = "",
+        table: pa.Table | None = None,
     ) -> None:
         opened_in_order(files)
-        self.files, self.paths = files, [file.path for file in files]
-        self.digest, self._csv, self._options = digest, csv, options
-        self._opened: dict[int, RowFile] = {} if frame is None else {0: frame}
+        self.files, self.paths, self.table = files, [file.path for file in files], table
+        self._csv, self._options, self._dropped = csv, options, {*options.drop}
+        self._opened: dict[int, RowFile] = {}
         self._checked: set[int] = set()
         self._kept: dict[Part, Rows] = {}
         self._room, self._lock = min(MOST_BYTES, available_memory() // 4), threading.Lock()
 
     def __reduce__(self) -> tuple[type[TableFiles], tuple[Any, ...]]:
         """Leave what was opened and kept where it is: another machine reads the files itself."""
-        frame = self[0] if self.digest else None
-        return TableFiles, (self.files, self._csv, self._options, frame, self.digest)
+        return TableFiles, (self.files, self._csv, self._options, self.table)
 
-    @property
     def identity(self) -> dict[str, Any]:
-        """What changes when the files or the table in memory do."""
-        frame = {"kind": "frame", "digest": self.digest}
-        return frame if self.digest else files_identity("table", self.files)
+        """Return what changes when the files or the table in memory do."""
+        if self.table is None:
+            return files_identity("table", self.files)
+        digest = xxhash.xxh3_128(str(self.table.schema).encode())
+        for batch in self.table.to_batches(PART_ROWS):
+            digest.update(batch.serialize())
+        return {"kind": "frame", "digest": digest.hexdigest()}
 
     def __len__(self) -> int:
-        return len(self.paths)
+        return len(self.files)
 
     def __getitem__(self, number: int) -> RowFile:
         """Return a file; SourceError if it cannot be read, is not a table, or has other columns than the first."""
@@ -168,50 +168,73 @@ class TableFiles:
 
     def _open(self, number: int) -> RowFile:
         if number not in self._opened:
-            missing = self._options.missing_values
-            self._opened[number] = _open(self.files[number], self._csv, missing)
+            self._opened[number] = self._row_file(self.files[number])
         return self._opened[number]
 
-    def names(self, number: int) -> tuple[str, ...]:
-        """Return the columns of a file, none of JSON lines: such a file is not opened."""
-        is_lines = suffix_inside(self.paths[number].name) in JSON_LINES
-        return () if is_lines else self._open(number).columns or ()
+    def _row_file(self, file: File) -> RowFile:
+        name = file.path.name
+        if self.table is not None:
+            return ArrowRows(file, self.table)
+        if is_csv(file.path):
+            return CsvRows(file, self._csv, self._options.missing_values)
+        if (suffix := suffix_inside(name)) in JSON_LINES:
+            return JsonRows(file)
+        if suffix in _TYPED and suffix_of(name) not in COMPRESSIONS:
+            return _TYPED[suffix](file)
+        kind, compressed = suffix_of(name) or "without suffix", ", ".join(COMPRESSIONS)
+        what = f"files of kind {kind} are not tables that can be packed"
+        hint = f"Decompress or convert the file: {', '.join(_SUFFIXES)} are read, text with {compressed}, too"
+        raise SourceError(what, file.path, foreign_hint(name) or hint)
+
+    def _that_name(self) -> Iterator[RowFile]:
+        """Open the files that name their columns: none of JSON lines."""
+        for number, path in enumerate(self.paths):
+            if suffix_inside(path.name) not in JSON_LINES and self._open(number).columns:
+                yield self._open(number)
 
     @cached_property
-    def first(self) -> int | None:
-        """Number of the first file that names its columns; None if all rows name their own."""
-        return next((number for number in range(len(self)) if self.names(number)), None)
+    def first(self) -> RowFile | None:
+        """The first file that names its columns; None if all rows name their own."""
+        return next(self._that_name(), None)
 
     @cached_property
     def columns(self) -> list[str] | None:
         """The columns to read; None where rows name their own."""
-        if self._options.wanted:
-            return [*self._options.wanted]
-        return None if self.first is None else self._not_dropped(self.names(self.first))
+        if self._options.wanted or self.first is None:
+            return [*self._options.wanted] or None
+        return [name for name in self.first.columns or () if name not in self._dropped]
 
-    def _not_dropped(self, names: Iterable[str]) -> list[str]:
-        dropped = {*self._options.drop}
-        return [name for name in names if name not in dropped]
+    def check_named(self) -> None:
+        """Raise SourceError for columns that an option names, and no file has."""
+        named = self._options.named
+        if self.first is not None and not {*named} <= {*(self.first.columns or ())}:
+            known = (name for file in self._that_name() for name in file.columns or ())
+            check_names(named, dict.fromkeys(known), self.paths[0])
 
     def _check(self, names: Sequence[str], path: Path) -> None:
         """Raise SourceError for a file that lacks a column, or has more than one of a name, or others."""
-        mine, columns = Counter(self._not_dropped(names)), self.columns or []
+        mine = Counter(name for name in names if name not in self._dropped)
+        known = dict.fromkeys(self.columns or ())
         if self._options.wanted:
-            check_names(columns, names, path)
-        elif mine.keys() ^ {*columns}:
-            known = dict.fromkeys(columns)
-            missing = in_words([name for name in known if name not in mine]) or "none"
-            more = in_words([name for name in mine if name not in known]) or "none"
-            first = self.paths[self.first or 0].name
+            check_names([*known], names, path)
+        elif mine.keys() != known.keys():
+            missing = few([name for name in known if name not in mine], 8) or "none"
+            more = few([name for name in mine if name not in known], 8) or "none"
+            first = self.first.path.name if self.first else ""
             what = f"columns differ from {first}: missing {missing}; unexpected {more}"
             hint = "features= names the columns to take, drop= those to leave out"
             raise SourceError(what, path, hint)
-        if twice := [name for name in dict.fromkeys(columns) if mine[name] > 1]:
-            what = f"duplicate column {in_words([*map(repr, twice)])}"
+        if twice := [name for name in known if mine[name] > 1]:
+            what = f"duplicate column {few(map(repr, twice), 8)}"
             hint = (
                 f"drop={twice} leaves them out; of CSV names= with skip_rows=1 gives other names"
             )
             raise SourceError(what, path, hint)
+
+    def parts(self) -> Iterator[Part]:
+        """List the parts of all files."""
+        for number in range(len(self)):
+            yield from self[number].parts(number)
 
     def keep(self, part: Part, rows: Rows, columns: Mapping[str, pa.Array]) -> None:
         """Keep the columns of a part, one array for each of the rows' own, if there is room."""
@@ -234,17 +257,14 @@ class TableFiles:
                 return
         yield from self[part.file].read(part, columns, kinds)
 
-
-def _open(file: File, options: CsvOptions, missing: Sequence[str]) -> RowFile:
-    name = file.path.name
-    if is_csv(file.path):
-        return CsvRows(file, options, missing)
-    suffix = suffix_inside(name)
-    if suffix in _KINDS and (suffix in JSON_LINES or suffix_of(name) not in COMPRESSIONS):
-        return _KINDS[suffix](file)
-    what = f"files of kind {suffix_of(name) or 'without suffix'} are not tables that can be packed"
-    hint = f"Decompress or convert the file: {', '.join(_SUFFIXES)} are read, text with {', '.join(COMPRESSIONS)}, too"
-    raise SourceError(what, file.path, foreign_hint(name) or hint)
+    def value(self, column: str, part: Part, row: int) -> tuple[str, str]:
+        """Return a value as it is written, and its place: the part is read once more."""
+        file = self[part.file]
+        for rows in file.read(part, [column], {column: "text"}):
+            if row < len(rows.table):
+                return shown(plain(rows.table[column]), row), file.place(rows.line(row))
+            row -= len(rows.table)
+        raise SourceError("the file became shorter while it was read", file.path)
 
 
 # -- tables in memory ------------------------------------------------------------------------------
@@ -255,17 +275,8 @@ def is_frame(source: Any) -> bool:
     return any(hasattr(source, name) for name in _FRAME_ATTRIBUTES)
 
 
-def open_frame(frame: Any) -> tuple[ArrowRows, str]:
-    """Return a table in memory as a file, and a hash of its values; the index of a pandas DataFrame is no column."""
-    path = Path(type(frame).__name__)
-    table = _as_table(frame, path)
-    digest = xxhash.xxh3_128(str(table.schema).encode())
-    for batch in table.to_batches(PART_ROWS):
-        digest.update(batch.serialize())
-    return ArrowRows(LocalFile(path.name, path.name), table), digest.hexdigest()
-
-
-def _as_table(frame: Any, name: Path) -> pa.Table:
+def as_table(frame: Any) -> pa.Table:
+    """Return a table in memory as one of Arrow; the index of a pandas DataFrame is no column."""
     try:
         if hasattr(frame, "iloc"):
             named = frame.set_axis([str(column) for column in frame.columns], axis=1)
@@ -275,4 +286,6 @@ def _as_table(frame: Any, name: Path) -> pa.Table:
         return pa.table(frame.collect() if hasattr(frame, "collect") else frame)
     except (pa.ArrowException, TypeError, ValueError) as error:
         what = f"the source cannot be read as a table ({error})"
-        raise SourceError(what, name, "Each column takes values of one kind") from error
+        raise SourceError(
+            what, type(frame).__name__, "Each column takes values of one kind"
+        ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,29 +35,23 @@ from packdata.tables.columns import (
     OPTIONS,
     TARGETS,
     ColumnPlan,
-    missing_values_of,
+    packings,
     plan_columns,
     plan_like,
 )
-from packdata.tables.files import (
-    TableFiles,
-    check_names,
-    is_csv,
-    is_frame,
-    list_tables,
-    open_frame,
-)
+from packdata.tables.files import TableFiles, as_table, is_csv, is_frame, list_tables
 from packdata.tables.options import TableOptions
 from packdata.tables.recipe import COUNTED, TablesRecipe
-from packdata.tables.scan import Scanner
-from packdata.tables.values import in_words
+from packdata.tables.scan import scan_files
 from packdata.types import KINDS, kinds_of
+from packdata.wording import few
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from packdata.packing.settings import OnError
     from packdata.packing.summary import Summary
+    from packdata.rows import RowFile
     from packdata.tables.scan import Scan
 
 
@@ -67,7 +62,7 @@ class TablesPlan:
     recipe: TablesRecipe
     format: Format  # of the shards
     sources: Sequence[Path | str]  # as they were given
-    ignored: Mapping[str, int]  # what else folders hold: files by suffix, and folders
+    about: Sequence[str]  # what is worth knowing of the files
     first_pass: FirstPass
 
     @property
@@ -95,16 +90,11 @@ class TablesPlan:
 
     def notes(self, packed: Summary | None = None) -> list[str]:
         """Say what is worth knowing of the columns, and once they are packed of their values."""
-        notes = [*self.recipe.columns.notes, *passed_over(self.ignored)]
-        notes += joined_splits(self.recipe.files.paths)
-        counts = {} if packed is None else packed.counts
+        notes, counts = [*self.about], {} if packed is None else packed.counts
         for prefix, words in COUNTED.items():
-            found = [
-                f"{key.removeprefix(prefix)} ({count:,})"
-                for key, count in sorted(counts.items())
-                if count and key.startswith(prefix)
-            ]
-            notes += [f"{words}: {in_words(found)}"] if found else []
+            names = [key for key in sorted(counts) if counts[key] and key.startswith(prefix)]
+            found = [f"{name.removeprefix(prefix)} ({counts[name]:,})" for name in names]
+            notes += [f"{words}: {few(found, 8)}"] if found else []
         return notes
 
     def amount(self, packed: Summary) -> str:
@@ -113,9 +103,9 @@ class TablesPlan:
 
     def is_unchanged(self) -> bool:
         """Tell whether the files are still as they were read first."""
+        if self.recipe.files.table is not None:
+            return True
         try:
-            if self.recipe.files.digest:
-                return True
             now = files_identity("table", list_tables(self.sources)[0])
             return bool(now == self.recipe.identity["source"])
         except SourceError:
@@ -155,88 +145,87 @@ def plan_tables(
     csv = take(CsvOptions, options)
     chosen = TableOptions(**options)
     of_csv = [*changed(csv), *(["missing_values"] if chosen.missing_values else [])]
-    same = None
-    if like is not None:
-        _check_like(chosen)
-        same = read_manifest(like).fingerprint
-        missing_values = chosen.missing_values or missing_values_of(like)
-        chosen = replace(chosen, missing_values=missing_values)
-    ignored: Mapping[str, int] = {}
+    known = None if like is None else read_manifest(like)
+    if known is not None:
+        chosen = _like_options(chosen, known.provenance)
     given: list[Path | str] = []
+    about: list[str] = []
     if is_frame(sources):
-        frame, digest = open_frame(sources)
-        listed = [LocalFile(str(frame.path), str(frame.path))]
-        files = TableFiles(listed, csv, chosen, frame, digest)
+        name = type(sources).__name__
+        files = TableFiles([LocalFile(name, name)], csv, chosen, as_table(sources))
     else:
         given = [sources] if isinstance(sources, str | Path) else [*sources]
         found, ignored = list_tables(given)
         files = TableFiles(found, csv, chosen)
+        about = [*passed_over(ignored), *joined_splits(files.paths)]
     if of_csv and not any(map(is_csv, files.paths)):
         raise SchemaError(f"{', '.join(of_csv)}: there is no CSV file among the sources")
+    same = None if known is None else known.fingerprint
     asked = {OPTIONS: changed(chosen), **changed(csv), "like": same}
-    identity = {"command": "tables", "source": files.identity, **asked}
+    identity = {"command": "tables", "source": files.identity(), **asked}
     first_pass = FirstPass() if first_pass is None else first_pass
-    if like is None:
+    if known is None or like is None:
         workers = check_workers(workers)
-        scanner = Scanner(files, chosen, workers, on_error, progress or Quiet())
-        learned = first_pass.get("rows", lambda: _learned(scanner))
+        scan = partial(scan_files, files, chosen, workers, on_error, progress or Quiet())
+        learned = first_pass.get("rows", lambda: _learned(files, chosen, scan))
         parts, rows = [Part(*numbers) for numbers in learned["parts"]], learned["rows"]
-        plan = ColumnPlan.from_json(learned)
+        plan, about = ColumnPlan.from_json(learned), [*learned["notes"], *about]
     else:
-        plan = plan_like(like, files.columns, chosen.drop, files.paths[files.first or 0])
-        rows = None
-        parts = [part for number in range(len(files)) for part in files[number].parts(number)]
+        plan, rows = plan_like(known, like, files, chosen.drop), None
+        parts = [*files.parts()]
     first_pass.check(identity)
     source = {"files": [path.name for path in files.paths[:100]], "num_files": len(files)}
-    targets = plan.targets_to_json()
+    targets = plan.to_json()[TARGETS]
     provenance = {"command": "tables", "source": source, **asked, TARGETS: targets}
     recipe = TablesRecipe(files, parts, plan, rows, identity, provenance)
-    return TablesPlan(recipe, format, [*map(place_of, given)], ignored, first_pass)
+    return TablesPlan(recipe, format, [*map(place_of, given)], about, first_pass)
 
 
-def _learned(scanner: Scanner) -> dict[str, Any]:
+def _like_options(options: TableOptions, provenance: Any) -> TableOptions:
+    """Return the options for a packing like another: missing values are as they were there."""
+    given = [name for name in changed(options) if name not in ("drop", "missing_values")]
+    if given:
+        raise SchemaError(f"{', '.join(given)}: the dataset of like= sets these options")
+    known = (packing.get(OPTIONS) or {} for packing in packings(provenance))
+    words = tuple(str(word) for each in known for word in each.get("missing_values", ()))
+    return replace(options, missing_values=options.missing_values or words)
+
+
+def _learned(
+    files: TableFiles, options: TableOptions, scan_all: Callable[[], Scan]
+) -> dict[str, Any]:
     """Return what all rows say, as JSON types: for this packing, or the parts of one."""
-    files, options = scanner.files, scanner.options
-    if files.first is not None and not {*options.named} <= {*files.names(files.first)}:
-        known = [name for number in range(len(files)) for name in files.names(number)]
-        check_names(options.named, list(dict.fromkeys(known)), files.paths[0])
+    files.check_named()
     if files.columns == []:
         raise SchemaError("no column is left to pack")
     for number, file in enumerate(files.files):
         # Objects are opened and checked when they have come.
         if isinstance(file, LocalFile):
             _ = files[number]
-    scan = scanner.scan()
-    plan = plan_columns(scan, options, files.paths[0])
-    plan = replace(plan, notes=tuple(_header_notes(files, scan)))
-    parts = [*map(list, scan.parts)]
-    return {"rows": scan.num_rows + scan.bad, **plan.to_json(), "parts": parts}
+    scan = scan_all()
+    plan, parts = plan_columns(scan, files, options), [*map(list, scan.parts)]
+    rows, notes = scan.num_rows + scan.bad, _header_notes(files.first, scan)
+    return {"rows": rows, **plan.to_json(), "notes": notes, "parts": parts}
 
 
-def _header_notes(files: TableFiles, scan: Scan) -> Iterator[str]:
+def _header_notes(file: RowFile | None, scan: Scan) -> list[str]:
     """Say that the first row of a CSV file looks like values.
 
     All its names do, or one is a number that is no year, or a text of its own column.
     """
-    file = None if files.first is None else files[files.first]
-    names = file.columns or () if isinstance(file, CsvRows) and file.header else ()
+    if not isinstance(file, CsvRows) or not file.header:
+        return []
+    names = file.columns
     kinds = [KINDS[code] for code in kinds_of(pa.array(names, pa.string()))]
     texts = {name: {*map(str.strip, column.words)} for name, column in scan.columns.items()}
-    is_odd = any(
+    is_odd = "text" not in kinds or any(
         kind == "code"
         or (kind == "number" and not name.strip().isdigit())
         or name.strip() in texts.get(name, ())
         for name, kind in zip(names, kinds, strict=True)
     )
-    if is_odd or (names and "text" not in kinds):
-        few = in_words(names, 4)
-        yield f"the header looks like values ({few}): header=False if it is the first row, names= gives names"
-
-
-def _check_like(options: TableOptions) -> None:
-    given = [name for name in changed(options) if name not in ("drop", "missing_values")]
-    if given:
-        raise SchemaError(f"{', '.join(given)}: the dataset of like= sets these options")
+    hint = "header=False if it is the first row, names= gives names"
+    return [f"the header looks like values ({few(names, 4)}): {hint}"] if is_odd else []
 
 
 def pack_tables(

@@ -15,18 +15,7 @@ from loaders.schema import Label
 from packdata.moments import standardized
 from packdata.recipe import Block, Recipe, Tally, Target
 from packdata.tables.columns import CATEGORIES, FEATURES, MISSING, READ_AS
-from packdata.tables.values import (
-    DAY_US,
-    Flags,
-    Numbers,
-    codes,
-    group_of,
-    has_value,
-    numbers,
-    plain,
-    shown,
-    why_other,
-)
+from packdata.types import DAY_US, Flags, codes, kind_of, numbers, plain, shown, why_other
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -124,43 +113,40 @@ class TablesRecipe(Recipe):
         rows = np.empty((len(features.columns), len(table)), features.dtype)  # turned at once
         mask = np.zeros(rows.T.shape, bool)
         for i, (column, how) in enumerate(features.sources):
-            found, what = table.numbers(column, how), f"column {column!r}"
-            values, missing, _ = found
+            what, mean, std = f"column {column!r}", features.mean[i], features.std[i]
+            scale = (mean, std) if features.standardized else None
+            fill = mean if features.missing == "mean" else None
+            missing = table.store(rows[i], column, how, what, fill, scale)
             if missing.any():
                 table.counted.append((_MISSING + column, missing))
                 mask[:, i] = missing
                 if features.missing == "error":
                     table.note(missing, f"{what} has no value; pass missing='nan' or 'mean'")
-                elif features.missing == "mean":
-                    values = np.where(missing, features.mean[i], values)
-            if features.standardized:
-                values = standardized(values, features.mean[i], features.std[i])
-            table.store(values, rows[i], found, what, column, how)
         return np.ascontiguousarray(rows.T), mask
 
     def _categories(self, table: _Table, categories: Categories) -> Matrix:
         out = np.empty((len(table), len(categories.columns)), categories.dtype)
         for i, column in enumerate(categories.columns):
-            array = table.array(column)
-            out[:, i] = found = codes(array, self._vocabularies[i])
-            if not found.all():
-                known = has_value(array)
-                table.counted.append((_MISSING + column, ~known))
-                table.counted.append((_UNKNOWN + column, known & (found == 0)))
+            found = codes(table.array(column), self._vocabularies[i])
+            if not (found > 0).all():
+                table.counted.append((_MISSING + column, found < 0))
+                table.counted.append((_UNKNOWN + column, found == 0))
+                found = np.maximum(found, 0)
+            out[:, i] = found
         return out
 
     def _target(self, table: _Table, target: TargetColumn) -> Matrix:
-        what, column = f"target {target.column!r}", target.column
+        what = f"target {target.column!r}"
         if target.how != "label":
-            out, found = self._empty(target.field, len(table)), table.numbers(column, target.how)
-            table.note(found.missing, f"{what} has no value")
-            table.store(found.values, out, found, what, column, target.how)
+            out = self._empty(target.field, len(table))
+            missing = table.store(out, target.column, target.how, what)
+            table.note(missing, f"{what} has no value")
             return out
-        classes, array = self._classes[target.field], table.array(column)
-        labels, known = codes(array, classes), has_value(array)
-        table.note(~known, f"{what} has no value")
+        classes, array = self._classes[target.field], table.array(target.column)
+        labels = codes(array, classes)
         few = f"is none of its {len(classes)} classes"
-        table.note(known & (labels == 0), lambda row: f"{what}: {shown(array, row)!r} {few}")
+        table.note(labels < 0, f"{what} has no value")
+        table.note(labels == 0, lambda row: f"{what}: {shown(array, row)!r} {few}")
         return labels - 1
 
 
@@ -178,14 +164,9 @@ class _Table:
     def array(self, column: str) -> pa.Array:
         """Return a column; SourceError if its values have no place in a row."""
         array = plain(self._table[column])
-        if group_of(array.type) == "other":
+        if kind_of(array.type) == "other":
             raise SourceError(f"column {column!r}: {why_other(array.type)}", self._path)
         return array
-
-    def numbers(self, column: str, how: str) -> Numbers:
-        """Return a column as numbers, of dates the days."""
-        found = numbers(self.array(column), READ_AS[how])
-        return found._replace(values=found.values / DAY_US) if how == "days" else found
 
     def note(self, flags: Flags, why: str | Callable[[int], str]) -> None:
         """Note where rows cannot be packed; of each the first reason is kept."""
@@ -194,18 +175,41 @@ class _Table:
                 self.wrong[row] = why if isinstance(why, str) else why(row)
 
     def store(
-        self, values: Matrix, out: Matrix, found: Numbers, what: str, column: str, how: str
-    ) -> None:
-        """Store numbers of a column; note where one is none of its kind, infinite, or larger than the dtype holds."""
-        with np.errstate(over="ignore"):
-            out[:] = values
-        if np.isfinite(out).all():
-            return
+        self,
+        out: Matrix,
+        column: str,
+        how: str,
+        what: str,
+        fill: float | None = None,
+        scale: tuple[float, float] | None = None,
+    ) -> Flags:
+        """Store a column of numbers, of dates the days; return where there is no value.
+
+        A row is noted whose value is none of the kind, infinite, or larger than the dtype holds.
+
+        Args:
+            out: Where to; NaN stands for no value, unless ``fill`` does.
+            column: Its name.
+            how: What becomes of it.
+            what: What to call it in messages.
+            fill: What is stored where there is no value.
+            scale: Mean and deviation to standardize it by.
+        """
         array = self.array(column)
-        self.note(found.bad, lambda row: f"{what}: {shown(array, row)!r} is no {READ_AS[how]}")
-        limit = f"is infinite, or more than dtype={out.dtype} holds"
-        is_large = np.isinf(out) & ~found.missing & ~found.bad
-        self.note(is_large, lambda row: f"{what} {limit} ({float(found.values[row])!r})")
+        values, bad = numbers(array, READ_AS[how])
+        values = values / DAY_US if how == "days" else values
+        missing, stored = np.isnan(values), values
+        if missing.any():
+            missing &= ~bad
+            stored = values if fill is None else np.where(missing, fill, values)
+        with np.errstate(over="ignore"):
+            out[:] = stored if scale is None else standardized(stored, *scale)
+        if not np.isfinite(out).all():
+            limit = f"is infinite, or more than dtype={out.dtype} holds"
+            self.note(bad, lambda row: f"{what}: {shown(array, row)!r} is no {READ_AS[how]}")
+            large = np.isinf(out) & ~missing
+            self.note(large, lambda row: f"{what} {limit} ({float(values[row])!r})")
+        return missing
 
 
 def _column(arrays: Sequence[Matrix]) -> FixedColumn:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -19,52 +19,37 @@ from loaders.errors import SourceError
 from packdata.moments import Moments
 from packdata.packing.pool import OrderedPool
 from packdata.rows import TextRows
-from packdata.tables.values import (
+from packdata.types import (
     DAY_US,
-    Group,
+    KINDS,
+    NO_VALUES,
+    Kind,
+    all_as_one,
     at_places,
-    group_of,
+    flags_of,
+    is_text,
+    kind_of,
+    kinds_of,
     numbers,
     plain,
-    quick,
-    shown,
-    trimmed,
     why_other,
     words_of,
 )
-from packdata.types import KINDS, NO_VALUES, Kind, are_names, flags_of, is_text, kinds_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Collection, Mapping
 
     from packdata.packing.progress import Progress
     from packdata.packing.settings import OnError
-    from packdata.rows import Part, RowFile
+    from packdata.rows import Part
     from packdata.tables.files import TableFiles
     from packdata.tables.options import TableOptions
-    from packdata.tables.values import Flags
-    from packdata.types import Codes
+    from packdata.types import Codes, Flags
 
 MAX_CATEGORIES = 1_000_000
-
-
-class Seen(NamedTuple):
-    """Where a value was seen first; its text and its line are made when they are needed."""
-
-    value: pa.Array  # of one row: no others are kept
-    file: RowFile
-    line: Callable[[int], int]
-    row: int
-
-    @property
-    def shown(self) -> str:
-        """How it looks."""
-        return shown(self.value, 0)
-
-    @property
-    def where(self) -> str:
-        """File and line or row."""
-        return self.file.place(self.line(self.row))
+Seen = (
+    Kind | Literal["bad"]
+)  # a value of a kind, or one that is none of the kind that was asked for
 
 
 @dataclass
@@ -72,24 +57,24 @@ class ColumnScan:
     """What one column holds.
 
     Attributes:
-        groups: Values of each kind; those of no kind are missing.
-        first: Where each kind was seen first, also ``bad`` values that are none of a kind that was asked for.
+        kinds: Values of each kind; those of no kind are missing.
+        first: Part and row in it where each kind was seen first.
         other: Why it has no place in a row, if so.
         moments: Of the numbers, or of the dates in days.
         words: How often each text occurs.
         is_whole: True if no number has a fraction.
     """
 
-    groups: Counter[Group] = field(default_factory=Counter)
-    first: dict[str, Seen] = field(default_factory=dict)
+    kinds: Counter[Kind] = field(default_factory=Counter)
+    first: dict[Seen, tuple[Part, int]] = field(default_factory=dict)
     moments: Moments = field(default_factory=Moments)
     words: Counter[str] = field(default_factory=Counter)
     is_whole: bool = True
     other: str = ""
 
     def add(self, other: ColumnScan) -> None:
-        """Take in what a later part holds."""
-        self.groups.update(other.groups)
+        """Take in what later rows hold."""
+        self.kinds.update(other.kinds)
         self.first = other.first | self.first
         self.moments.add(other.moments)
         self.other = self.other or other.other
@@ -99,6 +84,26 @@ class ColumnScan:
             if len(self.words) > MAX_CATEGORIES:
                 self.other = f"more than {MAX_CATEGORIES:,} different texts"
                 self.words.clear()
+
+    def note(self, seen: Seen, flags: Flags, part: Part, row: int) -> None:
+        """Count values of rows that begin at ``row`` of a part, and remember the first."""
+        if num := int(np.count_nonzero(flags)):
+            self.first[seen] = part, row + int(flags.argmax())
+            if seen != "bad":
+                self.kinds[seen] += num
+
+    def measure(self, array: pa.Array, kind: Kind, part: Part, row: int) -> None:
+        """Take statistics of numbers or dates."""
+        is_number = kind == "number"
+        values, bad = numbers(array, "number" if is_number else "date")
+        known = ~np.isnan(values)
+        kept = values if known.all() else values[known]
+        self.note(kind, known, part, row)
+        self.note("bad", bad, part, row)
+        self.moments = Moments.of(kept if is_number else kept / DAY_US)
+        if not np.isfinite([self.moments.least, self.moments.most]).all():
+            self.moments = Moments.of(kept[np.isfinite(kept)])
+        self.is_whole = is_number and bool((np.floor(kept) == kept).all())
 
     def known_texts(self) -> Mapping[str, int]:
         """Return how often each text occurs, ``NO_VALUES`` only where others are text too, or there are no others."""
@@ -117,10 +122,9 @@ class Scan:
     num_rows: int = 0  # that can be read
     bad: int = 0  # the others
     columns: dict[str, ColumnScan] = field(default_factory=dict)  # in the order of their first row
-    classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # that columns declare
 
     def add(self, other: Scan) -> None:
-        """Take in what a later part holds."""
+        """Take in what later rows hold."""
         for name, column in other.columns.items():
             self.columns.setdefault(name, ColumnScan()).add(column)
         self.parts += other.parts
@@ -128,147 +132,114 @@ class Scan:
         self.bad += other.bad
 
 
-@dataclass(frozen=True, slots=True)
-class Scanner:
-    """Reads rows once, all parts in their order; what is read of files of text is kept by them."""
+def scan_files(
+    files: TableFiles, options: TableOptions, workers: int, on_error: OnError, progress: Progress
+) -> Scan:
+    """Read all files, and again where a later part tells that the numbers of a column are names.
 
-    files: TableFiles
-    options: TableOptions
-    workers: int
-    on_error: OnError
-    progress: Progress
+    What is read of files of text is kept by ``files``.
 
-    def scan(self) -> Scan:
-        """Read all files, and again where a later part tells that the numbers of a column are names.
+    Raises:
+        SourceError: A file or row cannot be read.
+    """
 
-        Raises:
-            SourceError: A file or row cannot be read.
-        """
-        kinds: dict[str, Kind] = dict.fromkeys(self.options.categorical, "text")
-        kinds |= dict.fromkeys(self.options.numeric, "number")
-        found = self._scan(kinds)
-        late = [
-            name
-            for name, column in found.columns.items()
-            if {"code"} <= column.groups.keys() <= {"code", "number", "text", "flag"}
-            and column.moments.count
-            and name not in kinds
-        ]
-        if late:
-            again = self._scan({**kinds, **dict.fromkeys(late, "text")})
-            found.columns |= {name: again.columns[name] for name in late}
-        return found
-
-    def _scan(self, kinds: Mapping[str, Kind]) -> Scan:
-        found = Scan(columns={name: ColumnScan() for name in self.files.columns or ()})
-        parts = (part for n in range(len(self.files)) for part in self.files[n].parts(n))
+    def scan(kinds: Mapping[str, Kind]) -> Scan:
+        found = Scan(columns={name: ColumnScan() for name in files.columns or ()})
         try:
-            self.progress.start(None, 0)
-            with OrderedPool(partial(self._part, kinds), self.workers) as pool:
-                for each in pool.map(parts):
+            progress.start(None, 0)
+            with OrderedPool(
+                partial(_scan_part, files, options, on_error, kinds), workers
+            ) as pool:
+                for each in pool.map(files.parts()):
                     found.add(each)
-                    self.progress.advance(found.bad, each.num_rows + each.bad)
+                    progress.advance(found.bad, each.num_rows + each.bad)
         finally:
-            self.progress.close()
-        found.classes = self.files[0].classes
+            progress.close()
         return found
 
-    def _part(self, kinds: Mapping[str, Kind], part: Part) -> Scan:
-        """Runs on the threads."""
-        file, found, dropped = self.files[part.file], Scan([part]), {*self.options.drop}
-        # Texts of JSON may be dates where dates= asks for these.
-        is_asked = self.options.dates is not None or "number" in file.guesses
-        guesses = file.guesses if is_asked else frozenset[Kind]()
-        for rows in self.files.read(part, self.files.columns, kinds):
-            if rows.bad and self.on_error == "fail":
-                line, why = rows.bad[0]
-                raise SourceError(why, file.place(line))
-            names = [name for name in rows.table.column_names if name not in dropped]
-            looks = {n: _Look(plain(rows.table[n]), kinds.get(n), guesses) for n in names}
-            for look in looks.values():
-                look.scan.first = {
-                    what: Seen(look.array.take(pa.array([row])), file, rows.line, row)
-                    for what, row in look.first.items()
-                }
-            scans = {name: look.scan for name, look in looks.items()}
-            found.add(Scan([], len(rows.table), len(rows.bad), scans))
-            if isinstance(file, TextRows):
-                self.files.keep(part, rows, {name: look.values for name, look in looks.items()})
-        return found
+    kinds: dict[str, Kind] = dict.fromkeys(options.categorical, "text")
+    kinds |= dict.fromkeys(options.numeric, "number")
+    found = scan(kinds)
+    late = [
+        name
+        for name, column in found.columns.items()
+        if {"code"} <= column.kinds.keys() <= {"code", "number", "text", "flag"}
+        and column.moments.count
+        and name not in kinds
+    ]
+    if late:
+        again = scan({**kinds, **dict.fromkeys(late, "text")})
+        found.columns |= {name: again.columns[name] for name in late}
+    return found
 
 
-class _Look:
-    """One column of some rows, taken as a kind, or as what it seems to be."""
-
-    def __init__(self, array: pa.Array, kind: Kind | None, guesses: frozenset[Kind]) -> None:
-        self.array = self.values = array  # values: numbers, dates, or texts by their dictionary
-        self.scan, self.first = ColumnScan(), dict[str, int]()  # first row of each kind
-        group = group_of(array.type)
-        if group == "other":
-            self.scan.other = why_other(array.type)
-        elif group is None or array.null_count == len(array):
-            return
-        elif kind == "text":
-            self._count_words(frozenset())
-        elif kind is not None or group not in ("flag", "text"):
-            self._measure(array, kind or group)
-        elif group == "flag":
-            self._count_words(frozenset(("flag",)))
-        else:
-            self._guess(guesses)
-
-    def _guess(self, guesses: frozenset[Kind]) -> None:
-        """Take texts for numbers or dates where all of them are, quickly; else look at each different one."""
-        if is_text(self.array.type):
-            texts = trimmed(self.array)
-            if (found := quick(texts, guesses)) is not None:
-                group = group_of(found.type)
-                if group is not None and (group != "number" or not are_names(texts, found)):
-                    self._measure(found, group)
-                    return
-        self._count_words(guesses)
-        for only in ("number", "date", "zoned"):
-            if self.scan.groups.keys() == {only}:
-                self.scan, self.first = ColumnScan(), {}
-                self._measure(self.values, only)
-
-    def _count_words(self, guesses: frozenset[Kind]) -> None:
-        """Count texts, and how many of them look like numbers or dates, where they may be some."""
-        coded = self.values = words_of(self.array)
-        words, kinds = coded.dictionary, _kinds_among(coded.dictionary, guesses)
-        counts = np.bincount(coded.indices.drop_null().to_numpy(), minlength=len(words))
-        of_words = zip(words.to_pylist(), counts.tolist(), strict=True)
-        self.scan.words.update({word: count for word, count in of_words if word and count})
-        of_rows = at_places(kinds, coded, 0)
-        for code in np.unique(kinds).tolist():
-            if (kind := KINDS[code]) is not None:
-                self._note(kind, of_rows == code)
-
-    def _measure(self, array: pa.Array, group: Group) -> None:
-        """Take statistics of numbers or dates."""
-        is_number = group in ("number", "flag")
-        assert group != "other"
-        values, missing, bad = numbers(array, group if is_number else "date")
-        known = ~(missing | bad)
-        kept = values if known.all() else values[known]
-        self.values = array
-        self._note(group, known)
-        if bad.any():
-            self.first["bad"] = int(bad.argmax())
-        scan = self.scan
-        scan.moments = Moments.of(kept if is_number else kept / DAY_US)
-        if not np.isfinite([scan.moments.least, scan.moments.most]).all():
-            scan.moments = Moments.of(kept[np.isfinite(kept)])
-        scan.is_whole = is_number and bool((np.floor(kept) == kept).all())
-
-    def _note(self, group: Group, flags: Flags) -> None:
-        """Count values of a kind, and remember the first."""
-        if num := int(np.count_nonzero(flags)):
-            self.scan.groups[group] += num
-            self.first[group] = int(flags.argmax())
+def _scan_part(
+    files: TableFiles,
+    options: TableOptions,
+    on_error: OnError,
+    kinds: Mapping[str, Kind],
+    part: Part,
+) -> Scan:
+    """Runs on the threads."""
+    file, found, dropped = files[part.file], Scan([part]), {*options.drop}
+    # Texts of JSON may be dates where dates= asks for these.
+    is_asked = options.dates is not None or "number" in file.guesses
+    guesses = file.guesses if is_asked else frozenset[Kind]()
+    for rows in files.read(part, files.columns, kinds):
+        if rows.bad and on_error == "fail":
+            line, why = rows.bad[0]
+            raise SourceError(why, file.place(line))
+        columns, values = dict[str, ColumnScan](), dict[str, pa.Array]()
+        for name in rows.table.column_names:
+            if name not in dropped:
+                array, kind = plain(rows.table[name]), kinds.get(name)
+                columns[name], values[name] = _look(array, kind, guesses, part, found.num_rows)
+        found.add(Scan([], len(rows.table), len(rows.bad), columns))
+        if isinstance(file, TextRows):
+            files.keep(part, rows, values)
+    return found
 
 
-def _kinds_among(words: pa.Array, guesses: frozenset[Kind]) -> Codes:
+def _look(
+    array: pa.Array, kind: Kind | None, guesses: Collection[Kind], part: Part, row: int
+) -> tuple[ColumnScan, pa.Array]:
+    """Take a column of rows, which begin at ``row`` of a part, as a kind, or as what it seems to be.
+
+    Returns:
+        What it holds; and its values: numbers, dates, or texts by their dictionary.
+    """
+    column, declared = ColumnScan(), kind_of(array.type)
+    if declared == "other":
+        column.other = why_other(array.type)
+        return column, array
+    if declared is None or array.null_count == len(array):
+        return column, array
+    if declared == "flag":
+        guesses = (declared,)
+    if kind == "text":
+        guesses = ()
+    found = all_as_one(array, guesses) if kind is None and is_text(array.type) else None
+    kind, array = found or (kind or declared, array)
+    if kind not in ("flag", "text"):
+        column.measure(array, kind, part, row)
+        return column, array
+    coded = words_of(array)
+    words = coded.dictionary
+    by_word = _kinds_among(words, guesses)
+    kinds = [seen for code in np.unique(by_word).tolist() if (seen := KINDS[code]) is not None]
+    if kinds in (["number"], ["date"], ["zoned"]):
+        column.measure(coded, kinds[0], part, row)
+        return column, coded
+    by_row = at_places(by_word, coded, 0)
+    for seen in kinds:
+        column.note(seen, by_row == KINDS.index(seen), part, row)
+    counts = np.bincount(coded.indices.drop_null().to_numpy(), minlength=len(words)).tolist()
+    counted = zip(words.to_pylist(), counts, strict=True)
+    column.words.update({word: count for word, count in counted if word and count})
+    return column, coded
+
+
+def _kinds_among(words: pa.Array, guesses: Collection[Kind]) -> Codes:
     """Return what each word looks like, a text where that is not guessed; without guesses ``NA`` is a text, too."""
     if not guesses:
         return flags_of(pc.not_equal(words, "")).astype(np.int8)
