@@ -72,6 +72,13 @@ class Job(Protocol):
         """Say in a few words what a part does, for stall reports."""
 
 
+def complete(job: Job) -> Any:
+    """Run all parts of a job on this thread, and return its result."""
+    for part in range(job.num_parts):
+        job.run(part)
+    return job.finish()
+
+
 class _Ticket:
     """A job on its way: who has to finish it, and how it ended."""
 

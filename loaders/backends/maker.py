@@ -17,6 +17,7 @@ from loaders.device.nested import map_tensors
 from loaders.device.pinned import pinned
 from loaders.errors import LoadersError
 from loaders.sampling.batch import IndexBatch, is_several, reading
+from loaders.workers import complete
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -78,14 +79,11 @@ class Maker:
         """Samples that the dataset replaced."""
         return getattr(self.dataset, "num_replaced", 0)
 
-    def job(self, indices: Any) -> BatchJob:
+    def job(self, indices: Any) -> Any:
         """Return the work of making a batch of indices, or of what ``plan`` returned; it ends with a list of it."""
-        return BatchJob(self._request(indices), self.slots, self._collated)
-
-    def _request(self, indices: Any) -> Request:
         if self._batched is None:
-            return Request(self._call, [indices])
-        return self._batched.request(indices, max(1, self.num_workers))
+            return BatchJob(Request(self._call, [indices]), self.slots, self._collated)
+        return self._batched.job(indices, self.slots, max(1, self.num_workers), self._collated)
 
     def _collated(self, samples: Any) -> list[Any]:
         return [self.pinned(self.collate(samples))]
@@ -96,13 +94,14 @@ class Maker:
         if self._batched is None or self._batched.plan.view is None or not is_several(batches):
             return batches
         try:
-            return self._request(batches.joined).split(len(batches))
+            request = self._batched.request(batches.joined, max(1, self.num_workers))
+            return request.split(len(batches))
         except (IndexError, LoadersError, OSError):  # of one of them: it is raised in its turn
             return batches
 
     def make(self, indices: Any) -> Any:
         """Make one batch on this thread."""
-        return self.job(indices).make()[0]
+        return complete(self.job(indices))[0]
 
     def make_group(self, batches: Sequence[Any]) -> Made | None:
         """Make several batches on this thread at once; None if they are to be made one by one.
@@ -114,7 +113,7 @@ class Maker:
         if dataset is None or not dataset.sample_nbytes or dataset.plan.unfinished is not None:
             return None
         indices, sizes = _joined(batches)
-        batch = BatchJob(dataset.request(indices), self.slots).make().batch
+        batch = complete(dataset.job(indices, self.slots)).batch
         most = num_in_flight(self.num_workers, is_together=True) + MAX_KEPT
         made = SplitBatches(batch, sizes, is_copied=self.slots.num_leased > most)
         return list(map(self.pinned, made)) if self.pin else made

@@ -12,7 +12,7 @@ import torch
 from loaders.backends.maker import Group, Raised
 from loaders.device.modes import without_autocast
 from loaders.system import opencv
-from loaders.workers import Workers
+from loaders.workers import Workers, complete
 
 if TYPE_CHECKING:
     from loaders.backends.chunk import Chunk
@@ -51,9 +51,7 @@ class InlinePool:
             job = chunk.job(turn, self._maker)
             self._making = job, time.monotonic()
             with without_autocast():
-                for part in range(job.num_parts):
-                    job.run(part)
-                made: Made = job.finish()
+                made: Made = complete(job)
             return made
         finally:
             self._making = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeGuard
 
 import numpy as np
@@ -20,9 +21,10 @@ from loaders.datasets.reading.samples import Fields
 from loaders.device.modes import without_autocast
 from loaders.sampling.batch import IndexBatch, current_batch
 from loaders.sampling.ranks import is_distributed
+from loaders.workers import complete
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
 _MAX_INDEX = (1 << 63) - 1
 Halves = tuple["BatchDataset", "Callable[[Any], Any]"]
+Collate = Callable[[Any], Any]
 
 
 def whole_numbers(values: Any) -> npt.NDArray[np.int64]:
@@ -124,9 +127,11 @@ class BatchDataset(torch.utils.data.Dataset[SampleT], ABC):
     def request(self, indices: Any, num_workers: int = 1) -> Request:
         """Return the request to read a batch on ``num_workers`` threads; a request is returned as it is."""
 
-    def job(self, indices: Any, memory: Memory, num_workers: int = 1) -> BatchJob:
-        """Return the work of reading a batch into memory that ``num_workers`` threads may share."""
-        return BatchJob(self.request(indices, num_workers), memory)
+    def job(
+        self, indices: Any, memory: Memory, num_workers: int = 1, collate: Collate | None = None
+    ) -> Any:
+        """Return the work of reading a batch, which ``num_workers`` threads may share, and of collating it."""
+        return BatchJob(self.request(indices, num_workers), memory, collate)
 
     # -- samples -----------------------------------------------------------------------------------
 
@@ -151,20 +156,18 @@ class BatchDataset(torch.utils.data.Dataset[SampleT], ABC):
         job = self.job(indices, Memory())
         self._warn_if_frozen(indices)
         with without_autocast():
-            return job.make()
+            return complete(job)
 
-    def _drawing_of(
-        self, indices: Sequence[Any], seed: int = 0
-    ) -> tuple[int, int, npt.NDArray[np.int64] | None]:
-        """Return seed, epoch and draws of single indices: their own, their batch's, or those that were set."""
-        if len(indices) and hasattr(indices[0], "epoch"):
-            first = indices[0]
-            seed = seed if getattr(first, "seed", None) is None else first.seed
-            return seed, first.epoch, np.array([i.draw for i in indices], np.int64)
-        batch = current_batch()
-        if batch is None:
-            return seed, self.epoch, None
-        return seed if batch.seed is None else batch.seed, batch.epoch, None
+    def as_batch(self, indices: Any, seed: int = 0) -> IndexBatch:
+        """Return indices with seed, epoch and draws: their own, those of the batch that is read, or what was set."""
+        if isinstance(indices, IndexBatch):
+            return indices
+        array, epoch, draws, told = whole_numbers(indices), self.epoch, None, current_batch()
+        if len(array) and hasattr(indices[0], "epoch"):
+            told, draws = indices[0], np.array([i.draw for i in indices], np.int64)
+        if told is not None:
+            epoch, seed = told.epoch, seed if told.seed is None else told.seed
+        return IndexBatch(array, epoch, draws, None, seed)
 
     def set_epoch(self, epoch: int) -> None:
         """Say which epoch ``dataset[i]`` augments for, under a sampler that does not say it itself."""

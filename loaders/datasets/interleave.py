@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import torch
 
-from loaders.datasets.base import BatchDataset, from_start, index_array
+from loaders.datasets.base import BatchDataset, from_start
 from loaders.datasets.reading.job import BatchJob
-from loaders.datasets.reading.request import Reader, ReadPlan, Request, SourcePart
+from loaders.datasets.reading.request import ReadPlan
 from loaders.datasets.reading.samples import (
     Padded,
     Ragged,
@@ -24,12 +25,13 @@ from loaders.errors import BatchError
 from loaders.sampling.batch import IndexBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     import numpy.typing as npt
 
     from loaders.buffers import Memory
     from loaders.data.store import Store
+    from loaders.datasets.base import Collate
 
     Int64s = npt.NDArray[np.int64]
 
@@ -37,10 +39,11 @@ if TYPE_CHECKING:
 class Sources(BatchDataset):
     """The samples of several datasets, one after the other, whatever these are."""
 
+    plan = ReadPlan(None, ())  # each source has its own
+
     def __init__(self, sources: Sequence[BatchDataset]) -> None:
         self.sources, self.device = sources, sources[0].device
         self._begins = np.cumsum([0, *map(len, sources)])
-        self.plan = ReadPlan(None, (SourcesReader(sources),))
 
     def __len__(self) -> int:
         return int(self._begins[-1])
@@ -53,6 +56,12 @@ class Sources(BatchDataset):
     def stores(self) -> tuple[Store, ...]:
         return tuple(store for source in self.sources for store in source.stores)
 
+    @property
+    def sample_nbytes(self) -> int | None:
+        sizes = [source.sample_nbytes for source in self.sources]
+        known = [size for size in sizes if size is not None]
+        return max(known) if len(known) == len(sizes) else None
+
     def shards_read(self, indices: Int64s) -> tuple[Int64s, ...]:
         numbers = self._sources_of(indices)
         found: tuple[Int64s, ...] = ()
@@ -63,21 +72,24 @@ class Sources(BatchDataset):
     def _sources_of(self, indices: Int64s) -> Int64s:
         return np.searchsorted(self._begins, indices, "right") - 1
 
-    def request(self, indices: Any, num_workers: int = 1) -> Request:
-        array = from_start(index_array(indices), len(self), "sample")
-        if isinstance(indices, IndexBatch):
-            seed, epoch, draws = indices.seed, indices.epoch, indices.draws
-        else:
-            seed, epoch, draws = self._drawing_of(indices)
-        numbers, parts = self._sources_of(array), []
+    def request(self, indices: Any, num_workers: int = 1) -> NoReturn:
+        raise NotImplementedError("each source has a request of its own: see job()")
+
+    def job(
+        self, indices: Any, memory: Memory, num_workers: int = 1, collate: Collate | None = None
+    ) -> SourcesJob:
+        batch = self.as_batch(indices)
+        array = from_start(batch.indices, len(self), "sample")
+        numbers, jobs, places = self._sources_of(array), [], []
         present = np.unique(numbers) if len(numbers) else np.zeros(1, np.int64)
         for number in present.tolist():
             rows, begin = np.flatnonzero(numbers == number), int(self._begins[number])
-            drawn = None if draws is None else draws[rows]
-            own = IndexBatch(array[rows] - begin, epoch, drawn, None, seed)
+            draws = None if batch.draws is None else batch.draws[rows]
+            own = IndexBatch(array[rows] - begin, batch.epoch, draws, None, batch.seed)
             request = self.sources[number].request(own, num_workers)
-            parts.append(SourcePart(replace(request, first=begin), rows))
-        return Request(self.plan, array, num_workers=num_workers, parts=parts)
+            jobs.append(BatchJob(replace(request, first=begin), memory))
+            places.append(rows)
+        return SourcesJob(jobs, places, memory, collate)
 
     @property
     def is_random(self) -> bool:
@@ -92,71 +104,52 @@ class Sources(BatchDataset):
         return sum(source.num_replaced for source in self.sources)
 
 
-class SourcesReader(Reader):
-    """Reads the samples of each source by its own plan; a batch has them source after source."""
+class SourcesJob:
+    """The jobs of several sources, whose samples are put together in the order of the batch."""
 
-    names = ()
-    prefetched_field = None
-    what = "samples of a mixture"
-
-    def __init__(self, sources: Sequence[BatchDataset]) -> None:
-        self._sources = sources
+    def __init__(
+        self,
+        jobs: Sequence[BatchJob],  # one a source
+        rows: Sequence[Int64s],  # where in the batch the samples of each go
+        memory: Memory,
+        collate: Collate | None,
+    ) -> None:
+        self._jobs, self._rows, self._memory, self._collate = jobs, rows, memory, collate
+        self.num_parts = sum(job.num_parts for job in jobs)
 
     @property
-    def min_rows(self) -> int:
-        return min(source.plan.min_rows for source in self._sources)
+    def needs_prefetch(self) -> bool:
+        return any(job.needs_prefetch for job in self._jobs)
 
-    @property
-    def nbytes(self) -> int | None:
-        sizes = [source.sample_nbytes for source in self._sources]
-        known = [size for size in sizes if size is not None]
-        return max(known) if len(known) == len(sizes) else None
+    def prefetch(self) -> None:
+        """Have storage read the samples of all sources, without waiting for them; once."""
+        for job in self._jobs:
+            with suppress(Exception):  # reading raises it: the others are prefetched nevertheless
+                job.prefetch()
 
-    def begin(self, num_samples: int, memory: Memory) -> list[Any]:
-        """Return a list of jobs, which is filled when the request is known."""
-        return [[], memory]
+    def run(self, part: int) -> None:
+        self.prefetch()
+        job, own = self._find(part)
+        job.run(own)
 
-    def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
-        """Have each source read its share of a range of rows."""
-        with request.lock:
-            if not values[0]:
-                values[0] += [(part, _job(part, values[1])) for part in request.parts]
-        for job, begin, end in _within(values[0], first, last):
-            job.read(begin, end)
+    def _find(self, part: int) -> tuple[BatchJob, int]:
+        """Return the job that a part belongs to, and its number there."""
+        for job in self._jobs:
+            if part < job.num_parts:
+                return job, part
+            part -= job.num_parts
+        raise IndexError(f"there is no part {part}")
 
-    def finish(self, values: list[Any]) -> list[Any]:
-        """Return the samples: a batch, or a list of them where a dataset has a transform."""
-        parts, read = [part for part, _ in values[0]], [job.finish() for _, job in values[0]]
-        return [_Interleaving(parts, values[1]).samples(read)]
+    def finish(self) -> Any:
+        """Return the batch, or what is collated of it; a list of samples where a dataset has a transform."""
+        samples = self._together([job.finish() for job in self._jobs])
+        return samples if self._collate is None else self._collate(samples)
 
+    def describe(self, part: int) -> str:
+        job, own = self._find(part)
+        return job.describe(own)
 
-def _job(part: SourcePart, memory: Memory) -> BatchJob:
-    job = BatchJob(part.request, memory)
-    job.needs_prefetch = False  # that was done for all sources
-    return job
-
-
-def _within(
-    jobs: Sequence[tuple[SourcePart, BatchJob]], first: int, last: int
-) -> Iterator[tuple[BatchJob, int, int]]:
-    """Yield the jobs that a range of rows belongs to, and their shares of it."""
-    start = 0
-    for part, job in jobs:
-        end = start + len(part.rows)
-        if (start < last and first < end) or first == last:
-            yield job, max(first, start) - start, min(last, end) - start
-        start = end
-
-
-class _Interleaving:
-    """Puts together what several sources have read of a batch."""
-
-    def __init__(self, parts: Sequence[SourcePart], memory: Memory) -> None:
-        self._rows = [part.rows for part in parts]
-        self._memory = memory
-
-    def samples(self, read: list[Any]) -> Any:
-        """Return the batch; as a list of samples where a dataset has a transform."""
+    def _together(self, read: list[Any]) -> Any:
         if not all(isinstance(samples, SampleBatch) for samples in read):
             return self._samples(read)
         batches = [samples.batch for samples in read]

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from loaders.datasets.base import Halves
+    from loaders.buffers import Memory
+    from loaders.datasets.base import Collate, Halves
     from loaders.sampling.phases import Schedule
 
     Int64s = npt.NDArray[np.int64]
@@ -124,6 +125,15 @@ class Mixture(Settled, SamplesOf[BatchDataset]):
         except SchemaError as error:
             self._why_apart = str(error)
             return Sources(self.sources)
+
+    def job(
+        self, indices: Any, memory: Memory, num_workers: int = 1, collate: Collate | None = None
+    ) -> Any:
+        return self.dataset.job(indices, memory, num_workers, collate)
+
+    @property
+    def sample_nbytes(self) -> int | None:
+        return self.dataset.sample_nbytes
 
     @property
     def joined(self) -> PackedDataset | None:

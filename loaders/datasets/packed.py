@@ -27,7 +27,6 @@ from loaders.datasets.base import (
     SamplesOf,
     SampleT,
     from_start,
-    index_array,
     is_one,
     whole_numbers,
 )
@@ -49,7 +48,6 @@ from loaders.datasets.settings import (
     note_unmoved,
 )
 from loaders.errors import NoValueError, SchemaError
-from loaders.sampling.batch import IndexBatch
 from loaders.schema import (
     VIRTUAL_FIELDS,
     Array,
@@ -274,13 +272,10 @@ class PackedDataset(Settled, BatchDataset[SampleT]):
         if not hasattr(indices, "__len__"):
             what = "a batch is a list of sample indices"
             raise TypeError(f"{what}, got {shown(indices)}: a batch_sampler yields lists")
-        array = index_array(indices)
-        if isinstance(indices, IndexBatch):
-            seed, epoch, draws = indices.seed, indices.epoch, indices.draws
-        else:
-            seed, epoch, draws = self._drawing_of(indices, self.seed)
-        array = from_start(array, len(self), "sample")
-        return Request(self.plan, array, self.view.rows(array), epoch, draws, seed, num_workers)
+        batch = self.as_batch(indices, self.seed)
+        array = from_start(batch.indices, len(self), "sample")
+        drawn = batch.epoch, batch.draws, batch.seed
+        return Request(self.plan, array, self.view.rows(array), *drawn, num_workers)
 
     def by_shard(self) -> tuple[Indices, Indices | None]:
         """Return how many samples of each shard are here, and the samples shard by shard (None: they lie so)."""

@@ -61,12 +61,6 @@ class BatchJob:
         """Read one range of samples."""
         self.read(*self._rows(part))
 
-    def make(self) -> Any:
-        """Run all parts on this thread, and return the batch."""
-        for part in range(self.num_parts):
-            self.run(part)
-        return self.finish()
-
     def _rows(self, part: int) -> tuple[int, int]:
         first = part * self._part_rows
         return first, min(first + self._part_rows, len(self.request))

@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 from abc import ABC, abstractmethod
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -37,13 +36,6 @@ ALL_ROWS = 1 << 30  # ``min_rows`` of what one thread reads
 _NO_ROWS = Rows(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
-class SourcePart(NamedTuple):
-    """The samples of a batch that come from one source of a mixture."""
-
-    request: Request  # its samples
-    rows: npt.NDArray[np.int64]  # their places in the batch
-
-
 @dataclass(slots=True)
 class Request:
     """The samples of one batch."""
@@ -65,8 +57,6 @@ class Request:
     # The request of all batches of a chunk, whose work these share; None: nothing is shared with other batches.
     whole: Request | None = field(default=None, compare=False, repr=False)
     start: int = 0  # where in the whole they begin
-    # The samples by their source, where a mixture reads its sources one by one.
-    parts: Sequence[SourcePart] = ()
     first: int = 0  # the number that a mixture gives to sample 0
 
     @property
@@ -289,19 +279,14 @@ class ReadPlan:
     def needs_prefetch(self, request: Request) -> bool:
         """Return True if some of the samples were not prefetched yet."""
         if self.view is None:
-            return any(part.request.plan.needs_prefetch(part.request) for part in request.parts)
+            return False
         store, rows = self.view.store, request.rows
         return any(store.needs_prefetch(name, rows) for name in self._prefetched)
 
     def prefetch(self, request: Request) -> None:
         """Have storage read the samples, without waiting for them."""
-        for part in request.parts:
-            # Reading it raises it: the others are prefetched nevertheless.
-            with suppress(Exception):
-                part.request.plan.prefetch(part.request)
-        if self.view is not None:
-            for name in self._prefetched:
-                self.view.store.prefetch(name, request.rows)
+        for name in self._prefetched:
+            self.samples.store.prefetch(name, request.rows)
 
     def is_settled(self, request: Request) -> bool:
         """Return True if the samples stay in memory and are verified: reading them does not wait."""
