@@ -14,7 +14,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from loaders.datasets.base import BatchDataset
-from loaders.datasets.memory.memfile import HeldShard, MemoryFile, open_memory_file
+from loaders.datasets.memory.memfile import MemoryFile, open_memory_file
+from loaders.datasets.memory.shared import HeldShard
 from loaders.errors import LoadersError, UnsendableError
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import numpy as np
 from loaders.bench.measure import Config, batch_nbytes, group_size_of, in_flight, memory
 from loaders.bench.stages import batches_of
 from loaders.data.ahead import files_at
-from loaders.datasets.memory.loading import plan_columns
+from loaders.datasets.memory.loading import nbytes_of, plan_columns
 from loaders.datasets.packed import PackedDataset
 from loaders.datasets.tokens.windows import TokenWindows
 from loaders.errors import LoadersError
@@ -116,8 +116,8 @@ def ram_bytes_of(target: MeasuredDataset, *, decode: bool, count: int = 256) -> 
     if not isinstance(dataset, PackedDataset):
         raise LoadersError(f"--ram: {target.name!r} is no packed dataset: pack the data first")
     some = dataset.select(np.linspace(0, len(dataset) - 1, min(count, len(dataset))).astype(int))
-    plans = plan_columns(some, decode=decode, progress=False).values()
-    return sum(plan.nbytes for plan in plans) * len(dataset) // len(some)
+    plans = plan_columns(some, decode=decode, progress=False)
+    return nbytes_of(plans) * len(dataset) // len(some)
 
 
 def table(plan: NodePlan) -> list[tuple[str, str]]:

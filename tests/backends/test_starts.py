@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from loaders import DataLoader, RAMDataset
-from loaders.datasets.memory.memfile import HeldShard
+from loaders.datasets.memory.shared import HeldShard
 from loaders.errors import LoadersError, UnsendableError
 
 ROOT = Path(__file__).parents[2]

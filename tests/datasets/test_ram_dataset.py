@@ -1,6 +1,7 @@
 import os
 import pickle
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -114,13 +115,13 @@ def test_pictures_are_decoded_on_the_cores_of_this_rank(
     monkeypatch.setattr(limits, "has_own_cores", lambda: False)
     monkeypatch.setitem(os.environ, "LOCAL_WORLD_SIZE", "2")
     asked: list[int] = []
-    on_threads = loading.on_threads
 
-    def noted(fill: Any, slices: Any, num_threads: int, report: Any) -> None:
-        asked.append(num_threads)
-        on_threads(fill, slices, num_threads, report)
+    class Noted(ThreadPoolExecutor):
+        def __init__(self, num_threads: int) -> None:
+            asked.append(num_threads)
+            super().__init__(num_threads)
 
-    monkeypatch.setattr(loading, "on_threads", noted)
+    monkeypatch.setattr(loading, "ThreadPoolExecutor", Noted)
 
     RAMDataset(folder, decode=True, progress=False, shared=shared)
 

@@ -212,8 +212,8 @@ def test_a_process_that_is_stopped_while_it_loads_is_an_error_to_those_who_wait(
 )
 def test_lines_of_what_is_gone_are_struck(folder: Path, listed: Path, lines: str) -> None:
     """Numbers of processes and descriptors come again: here for the memory of another dataset."""
-    plan = ColumnToLoad(Label(), np.full(4, 8), lambda column, report: None)
-    other = fill_memory_file("another", {"label": plan}, False)
+    plan = ColumnToLoad(Label(), np.full(4, 8), lambda column, part: None)
+    other = fill_memory_file("another", {"label": plan}, False, "")
     ours, fd, inode = other.place
     RAMDataset(folder, shared=True, progress=False)
     (path,) = listed.iterdir()
@@ -300,7 +300,7 @@ def test_a_fork_while_loading_does_not_prevent_sealing() -> None:
     ours, theirs = os.pipe()
     children = []
 
-    def fill(column: Any, report: Any) -> None:
+    def fill(column: Any, part: Any) -> None:
         children.append(os.fork())
         if children[-1] == 0:
             os.close(theirs)
@@ -310,7 +310,7 @@ def test_a_fork_while_loading_does_not_prevent_sealing() -> None:
 
     try:
         plan = ColumnToLoad(Label(), np.full(4, 8), fill)
-        file = fill_memory_file("any", {"label": plan}, False)
+        file = fill_memory_file("any", {"label": plan}, False, "")
         assert file.columns["label"].row(3).tolist() == [3] * 8
     finally:
         os.close(theirs)

@@ -1,6 +1,6 @@
 """Loading records into RAM: sizes first, so that memory is allocated once and filled in place.
 
-A ``ColumnToLoad`` knows the size of every record of one field, and how to fill them in. The owner of
+A ``ColumnToLoad`` knows the size of every record of one field, and how to fill them in, part by part. The owner of
 the memory (this process, or a file that processes share) allocates it by the plan.
 """
 
@@ -25,14 +25,13 @@ from loaders.schema import Array, Bytes, Field, Image, Mask
 from loaders.system.limits import available_memory, cores_of_rank
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from loaders.data.finder import Rows
     from loaders.datasets.packed import PackedDataset
 
     UInt8Array = npt.NDArray[np.uint8]
     Lengths = npt.NDArray[np.int64]
-    Report = Callable[[int], object]  # called with the bytes that were filled
     Part = slice | npt.NDArray[np.int64]  # positions of some samples
 
 logger = logging.getLogger(__name__)
@@ -48,13 +47,11 @@ class ColumnToLoad:
 
     field: Field  # what its records will be
     lengths: Lengths  # ``(N,)`` int64, the bytes of each record
-    # Writes the records into a column of that shape, and reports bytes.
-    fill: Callable[[Column, Report], None]
-
-    @property
-    def row_nbytes(self) -> int | None:
-        """Bytes of each record if the field has fixed ones."""
-        return self.field.record_nbytes
+    fill: Callable[
+        [Column, Any], object
+    ]  # writes a part of the records into a column of that shape
+    parts: Iterable[Part] = (slice(None),)  # all records
+    num_threads: int = 1  # that fill parts at one time
 
     @property
     def data_nbytes(self) -> int:
@@ -62,24 +59,48 @@ class ColumnToLoad:
         return int(self.lengths.sum())
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of the column."""
-        return sum(self.array_nbytes)
+    def array_nbytes(self) -> list[int]:
+        """Bytes of each array: see ``column_over``."""
+        return array_sizes(self.field, len(self.lengths), self.data_nbytes)
 
-    @property
-    def array_nbytes(self) -> tuple[int, ...]:
-        """Bytes of each array: the records, and where they vary in size, their starts and lengths."""
-        places = () if self.row_nbytes is not None else (self.lengths.nbytes, self.lengths.nbytes)
-        return self.data_nbytes, *places
+    def load(self, column: Column, report: Callable[[int], object]) -> None:
+        """Fill a column, and report the bytes of each part."""
+        if isinstance(column, VarColumn):
+            column.lengths[:] = self.lengths
+            column.starts[:] = ends(self.lengths) - self.lengths
 
-    def column(self, arrays: Sequence[UInt8Array]) -> Column:
-        """Lay the column out over arrays of these sizes; its records are yet to be filled in."""
-        if self.row_nbytes is not None:
-            return FixedColumn(arrays[0].reshape(len(self.lengths), self.row_nbytes))
-        starts, lengths = (array.view(np.int64) for array in arrays[1:])
-        lengths[:] = self.lengths
-        starts[:] = ends(self.lengths) - self.lengths
-        return VarColumn(arrays[0], starts, lengths)
+        def fill(part: Part) -> int:
+            self.fill(column, part)
+            return int(self.lengths[part].sum())
+
+        if self.num_threads == 1:
+            for part in self.parts:
+                report(fill(part))
+            return
+        with ThreadPoolExecutor(self.num_threads) as threads:
+            for nbytes in threads.map(fill, self.parts):
+                report(nbytes)
+
+
+def array_sizes(field: Field, num_rows: int, data_nbytes: int) -> list[int]:
+    """Return the bytes of the arrays of a column: records, and if they vary in size, starts and lengths."""
+    return [data_nbytes] + ([8 * num_rows] * 2 if field.record_nbytes is None else [])
+
+
+def column_over(arrays: Sequence[UInt8Array], field: Field, num_rows: int) -> Column:
+    """Lay a column out over arrays of these sizes."""
+    if field.record_nbytes is not None:
+        return FixedColumn(arrays[0].reshape(num_rows, field.record_nbytes))
+    return VarColumn(arrays[0], *(array.view(np.int64) for array in arrays[1:]))
+
+
+def load_columns(
+    plans: Mapping[str, ColumnToLoad], columns: Mapping[str, Column], progress: bool, what: str
+) -> None:
+    """Fill columns, under a bar that says ``what`` is done."""
+    with meter(sum(plan.data_nbytes for plan in plans.values()), progress, what) as bar:
+        for name, plan in plans.items():
+            plan.load(columns[name], bar.tick)
 
 
 def plan_columns(
@@ -95,7 +116,8 @@ def plan_columns(
     for name in names_to_load(dataset):
         field = dataset.schema.fields[name]
         if decode and isinstance(field, Image | Mask) and field.codec != "raw":
-            plans[name] = _plan_pixels(dataset, name, field, rows, progress, num_threads)
+            threads = num_threads or cores_of_rank()
+            plans[name] = _plan_pixels(dataset, name, field, rows, progress, threads)
         else:
             plans[name] = _plan_copy(dataset, name, field, rows)
     return plans
@@ -107,13 +129,12 @@ def copy_plan(column: Column) -> ColumnToLoad:
     if isinstance(column, FixedColumn):
         field = Array(dtype="uint8", dims=(column.data.shape[1],))
 
-    def fill(out: Column, report: Report) -> None:
+    def fill(out: Column, part: Part) -> None:
         if isinstance(out, FixedColumn) and isinstance(column, FixedColumn):
-            out.data[:] = column.data
+            out.data[part] = column.data[part]
         else:
             for i in range(len(out)):
                 out.row(i)[:] = column.row(i)
-        report(int(column.lengths.sum()))
 
     return ColumnToLoad(field, column.lengths, fill)
 
@@ -132,22 +153,19 @@ def _plan_copy(dataset: PackedDataset[Any], name: str, field: Field, rows: Rows)
     else:
         lengths, part_rows = dataset.view.stored_lengths(name), _PART_ROWS
 
-    def fill(column: Column, report: Report) -> None:
-        for part in rows.parts(part_rows):
-            store.prefetch(name, rows[part])
-            if not isinstance(column, FixedColumn):
-                records = store.records(name, rows[part])
-                for i, record in zip(positions(part), records, strict=True):
-                    column.row(i)[:] = record
-            elif isinstance(part, slice):
-                store.gather(name, rows[part], column.data[part])
-            else:
-                found = np.empty((len(part), column.data.shape[1]), np.uint8)
-                store.gather(name, rows[part], found)
-                column.data[part] = found
-            report(int(lengths[part].sum()))
+    def fill(column: Column, part: Part) -> None:
+        store.prefetch(name, rows[part])
+        if not isinstance(column, FixedColumn):
+            for i, record in zip(positions(part), store.records(name, rows[part]), strict=True):
+                column.row(i)[:] = record
+        elif isinstance(part, slice):
+            store.gather(name, rows[part], column.data[part])
+        else:
+            found = np.empty((len(part), column.data.shape[1]), np.uint8)
+            store.gather(name, rows[part], found)
+            column.data[part] = found
 
-    return ColumnToLoad(field, lengths, fill)
+    return ColumnToLoad(field, lengths, fill, rows.parts(part_rows))
 
 
 def positions(part: Part) -> Sequence[int]:
@@ -161,7 +179,7 @@ def _plan_pixels(
     field: Image | Mask,
     rows: Rows,
     progress: bool,
-    num_threads: int | None,
+    num_threads: int,
 ) -> ColumnToLoad:
     """Plan to turn encoded pictures into pixels; the field's size becomes known if they share one."""
     codec: Any = codec_for(field, dataset.max_picture_mb)
@@ -180,42 +198,24 @@ def _plan_pixels(
     lengths = sizes.prod(axis=1) * (np.dtype(field.dtype).itemsize * channels) + header_nbytes
     store, decode, encode = dataset.store, codec.decode, codec_for(raw).encode
 
-    def fill(column: Column, report: Report) -> None:
-        def fill_part(part: Part) -> int:
-            store.prefetch(name, rows[part])
-            for i, record in zip(positions(part), store.records(name, rows[part]), strict=True):
-                try:
-                    pixels = np.frombuffer(encode(decode(record)), np.uint8)
-                except CodecError as error:
-                    raise dataset.plan.sample_error(i, error) from error
-                if len(pixels) != lengths[i]:
-                    what = f"it is not of size {sizes[i].tolist()} after all"
-                    raise dataset.plan.sample_error(i, what)
-                column.row(i)[:] = pixels
-            return int(lengths[part].sum())
+    def fill(column: Column, part: Part) -> None:
+        store.prefetch(name, rows[part])
+        for i, record in zip(positions(part), store.records(name, rows[part]), strict=True):
+            try:
+                pixels = np.frombuffer(encode(decode(record)), np.uint8)
+            except CodecError as error:
+                raise dataset.plan.sample_error(i, error) from error
+            if len(pixels) != lengths[i]:
+                what = f"it is not of size {sizes[i].tolist()} after all"
+                raise dataset.plan.sample_error(i, what)
+            column.row(i)[:] = pixels
 
-        on_threads(fill_part, rows.parts(_PICTURES), num_threads or cores_of_rank(), report)
-
-    return ColumnToLoad(raw, lengths, fill)
+    return ColumnToLoad(raw, lengths, fill, rows.parts(_PICTURES), num_threads)
 
 
-def on_threads(
-    fill: Callable[[Any], int], pieces: Iterable[Part], num_threads: int, report: Report
-) -> None:
-    """Call ``fill`` for each piece on threads, and report what it returns, in order."""
-    with ThreadPoolExecutor(num_threads) as threads:
-        for nbytes in threads.map(fill, pieces):
-            report(nbytes)
-
-
-def parts(length: int, size: int) -> Iterator[slice]:
-    """Cut a range into slices of one size, but for the last."""
-    return (slice(first, min(first + size, length)) for first in range(0, length, size))
-
-
-def check_fits(nbytes: int, progress: bool, what: str = "") -> None:
-    """Say what so many bytes take of the available memory (on stderr, if it is much); LoadersError if too much."""
-    available = available_memory()
+def check_fits(plans: Mapping[str, ColumnToLoad], progress: bool, what: str = "") -> None:
+    """Say what columns take of the available memory (on stderr, if it is much); LoadersError if too much."""
+    nbytes, available = nbytes_of(plans), available_memory()
     if nbytes > _SPARE_SHARE * available:
         need, have = nbytes / 1e9, available / 1e9
         raise LoadersError(
@@ -228,7 +228,12 @@ def check_fits(nbytes: int, progress: bool, what: str = "") -> None:
         print(said, file=sys.stderr)  # noqa: T201  (asked for)
 
 
-def meter(total: int, show: bool, what: str = "loading into RAM", unit: str = "bytes") -> Meter:
+def nbytes_of(plans: Mapping[str, ColumnToLoad]) -> int:
+    """Return the bytes that columns take."""
+    return sum(sum(plan.array_nbytes) for plan in plans.values())
+
+
+def meter(total: int, show: bool, what: str, unit: str = "bytes") -> Meter:
     """Return what shows how far loading is, on a terminal, if it takes a second."""
     hidden = None if show else io.StringIO()
     return Meter(what, unit, total, stream=hidden, logs=False, delay_s=1.0)

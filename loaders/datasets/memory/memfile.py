@@ -5,7 +5,7 @@ sealed: from then on neither its size nor a byte of it can change, in any proces
 
     bytes of the head, 8 | head, JSON | arrays, each on a page of its own
 
-The head says what the columns are (identity), of which fields, and where their arrays lie, behind the head's last page.
+The head says what the columns are (identity), and of each its field, its rows and the bytes of its records.
 """
 
 from __future__ import annotations
@@ -16,19 +16,15 @@ import mmap
 import os
 import sys
 import weakref
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from loaders.data.columns import Column, FixedColumn, VarColumn
-from loaders.data.shards import MemoryShard
-from loaders.datasets.memory.loading import check_fits, copy_plan, meter
+from loaders.datasets.memory.loading import array_sizes, column_over, load_columns
 from loaders.errors import LoadersError
 from loaders.schema import Field, field_from_json
 from loaders.system.hugepages import collapse, lay
-from loaders.system.locks import ForkLock
 
 if sys.platform == "linux":
     import fcntl
@@ -36,17 +32,15 @@ if sys.platform == "linux":
     _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Mapping
 
-    from loaders.datasets.memory.loading import ColumnToLoad, Report
+    from loaders.data.columns import Column
+    from loaders.datasets.memory.loading import ColumnToLoad
 
     UInt8Array = npt.NDArray[np.uint8]
     Place = tuple[int, int, int]  # process, descriptor, inode
 
 _NAME = "loaders"
-_OWN = "one process and its children"
-_copying = ForkLock()  # loaders of one dataset may ask for its copy at one time
 _PAGE = 4096
 
 
@@ -71,19 +65,27 @@ class MemoryFile:
             raise LoadersError("a memory file that is shared must be sealed")
         map_, start = lay(fd, status.st_size, is_writable=False)
         data = np.frombuffer(map_, np.uint8, status.st_size, start)
-        size = int(data[:8].view(np.int64)[0])
-        head = json.loads(data[8 : 8 + size].tobytes())
-        data = data[_whole_pages(8 + size) :]
-        self.identity: str = head["identity"]
-        self.fields: dict[str, Field] = {n: field_from_json(f) for n, f in head["fields"].items()}
-        self.columns: dict[str, Column] = {}
-        for name, (num_rows, row_nbytes, places) in head["columns"].items():
-            arrays = [data[at : at + nbytes] for at, nbytes in places]
-            if row_nbytes is not None:
-                self.columns[name] = FixedColumn(arrays[0].reshape(num_rows, row_nbytes))
-            else:
-                offsets = (each.view(np.int64) for each in arrays[1:])
-                self.columns[name] = VarColumn(arrays[0], *offsets)
+        self.identity, self.fields, self.columns = _contents(data)
+
+
+def _contents(data: UInt8Array) -> tuple[str, dict[str, Field], dict[str, Column]]:
+    """Return what the head of a file says, and the columns over the file."""
+    end = 8 + int(data[:8].view(np.int64)[0])
+    head = json.loads(data[8:end].tobytes())
+    fields: dict[str, Field] = {}
+    columns: dict[str, Column] = {}
+    for name, (field, num_rows, nbytes) in head["columns"].items():
+        fields[name], arrays = field_from_json(field), []
+        for size in array_sizes(fields[name], num_rows, nbytes):
+            start = _whole_pages(end)
+            end = start + size
+            arrays.append(data[start:end])
+        columns[name] = column_over(arrays, fields[name], num_rows)
+    return head["identity"], fields, columns
+
+
+def _whole_pages(nbytes: int) -> int:
+    return -(-nbytes // _PAGE) * _PAGE
 
 
 def is_at(place: Place) -> bool:
@@ -108,30 +110,20 @@ def open_memory_file(place: Place) -> MemoryFile | None:
 
 
 def fill_memory_file(
-    identity: str,
-    plans: Mapping[str, ColumnToLoad],
-    progress: bool,
-    *,
-    what: str = "loading into RAM",
+    identity: str, plans: Mapping[str, ColumnToLoad], progress: bool, what: str
 ) -> MemoryFile:
     """Load columns into a memory file."""
-    end, columns = 0, {}
-    for name, plan in plans.items():
-        places = []
-        for nbytes in plan.array_nbytes:
-            places.append((end, nbytes))
-            end += _whole_pages(nbytes)
-        columns[name] = len(plan.lengths), plan.row_nbytes, places
-    fields = {name: plan.field.to_json() for name, plan in plans.items()}
-    head = json.dumps({"identity": identity, "fields": fields, "columns": columns}).encode()
-    head = len(head).to_bytes(8, "little") + head
-    first = _whole_pages(len(head))
+    columns = {
+        name: (plan.field.to_json(), len(plan.lengths), plan.data_nbytes)
+        for name, plan in plans.items()
+    }
+    head = json.dumps({"identity": identity, "columns": columns}).encode()
+    sizes = [8 + len(head), *(nbytes for plan in plans.values() for nbytes in plan.array_nbytes)]
     fd = os.memfd_create(_NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        os.pwrite(fd, head, 0)
-        os.truncate(fd, first + end)
-        with meter(sum(plan.data_nbytes for plan in plans.values()), progress, what) as bar:
-            _fill(fd, first, [(plan, columns[name][2]) for name, plan in plans.items()], bar.tick)
+        os.truncate(fd, sum(map(_whole_pages, sizes)))
+        os.pwrite(fd, len(head).to_bytes(8, "little") + head, 0)
+        _fill(fd, plans, progress, what)
         try:
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
         except OSError:  # a cycle keeps a map that can be written to
@@ -143,62 +135,11 @@ def fill_memory_file(
     return MemoryFile(fd)
 
 
-def _fill(
-    fd: int,
-    first: int,
-    plans: Sequence[tuple[ColumnToLoad, Sequence[tuple[int, int]]]],
-    report: Report,
-) -> None:
+def _fill(fd: int, plans: Mapping[str, ColumnToLoad], progress: bool, what: str) -> None:
     """Fill columns, in huge pages where there are some."""
     size = os.fstat(fd).st_size
     map_, start = lay(fd, size)
     map_.madvise(mmap.MADV_DONTFORK)  # a child could still write: the file could not be sealed
     data = np.frombuffer(map_, np.uint8, size, start)
     collapse(data)
-    for plan, places in plans:
-        arrays = [data[first + at : first + at + nbytes] for at, nbytes in places]
-        plan.fill(plan.column(arrays), report)
-
-
-def _whole_pages(nbytes: int) -> int:
-    return -(-nbytes // _PAGE) * _PAGE
-
-
-@dataclass(frozen=True, slots=True)
-class HeldShard(MemoryShard):
-    """Columns of this process; ``file`` has them for its child."""
-
-    # The one memory file, once there is one.
-    files: list[MemoryFile] = field(default_factory=list, compare=False)
-
-    def file(self) -> MemoryFile:
-        """Return the memory file: the one in which the columns lie, else a copy that is made once.
-
-        Raises:
-            LoadersError: There is no room for a copy; the message has the figures.
-        """
-        with _copying.plain:
-            if not self.files:
-                plans = {name: copy_plan(column) for name, column in self.columns.items()}
-                nbytes = sum(plan.nbytes for plan in plans.values())
-                check_fits(nbytes, False, " copied for a child process")
-                self.files.append(fill_memory_file(_OWN, plans, False))
-        return self.files[0]
-
-    def __reduce__(self) -> Any:
-        return HeldShard, (self.path, dict(self.columns))
-
-
-def load_shard(path: Path, plans: Mapping[str, ColumnToLoad], progress: bool) -> MemoryShard:
-    """Load columns: into a memory file, where the system has such."""
-    if sys.platform != "linux":
-        columns = {
-            name: plan.column([np.empty(n, np.uint8) for n in plan.array_nbytes])
-            for name, plan in plans.items()
-        }
-        with meter(sum(plan.data_nbytes for plan in plans.values()), progress) as bar:
-            for name, plan in plans.items():
-                plan.fill(columns[name], bar.tick)
-        return MemoryShard(path, columns)
-    file = fill_memory_file(_OWN, plans, progress)
-    return HeldShard(path, file.columns, [file])
+    load_columns(plans, _contents(data)[2], progress, what)

@@ -19,17 +19,9 @@ from loaders.data.columns import Column, FixedColumn, var_column
 from loaders.data.store import ShardRuns, Store
 from loaders.data.view import View
 from loaders.datasets.base import SampleT, check_stored
-from loaders.datasets.memory.loading import (
-    ColumnToLoad,
-    check_fits,
-    copy_plan,
-    on_threads,
-    parts,
-    plan_columns,
-)
-from loaders.datasets.memory.memfile import HeldShard, load_shard
+from loaders.datasets.memory.loading import ColumnToLoad, check_fits, copy_plan, positions
 from loaders.datasets.memory.resident import ResidentDataset
-from loaders.datasets.memory.shared import share_columns
+from loaders.datasets.memory.shared import HeldShard, load_samples, load_shard
 from loaders.datasets.packed import PackedDataset
 from loaders.datasets.reading.coefficients import has_halves
 from loaders.datasets.reading.fixed import take_rows
@@ -43,7 +35,6 @@ from loaders.system.regular import read_regular
 
 if TYPE_CHECKING:
     from loaders.data.shards import MemoryShard
-    from loaders.datasets.memory.loading import Report
     from loaders.datasets.packed import Transform
 
 _SOURCE = (
@@ -51,6 +42,7 @@ _SOURCE = (
     "RAMDataset.from_files loose files)"
 )
 _CHANNELS = (1, 3, 4)  # of what is guessed to be pictures
+_FILES, _FILE_THREADS = 64, 8  # read in one part, and threads that read
 Targets = Sequence[int] | Sequence[str] | npt.NDArray[Any] | torch.Tensor
 
 
@@ -115,10 +107,8 @@ class RAMDataset(ResidentDataset[SampleT]):
             )
         origin = getattr(dataset, "path", Path("datasets joined"))
         with dataset.view.in_order(by_shard=True):
-            if shared:
-                shard, fields = share_columns(dataset, origin, decode, progress)
-            else:
-                shard, fields = _loaded(dataset, origin, decode, progress)
+            how: Any = {"decode": decode, "progress": progress, "shared": shared}
+            shard, fields = load_samples(dataset, origin, **how)
         self._init_from(shard, fields, dataset, dataset.fingerprint)
         self._settle(home, is_pinned=pin)
 
@@ -187,10 +177,9 @@ class RAMDataset(ResidentDataset[SampleT]):
         if not files:
             raise ValueError("paths is empty: does the pattern match a file?")
         max_mb = settings.get("max_picture_mb", MAX_PICTURE_MB)
-        plan = _plan_files(files, pixels_within(max_mb))
-        check_fits(plan.nbytes, progress)
-        plans: dict[str, ColumnToLoad] = {"image": plan}
-        fields: dict[str, Field] = {"image": plan.field}
+        plans = {"image": _plan_files(files, pixels_within(max_mb))}
+        check_fits(plans, progress)
+        fields: dict[str, Field] = {"image": Image()}
         if targets is not None:
             fields["label"], labels = _label_column(targets, len(files))
             plans["label"] = copy_plan(labels)
@@ -201,7 +190,7 @@ class RAMDataset(ResidentDataset[SampleT]):
             encoded = cls.__new__(cls)
             encoded._init_from(shard, fields, None, "", max_picture_mb=max_mb)
             try:
-                shard, fields = _loaded(encoded, shard.path, decode, progress)
+                shard, fields = load_samples(encoded, shard.path, decode=True, progress=progress)
             except SampleError as error:
                 raise SourceError(error.what, files[error.index]) from error
         dataset = cls.__new__(cls)
@@ -260,15 +249,6 @@ class RAMDataset(ResidentDataset[SampleT]):
         return dataset
 
 
-def _loaded(
-    dataset: PackedDataset[Any], path: Path, decode: bool, progress: bool
-) -> tuple[MemoryShard, dict[str, Field]]:
-    """Load the fields of a dataset's samples; return them, and what their records are."""
-    plans = plan_columns(dataset, decode=decode, progress=progress)
-    check_fits(sum(plan.nbytes for plan in plans.values()), progress)
-    return load_shard(path, plans, progress), {name: plan.field for name, plan in plans.items()}
-
-
 def _plan_files(files: Sequence[Path], max_pixels: int) -> ColumnToLoad:
     """Plan to load files as they are; many at a time, for they may be far away."""
     lengths = np.zeros(len(files), np.int64)
@@ -276,20 +256,18 @@ def _plan_files(files: Sequence[Path], max_pixels: int) -> ColumnToLoad:
         with _naming(file):
             lengths[i] = file.stat().st_size
 
-    def fill(column: Column, report: Report) -> None:
-        def read(part: slice) -> int:
-            for i in range(part.start, part.stop):
-                with _naming(files[i]):
-                    data = read_regular(files[i])
-                    picture_size(data, max_pixels)
-                if len(data) != lengths[i]:
-                    raise SourceError("the file changed while it was read", files[i])
-                column.row(i)[:] = np.frombuffer(data, np.uint8)
-            return int(lengths[part].sum())
+    def fill(column: Column, part: slice) -> None:
+        for i in positions(part):
+            with _naming(files[i]):
+                data = read_regular(files[i])
+                picture_size(data, max_pixels)
+            if len(data) != lengths[i]:
+                raise SourceError("the file changed while it was read", files[i])
+            column.row(i)[:] = np.frombuffer(data, np.uint8)
 
-        on_threads(read, parts(len(files), 64), 8, report)
-
-    return ColumnToLoad(Image(), lengths, fill)
+    num = len(files)
+    parts = [slice(first, min(first + _FILES, num)) for first in range(0, num, _FILES)]
+    return ColumnToLoad(Image(), lengths, fill, parts, _FILE_THREADS)
 
 
 @contextmanager

@@ -1,4 +1,6 @@
-"""One copy per machine: the first process loads columns, the others map them.
+"""Columns that are held in memory, of one process and its children, or in one copy for a machine.
+
+Of a shared copy, the first process loads the columns, and the others map them:
 
 1. Who has the copy (``memfile``) has a line in a small file below the cache folder: process, descriptor, inode. Who
    comes opens the descriptor of one of them, and adds a line; lines of what is gone are struck.
@@ -17,14 +19,22 @@ import os
 import sys
 import time
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import xxhash
 
 from loaders.data.shards import MemoryShard
-from loaders.datasets.memory.loading import check_fits, names_to_load, plan_columns
+from loaders.datasets.memory.loading import (
+    check_fits,
+    column_over,
+    copy_plan,
+    load_columns,
+    names_to_load,
+    plan_columns,
+)
 from loaders.datasets.memory.memfile import (
     MemoryFile,
     fill_memory_file,
@@ -34,6 +44,7 @@ from loaders.datasets.memory.memfile import (
 from loaders.errors import CacheError, LoadersError
 from loaders.remote.folder import default_folder, prepare
 from loaders.system.limits import usable_cores
+from loaders.system.locks import ForkLock
 from loaders.version import __version__
 
 if sys.platform == "linux":
@@ -53,30 +64,68 @@ logger = logging.getLogger(__name__)
 SILENCE_S = 60.0
 _LOOK_S = 0.02
 _LOADING = "loading"
+_INTO_RAM = "loading into RAM"
+_copying = ForkLock()  # loaders of one dataset may ask for its copy at one time
 
 
 @dataclass(frozen=True, slots=True)
-class SharedShard(MemoryShard):
-    """Columns that processes share; a pickle says where to find them."""
+class HeldShard(MemoryShard):
+    """Columns of this process, and the memory file that they lie in, or that has a copy of them for its child."""
 
-    file: MemoryFile
+    files: list[MemoryFile] = field(default_factory=list, compare=False)  # none, or one
+    shared_as: str = ""  # of a copy for all processes: what they find it by
+
+    def file(self) -> MemoryFile:
+        """Return the memory file, a copy that is made once where the columns lie in none.
+
+        Raises:
+            LoadersError: There is no room for a copy; the message has the figures.
+        """
+        with _copying.plain:
+            if not self.files:
+                plans = {name: copy_plan(column) for name, column in self.columns.items()}
+                check_fits(plans, False, " copied for a child process")
+                self.files.append(fill_memory_file("", plans, False, _INTO_RAM))
+        return self.files[0]
 
     def __reduce__(self) -> Any:
-        return _attach, (self.path, self.file.identity)
+        if self.shared_as:
+            return _attach, (self.path, self.shared_as)
+        return HeldShard, (self.path, dict(self.columns))
 
 
-def _attach(path: Path, identity: str) -> SharedShard:
+def _attach(path: Path, identity: str) -> HeldShard:
     file = _find_or_load(identity, None, progress=False)
-    return SharedShard(path, file.columns, file)
+    return HeldShard(path, file.columns, [file], identity)
 
 
-def share_columns(
-    dataset: PackedDataset[Any], origin: Path, decode: bool, progress: bool
+def load_shard(path: Path, plans: Mapping[str, ColumnToLoad], progress: bool) -> MemoryShard:
+    """Load columns: into a memory file, where the system has such."""
+    if sys.platform == "linux":
+        file = fill_memory_file("", plans, progress, _INTO_RAM)
+        return HeldShard(path, file.columns, [file])
+    columns = {
+        name: column_over(
+            [np.empty(n, np.uint8) for n in plan.array_nbytes], plan.field, len(plan.lengths)
+        )
+        for name, plan in plans.items()
+    }
+    load_columns(plans, columns, progress, _INTO_RAM)
+    return MemoryShard(path, columns)
+
+
+def load_samples(
+    dataset: PackedDataset[Any], path: Path, *, decode: bool, progress: bool, shared: bool = False
 ) -> tuple[MemoryShard, dict[str, Field]]:
-    """Load the fields of a dataset for all processes of this user, or map what one of them has loaded.
+    """Load the fields of a dataset's samples, ``shared`` for all processes of this user, unless one of them has.
 
-    Return the columns, and what their records are. ``origin`` is for messages.
+    Return the columns, and what their records are. ``path`` is for messages.
     """
+    if not shared:
+        plans = plan_columns(dataset, decode=decode, progress=progress)
+        check_fits(plans, progress)
+        fields = {name: plan.field for name, plan in plans.items()}
+        return load_shard(path, plans, progress), fields
     if sys.platform != "linux":
         remedy = "leave it out, and each process has its own copy, or use ShardDataset"
         raise LoadersError(f"shared=True needs Linux (memfd): {remedy}")
@@ -84,12 +133,11 @@ def share_columns(
     def plan() -> dict[str, ColumnToLoad]:
         cores = usable_cores()  # also those of other ranks, which wait for this one
         plans = plan_columns(dataset, decode=decode, progress=progress, num_threads=cores)
-        nbytes = sum(plan.nbytes for plan in plans.values())
-        check_fits(nbytes, progress, " in one copy for this machine")
+        check_fits(plans, progress, " in one copy for this machine")
         return plans
 
     file = _find_or_load(_identity(dataset, decode), plan, progress)
-    return SharedShard(origin, file.columns, file), file.fields
+    return HeldShard(path, file.columns, [file], file.identity), file.fields
 
 
 def _identity(dataset: PackedDataset[Any], decode: bool) -> str:
@@ -120,7 +168,7 @@ def _find_or_load(identity: str, plan: Plan | None, progress: bool) -> MemoryFil
         if found is None:
             assert plan is not None
             _write(fd, f"{_LOADING} {os.getpid()}")
-            found = fill_memory_file(identity, plan(), progress, what="loading one copy for all")
+            found = fill_memory_file(identity, plan(), progress, "loading one copy for all")
         others = [place for place in places if is_at(place) and place != found.place]
         _write(fd, "".join(f"{pid} {fd} {inode}\n" for pid, fd, inode in [*others, found.place]))
     finally:
@@ -144,8 +192,14 @@ def _open(identity: str) -> tuple[int, Path]:
 def _lock(fd: int, path: Path) -> None:
     """Wait until no other process has the lock, as long as the one that loads runs."""
     known, since = "", time.monotonic()
-    while not _try_lock(fd, path):
-        kind, _, pid = _read(fd).partition(" ")
+    while True:
+        try:
+            return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            kind, _, pid = _read(fd).partition(" ")
+        except OSError as error:
+            remedy = "Set LOADERS_CACHE to a folder on a local disk"
+            raise CacheError(f"cannot be locked ({error.strerror})", path, remedy) from error
         if kind == _LOADING and _runs(pid):
             since = time.monotonic()
             if not known:
@@ -155,17 +209,6 @@ def _lock(fd: int, path: Path) -> None:
             what = f"a process that does not run has it locked ({known or 'unknown'})"
             raise CacheError(what, path, "End this process, and those that it forked")
         time.sleep(_LOOK_S)
-
-
-def _try_lock(fd: int, path: Path) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        remedy = "Set LOADERS_CACHE to a folder on a local disk"
-        raise CacheError(f"cannot be locked ({error.strerror})", path, remedy) from error
-    return True
 
 
 def _read(fd: int) -> str:
