@@ -16,27 +16,43 @@ from typing import TYPE_CHECKING, Any
 from loaders.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from loaders import augment
-    from loaders.codecs import register_codec
-    from loaders.datasets.encoded import JpegOnDevice
-    from loaders.datasets.memory.ram import RAMDataset
-    from loaders.datasets.mixture import Mixture
-    from loaders.datasets.mosaic import Mosaic
-    from loaders.datasets.packed import concat
-    from loaders.datasets.reading.samples import Fields, collate
-    from loaders.datasets.shard import ShardDataset
-    from loaders.datasets.tokens.windows import TokenWindows
-    from loaders.device.augment import BatchAugment
-    from loaders.device.decode import DctFinish, Yuv420Finish
-    from loaders.device.jpeg import JpegFinish
-    from loaders.device.mix import CutMix, MixUp
-    from loaders.device.normalize import Denormalize, Normalize
-    from loaders.device.seeded import seeded
-    from loaders.errors import LoadersError
-    from loaders.live import dump, dump_on
-    from loaders.loading.loader import DataLoader
-    from loaders.profiling import profile
-    from loaders.sampling import Balanced, BlockShuffled, Weighted, audit
+    from loaders import augment as augment
+    from loaders.codecs import register_codec as register_codec
+    from loaders.datasets.encoded import JpegOnDevice as JpegOnDevice
+    from loaders.datasets.memory.ram import RAMDataset as RAMDataset
+    from loaders.datasets.mixture import Mixture as Mixture
+    from loaders.datasets.mosaic import Mosaic as Mosaic
+    from loaders.datasets.packed import concat as concat
+    from loaders.datasets.reading.samples import Fields as Fields
+    from loaders.datasets.reading.samples import collate as collate
+    from loaders.datasets.shard import ShardDataset as ShardDataset
+    from loaders.datasets.tokens.windows import TokenWindows as TokenWindows
+    from loaders.device.augment import BatchAugment as BatchAugment
+    from loaders.device.decode import DctFinish as DctFinish
+    from loaders.device.decode import Yuv420Finish as Yuv420Finish
+    from loaders.device.jpeg import JpegFinish as JpegFinish
+    from loaders.device.mix import CutMix as CutMix
+    from loaders.device.mix import MixUp as MixUp
+    from loaders.device.normalize import Denormalize as Denormalize
+    from loaders.device.normalize import Normalize as Normalize
+    from loaders.device.seeded import seeded as seeded
+    from loaders.errors import LoadersError as LoadersError
+    from loaders.live import dump as dump
+    from loaders.live import dump_on as dump_on
+    from loaders.loading.loader import DataLoader as DataLoader
+    from loaders.profiling import profile as profile
+    from loaders.sampling import (
+        Balanced as Balanced,
+    )
+    from loaders.sampling import (
+        BlockShuffled as BlockShuffled,
+    )
+    from loaders.sampling import (
+        Weighted as Weighted,
+    )
+    from loaders.sampling import (
+        audit as audit,
+    )
 
 _WHERE = {
     "Balanced": "loaders.sampling",
@@ -70,37 +86,7 @@ _WHERE = {
     "seeded": "loaders.device.seeded",
 }
 
-__all__ = [
-    "Balanced",
-    "BatchAugment",
-    "BlockShuffled",
-    "CutMix",
-    "DataLoader",
-    "DctFinish",
-    "Denormalize",
-    "Fields",
-    "JpegFinish",
-    "JpegOnDevice",
-    "LoadersError",
-    "MixUp",
-    "Mixture",
-    "Mosaic",
-    "Normalize",
-    "RAMDataset",
-    "ShardDataset",
-    "TokenWindows",
-    "Weighted",
-    "Yuv420Finish",
-    "audit",
-    "augment",
-    "collate",
-    "concat",
-    "dump",
-    "dump_on",
-    "profile",
-    "register_codec",
-    "seeded",
-]
+__all__ = [*_WHERE]  # type checkers take the names that are imported as themselves
 
 
 def __getattr__(name: str) -> Any:
