@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
-from loaders.checks import whole_number
 from loaders.rng import hash64
 from loaders.sampling.order import (
     BLOCKS,
+    FROM_ONE,
     PLACES,
     Computed,
     as_floats,
     frozen_copy,
-    keep_count,
     order_key,
 )
 from loaders.sampling.permutation import check_positions, permute
@@ -69,6 +68,9 @@ class ByLength(Computed):
     max_tokens: int | None = None
     max_batch: int | None = None
     _count = "length"
+    _numbers: ClassVar = dict.fromkeys(
+        ("batch_size", "window", "max_tokens", "max_batch"), FROM_ONE
+    )
 
     def __post_init__(self) -> None:
         lengths = as_floats(frozen_copy(self.lengths, "lengths", "[12, 7, ...]"), "lengths")
@@ -80,17 +82,13 @@ class ByLength(Computed):
             )
         if self.max_batch is not None and self.max_tokens is None:
             raise ValueError("max_batch needs max_tokens: with batch_size it has no effect")
-        for name in ("batch_size", "max_tokens", "max_batch"):
-            if getattr(self, name) is not None:
-                keep_count(self, name, at_least=1)
+        super().__post_init__()
         if self.max_tokens is not None and lengths.max(initial=0) > self.max_tokens:
             what = f"sample {int(lengths.argmax())} has length {lengths.max():g}"
             raise ValueError(
                 f"{what}, above max_tokens={self.max_tokens}: raise that, or leave out such samples"
             )
-        whole_number("seed", self.seed)
-        keep_count(self, "window", at_least=1)
-        object.__setattr__(self, "lengths", lengths)
+        self._keep("lengths", lengths)
 
     @property
     def _kind(self) -> str:  # type: ignore[override]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -18,23 +18,23 @@ from loaders.sampling.order import (
     Computed,
     digest,
     frozen_copy,
-    keep_count,
     order_key,
 )
 from loaders.sampling.permutation import check_positions, distinct, groups, permute
-from loaders.sampling.phases import History, Timeline, as_phases, is_schedule
+from loaders.sampling.phases import History, TurnsOfPhase, as_phases, is_schedule
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import numpy.typing as npt
 
-    from loaders.sampling.phases import Phase, Schedule, TurnsOfPhase
+    from loaders.sampling.phases import Phase, Schedule
 
     Int64s = npt.NDArray[np.int64]
 
 Stop: TypeAlias = int | Literal["first_exhausted", "all_exhausted"]
 _STOPS = ("first_exhausted", "all_exhausted")
+_FOR_EVER = 1 << 80  # more turns than any run has
 _FEW = 16  # sources whose numbers are told one by one
 _FUZZ = 1e-9  # by which a quotient of weights may miss the whole number that it means
 
@@ -81,6 +81,7 @@ class MixtureOrder(Computed):
     seed: int = 0
     block_size: int = 1
     history: History | None = None
+    _numbers: ClassVar = {"block_size": range(1, 1 << 40)}
 
     def __post_init__(self) -> None:
         sizes = frozen_copy(self.sizes, "sizes").astype(np.int64, copy=False)
@@ -89,13 +90,12 @@ class MixtureOrder(Computed):
             _check_weights(sizes, phase.weights)
         weights: Any = [(phase.begin, tuple(phase.weights.tolist())) for phase in phases]
         weights = tuple(weights) if is_schedule(self.weights) else phases[0].weights
-        keep_count(self, "block_size", at_least=1, below=1 << 40)
-        whole_number("seed", self.seed)
+        super().__post_init__()
         check_stop(self.stop)
-        object.__setattr__(self, "sizes", sizes)
-        object.__setattr__(self, "weights", weights)
+        self._keep("sizes", sizes)
+        self._keep("weights", weights)
         whole_number("the samples of an epoch", self.length, at_least=0, below=1 << 40)
-        assert self._timeline.runs  # made now, which says whose turn never comes
+        assert self._runs  # made now, which says whose turn never comes
 
     @property
     def unit(self) -> int:
@@ -109,13 +109,13 @@ class MixtureOrder(Computed):
     @property
     def quotas(self) -> tuple[int, ...]:
         """Samples of each source in one epoch, by the last weights if they change."""
-        return tuple((self._timeline.runs[-1].turns * self.block_size).tolist())
+        return tuple((self._runs[-1].turns * self.block_size).tolist())
 
     def at(self, epoch: int, positions: Int64s) -> tuple[Int64s, Int64s]:
         check_positions(positions, self.length)
         flat = positions.ravel()
         indices, draws = np.empty_like(flat), np.empty_like(flat)
-        pieces = self._once(epoch, self._timeline.pieces)
+        pieces = self._once(epoch, self._pieces)
         ends = [piece.begin for piece in pieces[1:]]
         for number, rows in groups(np.searchsorted(ends, flat // self.block_size, "right")):
             found = self._of_piece(epoch, pieces[number], pieces[0].given, flat[rows])
@@ -138,7 +138,7 @@ class MixtureOrder(Computed):
     def given(self, epoch: int, position: int) -> tuple[int, ...]:
         """Return how many samples each source has given before a position, which begins a turn, in all epochs."""
         turn = position // self.block_size
-        piece = [p for p in self._timeline.pieces(epoch) if p.begin <= turn][-1]
+        piece = [p for p in self._pieces(epoch) if p.begin <= turn][-1]
         counts = self._schedule(epoch, piece).counts_before(turn - piece.begin) * self.block_size
         return tuple(g + n for g, n in zip(piece.given, counts.tolist(), strict=True))
 
@@ -155,11 +155,11 @@ class MixtureOrder(Computed):
 
     def _changes(self) -> dict[str, str]:
         """Return what tells of weights that change, or changed."""
-        if self.history is None and not is_schedule(self.weights):
-            return {}
-        phases = [[phase.begin, phase.weights.tolist()] for phase in self._phases]
-        changes = {"weights": json.dumps(phases), "stop": str(self.stop)}
-        return changes if self.history is None else changes | {"history": str(self.history)}
+        changes = {} if self.history is None else {"history": str(self.history)}
+        if changes or is_schedule(self.weights):
+            phases = [[phase.begin, phase.weights.tolist()] for phase in self._phases]
+            changes |= {"weights": json.dumps(phases), "stop": str(self.stop)}
+        return changes
 
     def details(self) -> dict[str, str]:
         """Return what a state has beside ``describe``: quotas that were too many to be told there."""
@@ -218,9 +218,47 @@ class MixtureOrder(Computed):
         return max(nums) if self.stop == "all_exhausted" else min(nums)
 
     @cached_property
-    def _timeline(self) -> Timeline:
-        rest = self._num_turns, self.block_size, self._share, self.history
-        return Timeline(self._phases, *rest)
+    def _runs(self) -> list[TurnsOfPhase]:
+        """Which weights hold in which turns, and what each source has given until then."""
+        return list(self._make_runs())
+
+    def _make_runs(self) -> Iterator[TurnsOfPhase]:
+        phases, num_turns, size = self._phases, self._num_turns, self.block_size
+        history = self.history or History(0, 0, 0, (0,) * len(phases[0].weights))
+        start, given = history.epoch * num_turns + history.position // size, history.given
+        now = start
+        for number, phase in enumerate(phases):
+            end = start + _FOR_EVER
+            if number + 1 < len(phases):
+                end = start + max(0, -(-(phases[number + 1].begin - history.total) // size))
+            while now < end:
+                left = num_turns - now % num_turns
+                is_whole = left == num_turns and end - now >= left
+                repeats = (end - now) // left if is_whole else 1
+                num = min(left, end - now)
+                run = TurnsOfPhase(now, self._share(phase.weights, num), given, repeats)
+                yield run
+                if end - now >= _FOR_EVER // 2 and is_whole:
+                    return
+                now, given = now + num * repeats, run.given_after(repeats, size)
+
+    def _pieces(self, epoch: int) -> list[TurnsOfPhase]:
+        """Return the parts of an epoch; what lies before the history is as if these weights had begun there."""
+        begin = epoch * self._num_turns
+        end = begin + self._num_turns
+        found = []
+        for run in self._runs:
+            first = max(0, (begin - run.begin) // self._num_turns) if run.repeats > 1 else 0
+            at = run.begin + first * self._num_turns
+            if begin <= at < end and first < run.repeats:
+                given = run.given_after(first, self.block_size)
+                found.append(TurnsOfPhase(at - begin, run.turns, given))
+        if not found or found[0].begin:  # before the history: what padding takes again
+            run = self._runs[0]
+            num = found[0].begin if found else self._num_turns
+            turns = self._share(run.turns.astype(np.float64), num)
+            found.insert(0, TurnsOfPhase(0, turns, run.given))
+        return found
 
     def _share(self, weights: npt.NDArray[np.float64], num_turns: int) -> Int64s:
         """Return how many of some turns each source has."""

@@ -14,7 +14,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 
@@ -34,6 +34,7 @@ PLACES, BLOCKS, SHORT_SLOT, WINDOWS, STRATA, CHOICE, CLASSES, MEMBERS, MIXTURE, 
 DEAL, PIECES, LANE_WINDOWS = range(10, 13)
 _ORDER = int.from_bytes(b"order", "big")
 _T = TypeVar("_T")
+COUNT, FROM_ONE = range(1 << 63), range(1, 1 << 63)
 
 
 @runtime_checkable
@@ -59,6 +60,18 @@ class Computed:
 
     _kind = ""  # in descriptions
     _count = "n"  # the argument that says how long an epoch is
+    # Arguments that are whole numbers, and what they may be: kept as ints, of which arithmetic and states are made.
+    _numbers: ClassVar[dict[str, range]] = {"n": COUNT}
+
+    def __post_init__(self) -> None:
+        whole_number("seed", getattr(self, "seed", 0))
+        for name, limits in self._numbers.items():
+            if (value := getattr(self, name)) is not None:
+                most: Any = {"at_least": limits.start, "below": limits.stop}
+                self._keep(name, whole_number(name, value, **most))
+
+    def _keep(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
 
     @property
     def length(self) -> int:
@@ -117,9 +130,6 @@ class Sequential(Computed):
     n: int
     _kind = "sequential"
 
-    def __post_init__(self) -> None:
-        keep_count(self, "n")
-
     def at(self, epoch: int, positions: Int64s) -> tuple[Int64s, None]:
         check_positions(positions, self.n)
         return positions, None
@@ -144,10 +154,6 @@ class Shuffled(Computed):
     seed: int = 0
     _kind = "shuffled"
 
-    def __post_init__(self) -> None:
-        keep_count(self, "n")
-        whole_number("seed", self.seed)
-
     def at(self, epoch: int, positions: Int64s) -> tuple[Int64s, None]:
         return permute(positions, self.n, order_key(self.seed, epoch, PLACES)), None
 
@@ -162,12 +168,6 @@ def batch_starts(order: Order, epoch: int) -> Int64s | None:
 def order_key(seed: int, epoch: int, purpose: int) -> int:
     """Return the key of one purpose of one epoch."""
     return key64(_ORDER, int(seed), int(epoch), purpose)
-
-
-def keep_count(order: Order, name: str, *, at_least: int = 0, below: int = 1 << 63) -> None:
-    """Keep a count of a frozen order as an int, of which arithmetic and states are made; refuse one out of range."""
-    count = whole_number(name, getattr(order, name), at_least=at_least, below=below)
-    object.__setattr__(order, name, count)
 
 
 # -- the arrays that orders choose by: weights, labels, lengths -----------------------------------

@@ -1,24 +1,20 @@
-"""Weights of a mixture that change: from which sample on each set of them holds, and what that makes of each epoch."""
+"""Weights of a mixture that change: from which sample on each set of them holds, and what was served before."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-import numpy as np
-
 from loaders.checks import shown, whole_number
 from loaders.sampling.order import as_floats, frozen_copy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
+    import numpy as np
     import numpy.typing as npt
 
     Int64s = npt.NDArray[np.int64]
 
 Schedule: TypeAlias = Sequence[tuple[int, Sequence[float]]]
-_FOR_EVER = 1 << 80  # more turns than any run has
 
 
 class Phase(NamedTuple):
@@ -88,61 +84,3 @@ def as_phases(weights: Any) -> tuple[Phase, ...]:
             Phase(begin, as_floats(frozen_copy(pair[1], "weights", "[0.7, 0.3]"), "weights"))
         )
     return tuple(phases)
-
-
-class Timeline:
-    """Which weights hold in which part of which epoch, and what each source has given until then."""
-
-    def __init__(
-        self,
-        phases: Sequence[Phase],  # in turns, not in samples
-        num_turns: int,  # of an epoch
-        block_size: int,  # samples of a turn
-        # How many turns each source has of some.
-        quotas: Callable[[npt.NDArray[np.float64], int], Int64s],
-        history: History | None,  # what other weights served before
-    ) -> None:
-        self._num_turns, self._block_size, self._quotas = num_turns, block_size, quotas
-        nothing = (0,) * len(phases[0].weights)
-        start, total, given = 0, 0, nothing
-        if history is not None:
-            start = history.epoch * num_turns + history.position // block_size
-            total, given = history.total, history.given
-        self.runs = list(self._make_runs(phases, start, total, given))
-
-    def _make_runs(
-        self, phases: Sequence[Phase], start: int, total: int, given: tuple[int, ...]
-    ) -> Iterator[TurnsOfPhase]:
-        now = start
-        for number, phase in enumerate(phases):
-            end = start + _FOR_EVER
-            if number + 1 < len(phases):
-                end = start + max(0, -(-(phases[number + 1].begin - total) // self._block_size))
-            while now < end:
-                left = self._num_turns - now % self._num_turns
-                is_whole = left == self._num_turns and end - now >= left
-                repeats = (end - now) // left if is_whole else 1
-                num = min(left, end - now)
-                run = TurnsOfPhase(now, self._quotas(phase.weights, num), given, repeats)
-                yield run
-                if end - now >= _FOR_EVER // 2 and is_whole:
-                    return
-                now, given = now + num * repeats, run.given_after(repeats, self._block_size)
-
-    def pieces(self, epoch: int) -> list[TurnsOfPhase]:
-        """Return the parts of an epoch; what lies before the history is as if these weights had begun there."""
-        begin = epoch * self._num_turns
-        end = begin + self._num_turns
-        found = []
-        for run in self.runs:
-            first = max(0, (begin - run.begin) // self._num_turns) if run.repeats > 1 else 0
-            at = run.begin + first * self._num_turns
-            if begin <= at < end and first < run.repeats:
-                given = run.given_after(first, self._block_size)
-                found.append(TurnsOfPhase(at - begin, run.turns, given))
-        if not found or found[0].begin:  # before the history: what padding takes again
-            run = self.runs[0]
-            num = found[0].begin if found else self._num_turns
-            turns = self._quotas(run.turns.astype(np.float64), num)
-            found.insert(0, TurnsOfPhase(0, turns, run.given))
-        return found

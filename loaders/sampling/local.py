@@ -1,26 +1,30 @@
-"""A shuffle within fixed lanes of shards: each node of a training needs its own part of the shards only."""
+"""Orders that read what lies together: blocks of samples, or lanes of shards, of which each node reads its own."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from loaders.checks import shown, whole_number
-from loaders.rng import hash64
+from loaders.rng import hash64, key64
 from loaders.sampling.order import (
+    BLOCKS,
+    COUNT,
     DEAL,
+    FROM_ONE,
     LANE_WINDOWS,
     PIECES,
+    SHORT_SLOT,
+    WINDOWS,
     Computed,
     frozen_copy,
-    keep_count,
     order_key,
 )
-from loaders.sampling.permutation import Permutations, check_positions, permute
+from loaders.sampling.permutation import Permutations, check_positions, groups, permute
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -28,6 +32,89 @@ if TYPE_CHECKING:
     Int64s = npt.NDArray[np.int64]
 
 _MAX_LANES, _SHARDS_PER_LANE = 64, 4
+
+
+@dataclass(frozen=True, repr=False)
+class BlockShuffled(Computed):
+    """Each sample once, read block by block: for disks and stores that dislike random reads.
+
+    Every epoch shuffles the blocks exactly, then the samples of each ``window`` consecutive blocks
+    among themselves. Only those ``window`` blocks are being read at any time, and each once.
+
+    Quality, over epochs: every sample is as likely at every position, and block mates get a new
+    company of blocks each time. (Where ``block_size`` does not divide ``n``, the few samples of
+    the short last block deviate from this near the epoch's end.) Within an epoch: samples of
+    one block are less than ``window * block_size`` positions apart, so a batch mixes at most
+    ``window`` blocks, or twice that across a border of windows. In a dataset sorted by class that
+    is all the variety it can have: let a window be many batches. A window of all blocks is the
+    exact shuffle.
+
+    Args:
+        n: Number of samples.
+        seed: Selects the shuffles.
+        block_size: Samples that lie together; the last block may be shorter.
+        window: Blocks that are mixed with each other. Windows below about a thousand samples cost
+            more per sample.
+    """
+
+    n: int
+    seed: int = 0
+    block_size: int = 256
+    window: int = 64
+    _kind = "block_shuffled"
+    _numbers: ClassVar = {"n": COUNT, "block_size": FROM_ONE, "window": FROM_ONE}
+
+    def at(self, epoch: int, positions: Int64s) -> tuple[Int64s, None]:
+        check_positions(positions, self.n)
+        if not positions.size:
+            return positions, None
+        layout = _BlockLayout.draw(self, epoch)
+        places = layout.widen(self._mix(layout, epoch, positions))
+        slots, offsets = np.divmod(places, self.block_size)
+        return self._blocks(layout, epoch, slots) * self.block_size + offsets, None
+
+    def _mix(self, layout: _BlockLayout, epoch: int, positions: Int64s) -> Int64s:
+        """Shuffle positions within their windows."""
+        span = self.window * self.block_size
+        windows = layout.widen(positions) // span
+        mixed = np.empty_like(positions)
+        for window, members in groups(windows):
+            begin = layout.narrow(window * span)
+            size = min(layout.narrow((window + 1) * span), self.n) - begin
+            key = key64(order_key(self.seed, epoch, WINDOWS), window)
+            mixed[members] = permute(positions[members] - begin, size, key) + begin
+        return mixed
+
+    def _blocks(self, layout: _BlockLayout, epoch: int, slots: Int64s) -> Int64s:
+        """Say which block lies in each slot: the last one in the short slot, others shuffled."""
+        blocks = np.full_like(slots, layout.num_blocks - 1)
+        others = slots != layout.short_slot
+        ranks = slots[others] - (slots[others] > layout.short_slot)
+        blocks[others] = permute(ranks, layout.num_blocks - 1, order_key(self.seed, epoch, BLOCKS))
+        return blocks
+
+
+class _BlockLayout(NamedTuple):
+    """Slots of one block each, one of them shorter; widening counts as if it were not."""
+
+    num_blocks: int
+    short_slot: int
+    short_end: int  # position after the last one of the short slot
+    missing: int  # by how many samples it is short
+
+    @classmethod
+    def draw(cls, order: BlockShuffled, epoch: int) -> _BlockLayout:
+        num_blocks = -(-order.n // order.block_size)
+        missing = num_blocks * order.block_size - order.n
+        slot = order_key(order.seed, epoch, SHORT_SLOT) % num_blocks
+        return cls(num_blocks, slot, (slot + 1) * order.block_size - missing, missing)
+
+    def widen(self, positions: Int64s) -> Int64s:
+        return positions + self.missing * (positions >= self.short_end)
+
+    def narrow(self, slot_begin: int) -> int:
+        """Undo ``widen`` for the first place of a slot."""
+        return slot_begin - self.missing * (slot_begin >= self.short_end + self.missing)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -72,6 +159,7 @@ class Lanes(Computed):
     window: int = 2
     members: npt.ArrayLike | None = None
     _kind, _count = "lanes", "length"
+    _numbers: ClassVar = {"window": FROM_ONE, "num_lanes": range(1, 1 << 16)}
 
     def __post_init__(self) -> None:
         sizes, members = _shards_of(self.shards, self.members)
@@ -79,13 +167,11 @@ class Lanes(Computed):
             raise ValueError(f"shards must be numbers of samples, got {shown(self.shards)}")
         if members is not None and len(members) != sizes.sum():
             raise ValueError(f"shards have {sizes.sum()} samples, members are {len(members)}")
-        object.__setattr__(self, "shards", sizes.astype(np.int64))
-        object.__setattr__(self, "members", members)
-        whole_number("seed", self.seed)
-        keep_count(self, "window", at_least=1)
+        self._keep("shards", sizes.astype(np.int64))
+        self._keep("members", members)
         if self.num_lanes is None:
-            object.__setattr__(self, "num_lanes", default_lanes(int(np.count_nonzero(sizes))))
-        keep_count(self, "num_lanes", at_least=1, below=1 << 16)
+            self._keep("num_lanes", default_lanes(int(np.count_nonzero(sizes))))
+        super().__post_init__()
         whole_number("the number of samples", self.length, below=1 << 53)
 
     @cached_property

@@ -1,22 +1,24 @@
-"""Samples in proportion to weights, with and without replacement."""
+"""Orders that choose samples: in proportion to weights, or every class equally often."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
-from loaders.checks import whole_number
-from loaders.rng import uniform
+from loaders.rng import hash64, uniform
 from loaders.sampling.order import (
     CHOICE,
+    CLASSES,
+    COUNT,
+    MEMBERS,
     PLACES,
     STRATA,
     Computed,
     as_floats,
     frozen_copy,
-    keep_count,
     order_key,
 )
 from loaders.sampling.permutation import permute
@@ -25,6 +27,79 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     Int64s = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Balanced(Computed):
+    """Every class equally often, and every sample of a class equally often.
+
+    Both are exact, to within one sample, for each epoch and for all epochs so far together: a
+    class is gone through in a shuffled cycle, and every epoch goes on where the one before
+    stopped. The classes are mixed by an exact shuffle of the epoch. So no sample comes again before its
+    class was gone through; with replacement, that is ``Weighted(1 / np.bincount(labels)[labels], num_samples)``.
+
+    Args:
+        labels: The class of each sample, of any type that sorts.
+        num_samples: Positions in one epoch.
+        seed: Selects the order.
+    """
+
+    labels: npt.ArrayLike
+    num_samples: int
+    seed: int = 0
+    _kind, _count = "balanced", "num_samples"
+    _numbers: ClassVar = {"num_samples": COUNT}
+
+    def __post_init__(self) -> None:
+        labels = frozen_copy(self.labels, "labels", "dataset.column('label')")
+        if not labels.size:
+            raise ValueError("labels must have at least one entry, got none")
+        self._keep("labels", labels)
+        super().__post_init__()
+
+    def at(self, epoch: int, positions: Int64s) -> tuple[Int64s, Int64s]:
+        ranks = permute(positions, self.num_samples, order_key(self.seed, epoch, PLACES))
+        classes = self._classes
+        served, quotas = self._quotas(epoch)
+        ends = np.cumsum(quotas)
+        numbers = np.searchsorted(ends, ranks, side="right")
+        turns = ranks - (ends - quotas)[numbers]
+        sizes = classes.sizes[numbers]
+        places = classes.begins[numbers] + (served[numbers] + turns) % sizes
+        return classes.members[places], turns // sizes
+
+    @cached_property
+    def _classes(self) -> _Classes:
+        _, codes, sizes = np.unique(
+            np.asarray(self.labels), return_inverse=True, return_counts=True
+        )
+        keys = hash64(order_key(self.seed, 0, MEMBERS), np.arange(codes.size))
+        turns = permute(np.arange(sizes.size), sizes.size, order_key(self.seed, 0, CLASSES))
+        return _Classes(np.lexsort((keys, codes)), np.cumsum(sizes) - sizes, sizes, turns)
+
+    def _quotas(self, epoch: int) -> tuple[Int64s, Int64s]:
+        """Return where each class stands in its cycle, and how many samples it gives this epoch.
+
+        After ``t`` samples of all epochs, class ``c`` has given ``(t + turns[c]) // num_classes``.
+        As ``turns`` are 0, 1, ..., ``num_classes - 1`` in some order, these add up to ``t``.
+        """
+        classes = self._classes
+        served, after = (
+            _whole_turns(number * self.num_samples, classes.turns) for number in (epoch, epoch + 1)
+        )
+        return served % classes.sizes, after - served
+
+
+class _Classes(NamedTuple):
+    members: Int64s  # indices, class after class, shuffled within each
+    begins: Int64s  # where each class begins in them
+    sizes: Int64s
+    turns: Int64s  # which class is next when a quota does not divide
+
+
+def _whole_turns(num_given: int, turns: Int64s) -> Int64s:
+    rounds, rest = divmod(num_given, turns.size)
+    return rounds + (rest + turns) // turns.size
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -61,18 +136,18 @@ class Weighted(Computed):
     seed: int = 0
     replacement: bool = True
     _kind, _count = "weighted", "num_samples"
+    _numbers: ClassVar = {"num_samples": range(1 << 53)}  # counted in float64
 
     def __post_init__(self) -> None:
         weights = as_floats(frozen_copy(self.weights, "weights", "[0.5, 2.0, ...]"), "weights")
         _check_weights(weights)
-        whole_number("seed", self.seed)
-        keep_count(self, "num_samples", below=1 << 53)  # counted in float64
+        super().__post_init__()
         if not self.replacement and self.num_samples > (num := np.count_nonzero(weights)):
             raise ValueError(
                 f"num_samples must be at most {num} without replacement (the weights above 0), "
                 f"got {self.num_samples}"
             )
-        object.__setattr__(self, "weights", weights)
+        self._keep("weights", weights)
 
     def at(self, epoch: int, positions: Int64s) -> tuple[Int64s, Int64s | None]:
         ranks = permute(positions, self.num_samples, order_key(self.seed, epoch, PLACES))
