@@ -133,11 +133,6 @@ class _Ticket:
             del error  # its traceback holds this frame: the two would keep the batch alive
 
 
-_Tasks = SimpleQueue[tuple[_Ticket, int] | None]
-# Weak: what is late keeps no batch alive.
-_Prefetches = SimpleQueue["weakref.ref[_Ticket] | None"]
-_Running = dict[int, tuple[_Ticket, int | None, float]]  # by thread; of prefetching, no part
-
 _here = threading.local()  # of a worker: ``running``, what the threads of its pool are doing
 
 
@@ -148,56 +143,69 @@ def is_worker() -> bool:
 
 def begin_step() -> None:
     """Count the seconds of a description anew, for the part that this thread runs: another sample, say."""
-    running: _Running = getattr(_here, "running", {})
+    running: dict[int, Any] = getattr(_here, "running", {})
     me = threading.get_ident()
     if me in running:
         ticket, part, _ = running[me]
         running[me] = (ticket, part, time.monotonic())
 
 
-def _work(
-    tasks: _Tasks,
-    is_open: list[bool],  # empty once the pool is closed
-    finished: SimpleQueue[None],
-    running: _Running,
-    cpu_s: dict[int, float],
-    failed: list[BaseException],
-    prepare: Callable[[], None],
-    on_done: Callable[[], None],
-) -> None:
+class _Shared:
+    """What the threads of a pool share; it holds no reference to the pool."""
+
+    def __init__(self) -> None:
+        self.is_open = True
+        self.tasks: SimpleQueue[tuple[_Ticket, int] | None] = SimpleQueue()
+        # Weak: what is late keeps no batch alive.
+        self.prefetches: SimpleQueue[weakref.ref[_Ticket] | None] = SimpleQueue()
+        self.finished: SimpleQueue[None] = SimpleQueue()
+        # By thread; of prefetching, no part.
+        self.running: dict[int, tuple[_Ticket, int | None, float]] = {}
+        self.cpu_s: dict[int, float] = {}  # by thread
+        self.failed: list[BaseException] = []  # what ended a thread
+        self.threads: list[threading.Thread] = []
+
+    def start(self, name: str, work: Callable[..., None], *args: Any) -> None:
+        """Start one more thread."""
+        thread = threading.Thread(target=work, args=(self, *args), name=name, daemon=True)
+        thread.start()
+        self.threads.append(thread)
+
+
+def _work(shared: _Shared, prepare: Callable[[], None], on_done: Callable[[], None]) -> None:
     try:
         prepare()
-        _here.running = running
+        running = _here.running = shared.running
         me = threading.get_ident()
-        while is_open:
-            task = tasks.get()
+        while shared.is_open:
+            task = shared.tasks.get()
             if task is None:
                 break
             ticket, part = task
             running[me] = (ticket, part, time.monotonic())
             last = ticket.run(part)
             del running[me], ticket, task  # an idle worker keeps no batch alive
-            cpu_s[me] = time.thread_time()
+            shared.cpu_s[me] = time.thread_time()
             if last:
-                finished.put(None)
+                shared.finished.put(None)
                 on_done()
     except BaseException as error:
         # As where gevent replaced what is called: the owner must not wait.
-        failed.append(error)
-        finished.put(None)
-    tasks.put(None)  # for the next one
+        shared.failed.append(error)
+        shared.finished.put(None)
+    shared.tasks.put(None)  # for the next one
 
 
-def _prefetch(prefetches: _Prefetches, is_open: list[bool], running: _Running) -> None:
+def _prefetch(shared: _Shared) -> None:
     me = threading.get_ident()
-    while is_open:
-        reference = prefetches.get()
+    while shared.is_open:
+        reference = shared.prefetches.get()
         ticket = None if reference is None else reference()
         if ticket is not None and ticket.job.needs_prefetch:  # no worker was faster
-            running[me] = (ticket, None, time.monotonic())
+            shared.running[me] = (ticket, None, time.monotonic())
             with suppress(BaseException):
                 ticket.job.prefetch()
-            del running[me]
+            del shared.running[me]
         del ticket  # as above
 
 
@@ -221,34 +229,11 @@ class Workers:
         self.num_workers, self._job, self._name = num_workers, job, name
         self._pid = os.getpid()
         self._tickets: deque[_Ticket] = deque()
-        self._tasks: _Tasks = SimpleQueue()
-        self._prefetches: _Prefetches = SimpleQueue()
-        self._finished: SimpleQueue[None] = SimpleQueue()
-        self._running: _Running = {}
-        self._cpu_s: dict[int, float] = {}  # by thread
-        self._failed: list[BaseException] = []  # what ended a thread
-        self._is_open = [True]
-        args = (
-            self._tasks,
-            self._is_open,
-            self._finished,
-            self._running,
-            self._cpu_s,
-            self._failed,
-            prepare,
-            on_done,
-        )
-        self._threads = [
-            threading.Thread(target=_work, args=args, name=f"{name}-{i}", daemon=True)
-            for i in range(num_workers)
-        ]
-        queues = self._tasks, self._prefetches, self._finished
-        self._close = weakref.finalize(
-            self, _close, self._is_open, queues, self._threads, self._running
-        )
+        self._shared = _Shared()
+        self._close = weakref.finalize(self, _close, self._shared)
         try:
-            for thread in self._threads:
-                thread.start()
+            for i in range(num_workers):
+                self._shared.start(f"{name}-{i}", _work, prepare, on_done)
         except BaseException:  # its traceback keeps this pool, and with it those that began
             self.close()
             raise
@@ -273,26 +258,19 @@ class Workers:
     @property
     def cpu_s(self) -> float:
         """Seconds of processor that the threads took for the parts they have done."""
-        return sum(tuple(self._cpu_s.values()))
+        return sum(tuple(self._shared.cpu_s.values()))
 
     def put(self, *asked: Any) -> None:
         """Begin a job: the one given, or what ``job`` of ``__init__`` makes of the arguments."""
         self._check_open()
         ticket = _Ticket(self._job(*asked))
         self._tickets.append(ticket)
-        if ticket.job.needs_prefetch:
-            self._put_prefetch(ticket)
+        if ticket.job.needs_prefetch:  # many datasets have nothing to, and no such thread
+            if len(self._shared.threads) == self.num_workers:
+                self._shared.start(f"{self._name}-prefetch", _prefetch)
+            self._shared.prefetches.put(weakref.ref(ticket))
         for part in range(ticket.remaining):
-            self._tasks.put((ticket, part))
-
-    def _put_prefetch(self, ticket: _Ticket) -> None:
-        if len(self._threads) == self.num_workers:  # many datasets have nothing to
-            args = self._prefetches, self._is_open, self._running
-            name = f"{self._name}-prefetch"
-            thread = threading.Thread(target=_prefetch, args=args, name=name, daemon=True)
-            thread.start()
-            self._threads.append(thread)
-        self._prefetches.put(weakref.ref(ticket))
+            self._shared.tasks.put((ticket, part))
 
     def take(self, timeout_s: float | None = None) -> Any:
         """Return the result of the oldest job, waiting for it.
@@ -312,9 +290,9 @@ class Workers:
             self._check_open()
         self._tickets.popleft()
         # Drain the done queue so that it does not grow.
-        if not self._finished.empty():
+        if not self._shared.finished.empty():
             with suppress(Empty):
-                self._finished.get_nowait()
+                self._shared.finished.get_nowait()
         return ticket.outcome()
 
     def _check_open(self) -> None:
@@ -322,14 +300,14 @@ class Workers:
             raise RuntimeError("these workers are threads of the parent of this forked process")
         if not self._close.alive:
             raise RuntimeError("this pool of workers is closed")
-        if self._failed:
-            raise RuntimeError("a worker thread ended early") from self._failed[0]
+        if self._shared.failed:
+            raise RuntimeError("a worker thread ended early") from self._shared.failed[0]
 
     def _wait(self, deadline: float | None) -> None:
         """Wait until some job is done, the pool is closed or the deadline passes."""
         left = 5.0 if deadline is None else min(5.0, deadline - time.monotonic())
         try:
-            self._finished.get(timeout=max(0.0, left))
+            self._shared.finished.get(timeout=max(0.0, left))
         except Empty:
             if deadline is not None and time.monotonic() >= deadline:
                 raise Late(self.describe()) from None
@@ -340,7 +318,7 @@ class Workers:
         lines = [
             ("prefetching for " if part is None else "")
             + f"{ticket.job.describe(part or 0)} for {now - since:.1f} s"
-            for ticket, part, since in list(self._running.values())
+            for ticket, part, since in list(self._shared.running.values())
         ]
         return "; ".join(lines) or "no worker is running"
 
@@ -350,24 +328,18 @@ class Workers:
         self._tickets.clear()
 
 
-def _close(
-    is_open: list[bool],
-    queues: tuple[_Tasks, _Prefetches, SimpleQueue[None]],
-    threads: list[threading.Thread],
-    running: _Running,
-) -> None:
-    is_open.clear()
-    for queue in queues:
+def _close(shared: _Shared) -> None:
+    shared.is_open = False
+    for queue in (shared.tasks, shared.prefetches, shared.finished):
         with suppress(Empty):
             while True:
                 queue.get_nowait()
         queue.put(None)  # wakes the threads, and an owner that waits
-    if threading.current_thread() in threads:
+    if threading.current_thread() in shared.threads:
         return  # garbage is collected in the middle of a job: the others may wait for a lock that this one holds
     deadline = time.monotonic() + _JOIN_TIMEOUT_S
-    for thread in threads:
-        if thread.ident is not None:
-            thread.join(max(0.0, deadline - time.monotonic()))
-    stuck = [thread.name for thread in threads if thread.is_alive() and thread.ident in running]
+    for thread in shared.threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    stuck = [t.name for t in shared.threads if t.is_alive() and t.ident in shared.running]
     if stuck and time.monotonic() >= deadline:
         logger.warning("%s did not end within %.0f s", ", ".join(stuck), _JOIN_TIMEOUT_S)

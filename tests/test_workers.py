@@ -82,7 +82,7 @@ def pool() -> Iterator[Workers]:
     with_three = Workers(3)
     yield with_three
     with_three.close()
-    assert not any(thread.is_alive() for thread in with_three._threads)
+    assert not any(thread.is_alive() for thread in with_three._shared.threads)
 
 
 def raise_(error: BaseException) -> Any:
@@ -208,7 +208,7 @@ def test_finish_runs_once_after_all_parts_on_a_worker(pool: Workers) -> None:
 
     assert results == [21] * 20
     assert len(ended) == 20
-    assert set(ended) <= set(pool._threads)
+    assert set(ended) <= set(pool._shared.threads)
 
 
 def test_no_part_runs_twice(pool: Workers) -> None:
@@ -267,7 +267,7 @@ def test_prepare_runs_once_on_each_thread_before_its_parts() -> None:
     for _ in range(30):
         pool.put(Call(lambda _: threading.get_ident() in prepared))
     found = [pool.take(timeout_s=TIMEOUT_S) for _ in range(30)]
-    names = [thread.name for thread in pool._threads]
+    names = [thread.name for thread in pool._shared.threads]
     pool.close()
 
     assert found == [[True]] * 30
@@ -309,7 +309,7 @@ def test_words_about_finished_jobs_do_not_pile_up(pool: Workers) -> None:
         assert done.wait(TIMEOUT_S)
         pool.take(timeout_s=TIMEOUT_S)
 
-    assert pool._finished.qsize() < 10
+    assert pool._shared.finished.qsize() < 10
 
 
 # -- 2. failure --------------------------------------------------------------------------------
@@ -341,7 +341,7 @@ def test_workers_survive_their_errors(pool: Workers) -> None:
         with pytest.raises(ValueError, check=At(args=(number,))):
             pool.take(timeout_s=TIMEOUT_S)
 
-    assert all(thread.is_alive() for thread in pool._threads)
+    assert all(thread.is_alive() for thread in pool._shared.threads)
     pool.put(Call(num_parts=5))
     assert pool.take(timeout_s=TIMEOUT_S) == list(range(5))
 
@@ -560,7 +560,7 @@ def test_close_drops_what_has_not_begun_and_waits_for_what_has() -> None:
 
     assert not closing.is_alive()
     assert not ran.is_set()
-    assert not any(thread.is_alive() for thread in pool._threads)
+    assert not any(thread.is_alive() for thread in pool._shared.threads)
 
 
 def test_a_closed_pool_refuses_and_closes_again() -> None:
@@ -628,14 +628,14 @@ def test_a_job_may_close_its_own_pool() -> None:
 
     pool.put(Call(run))
     assert done.wait(TIMEOUT_S)
-    for thread in pool._threads:
+    for thread in pool._shared.threads:
         thread.join(TIMEOUT_S)
         assert not thread.is_alive()
 
 
 def test_a_pool_that_is_dropped_ends_its_threads() -> None:
     pool = Workers(3)
-    threads = pool._threads
+    threads = pool._shared.threads
     for _ in range(5):
         pool.put(Call(num_parts=4))
 
@@ -654,7 +654,7 @@ def test_a_pool_that_is_dropped_with_work_running_waits_for_it() -> None:
     pool.put(Call(run))
     gate.wait_until_entered()
     threading.Timer(0.05, gate.opened.set).start()
-    threads = pool._threads
+    threads = pool._shared.threads
     del pool
 
     assert ended.is_set()
@@ -663,7 +663,7 @@ def test_a_pool_that_is_dropped_with_work_running_waits_for_it() -> None:
 
 def test_a_pool_in_a_cycle_is_collected() -> None:
     pool = Workers(1)
-    threads = pool._threads
+    threads = pool._shared.threads
     pool.itself = pool  # type: ignore[attr-defined]
 
     del pool
@@ -696,7 +696,7 @@ def test_a_part_that_never_ends_is_logged(
     with caplog.at_level(logging.WARNING, "loaders.workers"):
         pool.close()
     gate.opened.set()
-    for thread in pool._threads:
+    for thread in pool._shared.threads:
         thread.join(TIMEOUT_S)
 
     assert "did not end within" in caplog.text
@@ -1017,7 +1017,7 @@ def test_closing_drops_what_has_not_asked() -> None:
 
     assert not closing.is_alive()
     assert noted == []
-    assert not any(thread.is_alive() for thread in pool._threads)
+    assert not any(thread.is_alive() for thread in pool._shared.threads)
 
 
 class _Holds:
@@ -1052,7 +1052,7 @@ class _Holds:
 def test_a_pool_that_ends_on_one_of_its_own_threads_waits_for_no_other() -> None:
     """Garbage may be collected in the middle of a job, by a thread that holds what the others wait for."""
     pools = [Workers(2)]
-    threads = [*pools[0]._threads]
+    threads = [*pools[0]._shared.threads]
     pools[0].put(_Holds(pools))
 
     began = time.monotonic()
