@@ -9,7 +9,7 @@ from loaders.augment.planning import output_size
 from loaders.codecs.heads import picture_size, pixels_within
 from loaders.datasets.base import SamplesOf, check_stored
 from loaders.datasets.packed import PackedDataset
-from loaders.datasets.reading.halves import Finisher, Unfinished, check_arrays_stay, with_groups
+from loaders.datasets.reading.halves import Finisher, Unfinished, check_on_device, with_groups
 from loaders.device.jpeg import JpegFinish
 from loaders.errors import CodecError, SchemaError
 from loaders.schema import Bytes, Image, Images, Mask
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from loaders.datasets.base import Halves
     from loaders.datasets.reading.request import Request
     from loaders.device.jpeg import Decode
+    from loaders.schema import Field
 
 
 class Files(NamedTuple):
@@ -130,17 +131,16 @@ def _decoded(dataset: PackedDataset[Any], finish: JpegFinish, files: Files) -> l
 
 def _check(dataset: PackedDataset[Any]) -> None:
     """Raise SchemaError if a device cannot do all of it."""
-    images, hint = images_of(dataset), "; hand the dataset itself to the loader"
-    if not images:
+    hint = "; hand the dataset itself to the loader"
+    if not images_of(dataset):
         raise SchemaError(f"there is no image among {list(dataset.fields)}{hint}")
-    for name, field in images.items():
-        if field.codec != "jpeg" or field.channels not in (1, 3):
-            what = f"{field.channels} channels of codec {field.codec!r}"
-            raise SchemaError(f"field {name!r} holds {what}, not JPEG{hint}")
-    dataset.check_splits(hint)
+
+    def why_not(field: Field) -> str:
+        if isinstance(field, Image) and (field.codec != "jpeg" or field.channels not in (1, 3)):
+            return f"holds {field.channels} channels of codec {field.codec!r}, not JPEG"
+        is_moved = dataset.augment and isinstance(field, Mask | Images)
+        return "is moved by augment, which is done on the host" if is_moved else ""
+
+    check_on_device(dataset, why_not, hint)
     if dataset.on_error == "replace":
         raise SchemaError(f"on_error='replace' needs decoding on the host{hint}")
-    for name, other in dataset.stored_fields.items() if dataset.augment else ():
-        if isinstance(other, Mask | Images):
-            raise SchemaError(f"augment moves field {name!r}, which is done on the host{hint}")
-    check_arrays_stay(dataset, hint)

@@ -136,23 +136,15 @@ class PackedDataset(Settled, BatchDataset[SampleT]):
         is_half: bool = False,
         shape_ops: tuple[Any, ...] | None = None,
     ) -> ReadPlan:
-        view, ops = self.view, self.augment if ops is None else ops
-        check_known(self.augment, view.schema.fields)
+        check_known(self.augment, self.schema.fields)
         forms = as_forms(self.batching, fields, is_transformed=transform is not None)
-        readers = make_readers(
-            view.store,
-            fields,
-            ops,
-            {} if transform is not None else forms,  # it sees samples: what it makes is joined
-            self.scale,
-            half=is_half,
-            stored=view.schema.fields,
-            leader=self.leader,
-            max_picture_mb=self.max_picture_mb,
-            shape_ops=shape_ops,
-        )
+        ops = self.augment if ops is None else ops
+        # A transform sees samples: what it makes is joined.
+        joined_by_readers = {} if transform is not None else forms
+        how: Any = {"half": is_half, "shape_ops": shape_ops}
+        readers = make_readers(self, fields, ops, joined_by_readers, **how)
         return ReadPlan(
-            view,
+            self.view,
             readers,
             forms={} if transform is None else forms_of(readers, fields, forms),
             transforming=None if transform is None else Transforming(transform),
@@ -217,11 +209,8 @@ class PackedDataset(Settled, BatchDataset[SampleT]):
     # -- two halves --------------------------------------------------------------------------------
 
     def halves(self, device: torch.device) -> Halves | None:
-        """Return the host's half of batches, and what makes images of it on a device; None if no field has halves.
-
-        Transforms act on images, and views share one decode: with them both halves run on the host.
-        """
-        makers = makers_of(self._shown_fields, self.scale, device) if self._splits else {}
+        """Return the host's half of batches, and what makes images of it on a device; None if no field has halves."""
+        makers = makers_of(self._shown_fields, self.scale, device) if self.splits else {}
         if not makers:
             return None
         sizes = {name: make.size for name, make in makers.items()}
@@ -230,14 +219,10 @@ class PackedDataset(Settled, BatchDataset[SampleT]):
         return SamplesOf(self, plan), Finisher(self.stored_fields, makers)
 
     @property
-    def _splits(self) -> bool:
+    def splits(self) -> bool:
+        """Whether a device may do its half: transforms act on images, and views share one decode."""
         views = any(isinstance(op, Views) for op in self.augment)
         return self.transform is None and not views
-
-    def check_splits(self, hint: str) -> None:
-        """Raise SchemaError if both halves run on the host."""
-        if not self._splits:
-            raise SchemaError(f"transforms and augment.Views work on the host{hint}")
 
     # -- samples -----------------------------------------------------------------------------------
 

@@ -41,9 +41,7 @@ class StreamCopies(Accelerator):
 
     def __init__(self, device: torch.device) -> None:
         self._module: Any = getattr(torch, device.type)
-        given: int | None = device.index
-        index = self._module.current_device() if given is None else given
-        super().__init__(torch.device(device.type, index))
+        super().__init__(indexed(device))
         self._stream = self._module.Stream(self.device)
 
     def copying(self) -> Any:
@@ -107,6 +105,14 @@ def as_device(device: torch.device | str | int, option: str = "device") -> torch
             f"{option} out, use 'cpu', or install the build of torch that is for your device"
         )
     return found
+
+
+def indexed(device: torch.device) -> torch.device:
+    """Return a device with its index: where it has none, that of the current one of its kind."""
+    given: int | None = device.index
+    if given is not None or device.type not in _WITH_STREAMS:
+        return device
+    return torch.device(device.type, getattr(torch, device.type).current_device())
 
 
 def accelerator_for(device: torch.device) -> Accelerator:

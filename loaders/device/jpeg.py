@@ -17,7 +17,7 @@ from torch.utils.dlpack import from_dlpack
 from loaders.buffers import shown_as_writable
 from loaders.codecs.heads import MAX_PICTURE_MB
 from loaders.codecs.picture import PictureCodec
-from loaders.device.accelerator import as_device
+from loaders.device.accelerator import as_device, indexed
 from loaders.errors import LoadersError
 
 if TYPE_CHECKING:
@@ -154,9 +154,7 @@ def nvimgcodec_decoder(channels: int, device: torch.device) -> Decode:
     nvimgcodec: Any = importlib.import_module("nvidia.nvimgcodec")
     kinds = nvimgcodec.BackendKind
     backends = [nvimgcodec.Backend(kind) for kind in (kinds.HW_GPU_ONLY, kinds.HYBRID_CPU_GPU)]
-    given: int | None = device.index
-    index = torch.cuda.current_device() if given is None else given
-    decoder = nvimgcodec.Decoder(device_id=index, backends=backends)
+    decoder = nvimgcodec.Decoder(device_id=indexed(device).index, backends=backends)
     space = nvimgcodec.ColorSpec.GRAY if channels == 1 else nvimgcodec.ColorSpec.SRGB
     params = nvimgcodec.DecodeParams(apply_exif_orientation=False, color_spec=space)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from loaders.datasets.packed import PackedDataset
 from loaders.datasets.reading.fixed import served
 from loaders.datasets.reading.halves import (
     Group,
-    check_arrays_stay,
+    check_on_device,
     draw_groups,
     move_pictures,
     picture_sizes,
@@ -29,6 +29,7 @@ from loaders.datasets.reading.halves import (
 from loaders.datasets.reading.request import ReadPlan
 from loaders.datasets.reading.samples import batch_type
 from loaders.device import fused
+from loaders.device.accelerator import indexed
 from loaders.device.modes import without_autocast
 from loaders.device.nested import map_tensors
 from loaders.device.pinned import page_lock
@@ -36,13 +37,12 @@ from loaders.errors import LoadersError, SchemaError
 from loaders.schema import VIRTUAL_FIELDS, Image, Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import numpy.typing as npt
 
     from loaders.data.store import Store
     from loaders.datasets.base import Halves
     from loaders.datasets.reading.request import Request
+    from loaders.schema import Field
 
     Int64s = npt.NDArray[np.int64]
 
@@ -91,9 +91,17 @@ class Resident:
         page_lock(data, f"column {name!r}")
         return torch.from_numpy(shown_as_writable(data))
 
-    def rows(self, numbers: np.ndarray[Any, np.dtype[np.int64]]) -> torch.Tensor:
-        """Return where samples of the store lie here."""
-        return torch.from_numpy(numbers if self._rows is None else self._rows[numbers])
+    def numbers(self, dataset: PackedDataset[Any], batch: Any, request: Request) -> RowNumbers:
+        """Return the rows of a batch, and draw what happens to its pictures."""
+        rows = request.rows.indices if self._rows is None else self._rows[request.rows.indices]
+        groups = draw_groups(dataset.augment, picture_sizes(dataset), request)
+        indices = torch.from_numpy(request.numbers.copy())
+        return RowNumbers(torch.from_numpy(rows), indices, groups)
+
+    def whole(self, dataset: PackedDataset[Any], batch: Any, request: Request) -> Any:
+        """Return a batch, made where its rows lie."""
+        numbers = self.numbers(dataset, batch, request)
+        return self.batch(dataset, map_tensors(numbers, lambda t: t.to(self.device)))
 
     def gather(self, name: str, rows: torch.Tensor) -> torch.Tensor:
         """Return the records of some rows, ``(N, nbytes)`` uint8, on the device."""
@@ -121,21 +129,6 @@ def _wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _numbers(
-    dataset: PackedDataset[Any], resident: Resident, batch: Any, request: Request
-) -> RowNumbers:
-    """Return the rows of a batch, and draw what happens to its pictures."""
-    rows = resident.rows(request.rows.indices)
-    groups = draw_groups(dataset.augment, picture_sizes(dataset), request)
-    return RowNumbers(rows, torch.from_numpy(request.numbers.copy()), groups)
-
-
-def _whole(dataset: PackedDataset[Any], resident: Resident, batch: Any, request: Request) -> Any:
-    """Return a batch, made where its rows lie."""
-    numbers = _numbers(dataset, resident, batch, request)
-    return resident.batch(dataset, map_tensors(numbers, lambda t: t.to(resident.device)))
-
-
 class ResidentDataset(PackedDataset[SampleT]):
     """A packed dataset whose columns may be where a device reads them."""
 
@@ -145,14 +138,11 @@ class ResidentDataset(PackedDataset[SampleT]):
         """Return batches of ``RowNumbers`` and what gathers them; ValueError if they are wanted on another device."""
         if self._resident is None:
             return super().halves(torch.device(device))
-        home, asked = self._resident.device, _indexed(torch.device(device))
+        home, asked = self._resident.device, indexed(torch.device(device))
         if asked.type != home.type or asked.index not in (None, home.index):
             raise ValueError(f"the samples lie on {home}: leave out device={str(device)!r}")
-        plan = self._plan_of_rows(partial(_numbers, self, self._resident))
+        plan = ReadPlan(self.view, (), unfinished=partial(self._resident.numbers, self))
         return SamplesOf(self, plan), partial(self._resident.batch, self)
-
-    def _plan_of_rows(self, unfinished: Callable[[Any, Request], Any]) -> ReadPlan:
-        return ReadPlan(self.view, (), unfinished=unfinished)
 
     @property
     def stores(self) -> tuple[Store, ...]:
@@ -167,7 +157,7 @@ class ResidentDataset(PackedDataset[SampleT]):
         """Return what is to be read of a batch, by rows where it lies on a device."""
         request = super().request(indices, num_workers)
         if self._resident is not None:
-            request.plan = self._plan_of_rows(partial(_whole, self, self._resident))
+            request.plan = ReadPlan(self.view, (), unfinished=partial(self._resident.whole, self))
         return request
 
     @property
@@ -184,31 +174,24 @@ class ResidentDataset(PackedDataset[SampleT]):
             what = f"field {missing[0]!r} was not loaded to {self.device}, only {[*self._resident.fields]} were"
             raise SchemaError(f"{what}: make the RAMDataset with all fields that will be served")
 
-    def _settle(self, device: torch.device | None, *, is_pinned: bool) -> Self:
+    def _settle(self, device: torch.device | None, *, is_pinned: bool) -> None:
         """Bring the columns to where a device reads them."""
         if device is not None:
-            home = _indexed(device)
-            self._resident = Resident(self, home, is_pinned=is_pinned)
-            self.device = home
-        return self
+            self.device = indexed(device)
+            self._resident = Resident(self, self.device, is_pinned=is_pinned)
 
 
 def check_resident(dataset: PackedDataset[Any]) -> None:
     """Raise SchemaError, with what to do, if a dataset's fields or settings are not for a device."""
     hint = "; use RAMDataset without device and pin, or other fields=[...]"
-    dataset.check_splits(hint)
-    for name, field in dataset.stored_fields.items():
-        is_picture = isinstance(field, Image | Mask)
-        if field.record_nbytes is None or (is_picture and field.codec != "raw"):
-            remedy = "; decode=True keeps pixels" if is_picture else ""
-            raise SchemaError(f"records of field {name!r} differ in size{remedy}{hint}")
-    check_arrays_stay(dataset, hint)
+    check_on_device(dataset, _why_not_resident, hint)
 
 
-def _indexed(device: torch.device) -> torch.device:
-    if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", torch.cuda.current_device())
-    return device
+def _why_not_resident(field: Field) -> str:
+    is_picture = isinstance(field, Image | Mask)
+    if field.record_nbytes is not None and not (is_picture and field.codec != "raw"):
+        return ""
+    return f"has records of different sizes{'; decode=True keeps pixels' if is_picture else ''}"
 
 
 def _check_pins(device: torch.device) -> None:

@@ -127,7 +127,7 @@ def with_groups(ops: tuple[Any, ...], sizes: Sizes, batch: Any, request: Request
 
 def moving_halves(dataset: Any) -> Halves:
     """Return the halves of a dataset of pixels of one size, which augmentation moves on a device."""
-    check_movable(dataset)
+    check_on_device(dataset, _why_not_moved, "; leave augment_on='auto'")
     sizes = picture_sizes(dataset)
     plan = dataset.plan_half(partial(with_groups, dataset.augment, sizes))
     return SamplesOf(dataset, plan), Finisher(dataset.stored_fields, {})
@@ -139,25 +139,21 @@ def picture_sizes(dataset: Any) -> dict[str, tuple[int, int]]:
     return {n: f.size for n, f in fields if isinstance(f, Image | Mask) and f.size is not None}
 
 
-def check_movable(dataset: Any) -> None:
-    """Raise SchemaError if a device cannot carry out a dataset's augmentation."""
-    hint = "; leave augment_on='auto'"
-    dataset.check_splits(hint)
-    fields = dataset.stored_fields
-    for name, field in fields.items():
-        if isinstance(field, Image | Mask) and (field.codec != "raw" or field.size is None):
-            raise SchemaError(
-                f"pictures of field {name!r} are not stored as pixels of one size{hint}"
-            )
-        if isinstance(field, Images):
-            raise SchemaError(
-                f"pictures of field {name!r}, of any number, are decoded and moved on the host{hint}"
-            )
-    check_arrays_stay(dataset, hint)
+def _why_not_moved(field: Field) -> str:
+    if isinstance(field, Image | Mask) and (field.codec != "raw" or field.size is None):
+        return "is not stored as pixels of one size"
+    return "is any number of pictures, moved on the host" if isinstance(field, Images) else ""
 
 
-def check_arrays_stay(dataset: Any, hint: str) -> None:
-    """Raise SchemaError if augmentation moves an array: a device moves images and masks alone."""
-    if dataset.augment and (arrays := spatial_axes(dataset.stored_fields)):
-        name = next(iter(arrays))
-        raise SchemaError(f"augment moves the array {name!r}, which is done on the host{hint}")
+def check_on_device(dataset: Any, why_not: Callable[[Field], str], hint: str) -> None:
+    """Raise SchemaError, which ends with ``hint``, if a device cannot make batches of a dataset whole.
+
+    It moves images and masks alone. ``why_not`` says what else keeps a field from it; empty: nothing does.
+    """
+    if not dataset.splits:
+        raise SchemaError(f"transforms and augment.Views work on the host{hint}")
+    moved = spatial_axes(dataset.stored_fields) if dataset.augment else {}
+    for name, field in dataset.stored_fields.items():
+        what = "is moved by augment, which is done on the host" if name in moved else ""
+        if what := why_not(field) or what:
+            raise SchemaError(f"field {name!r} {what}{hint}")

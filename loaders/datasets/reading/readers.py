@@ -11,7 +11,6 @@ from loaders import augment
 from loaders.augment.planning import fill_mask_of, fill_of, output_size
 from loaders.codecs import codec_for
 from loaders.codecs.dct import DctCodec
-from loaders.codecs.heads import MAX_PICTURE_MB
 from loaders.codecs.picture import PictureCodec
 from loaders.datasets.reading.coefficients import CoefficientReader, WholeImages, has_halves
 from loaders.datasets.reading.crops import CropReader, crop_readers
@@ -53,27 +52,22 @@ class SampleIdReader(Reader):
 
 
 def make_readers(
-    store: Store,
+    dataset: Any,
     fields: dict[str, Field | None],
     ops: tuple[Any, ...],
     batching: Mapping[str, Form],
-    scale: float = 1,
     *,
-    stored: Mapping[str, Field],
-    leader: str | None,
     half: bool = False,
-    max_picture_mb: int = MAX_PICTURE_MB,
     shape_ops: tuple[Any, ...] | None = None,
 ) -> tuple[Reader, ...]:
-    """Return the reader of each field (None: the sample's position) under a list of augmentations.
+    """Return the reader of each field (None: the sample's position) of a packed dataset under a list of augmentations.
 
-    At a ``scale`` other than 1, ``dct`` images are smaller. With ``half``, fields that a device can
-    finish are read as their host half, and ``ops`` are not done. Boxes follow the
-    picture ``leader``, which is one of the ``stored`` fields, served or not, under ``shape_ops`` where a
-    device carries out the ops of pictures.
+    With ``half``, fields that a device can finish are read as their host half, and ``ops`` are not done. Boxes follow
+    the dataset's ``leader``, a picture that is stored, served or not, under ``shape_ops`` where a device carries out
+    the ops of pictures.
     """
     shape_ops = ops if shape_ops is None else shape_ops
-    views = _views(ops)
+    views, store, stored = _views(ops), dataset.store, dataset.schema.fields
     is_guess = sum(isinstance(field, Image) for field in stored.values()) > 1
     crops = crop_readers(store, fields, views, batching)
     readers: list[Reader] = []
@@ -83,16 +77,18 @@ def make_readers(
         elif half and isinstance(field, Image) and has_halves(field):
             nbytes = field.record_nbytes
             if nbytes is None:
-                readers.append(CoefficientReader(store, name, DctCodec(field), side_of(scale)))
+                readers.append(
+                    CoefficientReader(store, name, DctCodec(field), side_of(dataset.scale))
+                )
             else:
                 planes = Layout(torch.uint8, (nbytes,), is_image=False)
                 readers.append(FixedReader(store, name, nbytes, planes))
         elif isinstance(field, Image | Mask) and (
             ops or has_halves(field) or field.record_nbytes is None
         ):
-            readers.append(_picture_reader(store, name, field, views, scale, max_picture_mb))
+            readers.append(_picture_reader(dataset, name, field, views))
         elif isinstance(field, Images):
-            one = _picture_reader(store, name, field.one, views, scale, max_picture_mb)
+            one = _picture_reader(dataset, name, field.one, views)
             readers.append(ImagesReader(store, name, one, batching.get(name, LIST)))
         elif name in crops:
             readers.append(crops[name])
@@ -105,8 +101,7 @@ def make_readers(
             if not any(drops) and not (isinstance(field, Boxes | Keypoints) and shape_ops):
                 readers.append(ObjectReader(*stored_as))
                 continue
-            followed = _followed(name, fields, stored, leader)
-            picture = _picture_reader(store, *followed, lists, scale, max_picture_mb)
+            picture = _picture_reader(dataset, *_followed(dataset, name, fields), lists)
             is_leader = name == first_boxes(stored)
             readers.append(ShapeReader(*stored_as, picture, drops, is_guess, is_leader))
     return tuple(readers)
@@ -140,9 +135,10 @@ def first_picture(fields: Mapping[str, Field]) -> str | None:
 
 
 def _followed(
-    boxes: str, fields: Mapping[str, Field | None], stored: Mapping[str, Field], leader: str | None
+    dataset: Any, boxes: str, fields: Mapping[str, Field | None]
 ) -> tuple[str, Image | Mask]:
     """Return the picture whose crops boxes follow, also if samples have others only."""
+    stored, leader = dataset.schema.fields, dataset.leader
     field = stored.get(leader or "")
     is_shown = any(isinstance(stored.get(name), Image | Mask) for name in fields)
     if leader is None or not is_shown or not isinstance(field, Image | Mask):
@@ -233,24 +229,19 @@ def _views(ops: tuple[Any, ...]) -> dict[str, tuple[Any, ...]]:
 
 
 def _picture_reader(
-    store: Store,
-    name: str,
-    field: Image | Mask,
-    views: dict[str, tuple[Any, ...]],
-    scale: float,
-    max_picture_mb: int,
+    dataset: Any, name: str, field: Image | Mask, views: dict[str, tuple[Any, ...]]
 ) -> PictureReader:
     named = tuple((f"{name}{suffix}", ops) for suffix, ops in views.items())
     codec: Any
     if isinstance(field, Image) and has_halves(field):
-        codec = WholeImages(field, scale)
+        codec = WholeImages(field, dataset.scale)
         field = codec.served
     else:
-        codec = codec_for(field, max_picture_mb)
+        codec = codec_for(field, dataset.max_picture_mb)
     sizes = tuple(output_size(ops, field.size) for ops in views.values())
     fills = tuple(_fill(name, field, ops) for ops in views.values())
-    known = KnownHeads(store, name) if isinstance(codec, PictureCodec) else None
-    return PictureReader(store.records, name, field, named, codec, sizes, fills, known)
+    known = KnownHeads(dataset.store, name) if isinstance(codec, PictureCodec) else None
+    return PictureReader(dataset.store.records, name, field, named, codec, sizes, fills, known)
 
 
 def _fill(name: str, field: Image | Mask, ops: tuple[Any, ...]) -> Any:
