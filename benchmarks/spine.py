@@ -35,8 +35,7 @@ from page import HERE, write
 import packdata
 from loaders import DataLoader, RAMDataset, ShardDataset, augment, concat
 from loaders.augment.planning import plan
-from loaders.backends.chunk import chunks
-from loaders.backends.maker import Maker
+from loaders.backends.maker import Maker, chunks
 from loaders.codecs.picture import encode_jpeg
 from loaders.datasets.reading.samples import collate
 from loaders.schema import Image, Label

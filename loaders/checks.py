@@ -150,11 +150,14 @@ class Settled:
     _settled: ClassVar[frozenset[str]] = frozenset()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in self.__dict__ and name in self._settled:
-            before = self.__dict__[name]
+        if name in self._settled and self._is_made(name):
+            before = getattr(self, name, self)  # an argument may be no attribute
             if before is not value and not (type(before) is type(value) and before == value):
                 self._refuse(name, value)
         super().__setattr__(name, value)
+
+    def _is_made(self, name: str) -> bool:
+        return name in self.__dict__
 
     def _refuse(self, name: str, value: Any) -> None:
         kind = type(self).__name__

@@ -1,4 +1,9 @@
-"""From the indices of a batch to the batch: what every backend does, wherever it does it."""
+"""From the indices of a batch to the batch: what every backend does, wherever it does it.
+
+Consecutive batches are a chunk, which is planned together: looking up many samples costs about as much as a few.
+Planned between two batches, each would meet cold caches: copying or decoding a batch displaces the planner's code.
+Small batches of a chunk are made and handed over together as well, as a hand-over takes tens of microseconds.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +25,7 @@ from loaders.sampling.batch import IndexBatch, is_several, reading
 from loaders.workers import complete
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from loaders.datasets.base import BatchDataset
     from loaders.workers import Job
@@ -34,6 +39,7 @@ _MAX_GROUP = 64
 MAX_KEPT = 4
 _PLANNED_SAMPLES = 1024  # beside so many, the fixed cost of planning is small
 _MAX_PLANNED = 8
+_FIRST_TOGETHER = 4  # batches: the first one should not wait for many others
 
 
 def group_bytes(backend: str) -> int:
@@ -246,3 +252,66 @@ class CallReader(SamplesReader):
                 return self.dataset[indices]
             numbers, fetch = list(indices), getattr(self.dataset, "__getitems__", None)
             return fetch(numbers) if fetch else [self.dataset[i] for i in numbers]
+
+
+class Chunk:
+    """1 to 64 consecutive batches; one thread at a time asks for their jobs.
+
+    With ``is_together`` all are made and handed over at once, in one turn; else each has a turn.
+    """
+
+    def __init__(self, batches: Sequence[Any], *, is_together: bool = False) -> None:
+        self.batches, self.is_together = batches, is_together
+        self._planned: Sequence[Any] | None = None
+
+    @property
+    def num_turns(self) -> int:
+        """How often something of it is handed over."""
+        return 1 if self.is_together else len(self.batches)
+
+    def job(self, turn: int, maker: Maker) -> Job:
+        """Return the work of making what is handed over in a turn."""
+        job: Job
+        if self.is_together:
+            job = Group(maker, self.batches)
+        else:
+            if self._planned is None:
+                self._planned = maker.plan(self.batches) if len(self.batches) > 1 else self.batches
+            job = maker.job(self._planned[turn])
+        return job if maker.watched is None else maker.watched(job)
+
+
+def chunks(batches: Iterator[Any], size: int, *, is_together: bool = False) -> Iterator[Chunk]:
+    """Cut indices into chunks of up to ``size`` batches; the first chunks are smaller.
+
+    Indices come batch by batch, or many in one ``IndexBatch``. An error of theirs comes after the batches before it.
+    """
+    num = min(size, _FIRST_TOGETHER) if is_together else 1
+    steps: Sequence[Any] = ()  # that came, and were not taken
+    is_over = False
+    failed: Exception | None = None
+    while not is_over and failed is None:
+        taken: list[Any] = []
+        try:
+            # By next(), not by a loop: some iterators begin anew whenever iter() is called on them.
+            while len(taken) < num and not steps:
+                batch = next(batches)
+                if is_several(batch):
+                    steps = batch
+                else:
+                    taken.append(batch)
+        except StopIteration:
+            is_over = True
+        except Exception as error:
+            failed = error
+        if taken:
+            yield Chunk(taken, is_together=is_together)
+        elif steps:
+            yield Chunk(steps[:num], is_together=is_together)
+            steps = steps[num:]
+        num = min(2 * num, size)
+    try:
+        if failed is not None:
+            raise failed
+    finally:
+        del failed  # its traceback holds this frame: the two would keep the loader alive

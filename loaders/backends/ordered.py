@@ -6,8 +6,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from loaders.backends.chunk import Chunk, chunks
-from loaders.backends.maker import Raised
+from loaders.backends.maker import Chunk, Raised, chunks
 from loaders.workers import Late
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ import traceback
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from loaders.backends.chunk import Chunk
-from loaders.backends.maker import Raised
+from loaders.backends.maker import Chunk, Raised
 from loaders.backends.payload import portable, unpack
 from loaders.backends.slots import SharedSlots, dump
 from loaders.backends.threads import thread_pool

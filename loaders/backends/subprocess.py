@@ -48,8 +48,7 @@ from loaders.workers import Late
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-    from loaders.backends.chunk import Chunk
-    from loaders.backends.maker import Made, Maker
+    from loaders.backends.maker import Chunk, Made, Maker
 
     Message = tuple[int, Any, tuple[int, int, list[tuple[int, int]]]]
 

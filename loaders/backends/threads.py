@@ -15,8 +15,7 @@ from loaders.system import opencv
 from loaders.workers import Workers, complete
 
 if TYPE_CHECKING:
-    from loaders.backends.chunk import Chunk
-    from loaders.backends.maker import Made, Maker
+    from loaders.backends.maker import Chunk, Made, Maker
     from loaders.workers import Job
 
 _START_TIMEOUT_S = 60.0

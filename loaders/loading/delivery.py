@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import MutableMapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic
 
 import torch
@@ -88,13 +89,8 @@ class Delivery(Generic[BatchT]):
         ahead: int = 0,  # how many may be copied before they are asked for
         name: str = "",  # of what is served, for who asks what is going on
     ) -> None:
-        self._finish, self._again, self._accelerator, self._ahead = (
-            finish,
-            again,
-            accelerator,
-            ahead,
-        )
-        self._stats, self._length, self._name = stats, length, name
+        self._finish, self._stats, self._length, self._again = finish, stats, length, again
+        self._accelerator, self._ahead, self._name = accelerator, ahead, name
         self.on_close: Callable[[], object] = bool  # called when it ends
         self._is_over = False
         self._closed = ""  # why there is no next batch, if it was closed before its end
@@ -117,7 +113,7 @@ class Delivery(Generic[BatchT]):
         self._prefetcher: Prefetcher | None = None
         if self._is_marked:
             pin = accelerator is not None and accelerator.is_ahead
-            self._source = _Marked(batches, plan, pin=pin)
+            self._source = map(partial(_marked, batches, plan, pin), batches)
         if accelerator is not None:
             self._source = self._prefetcher = Prefetcher(
                 self._source,
@@ -220,25 +216,11 @@ class Delivery(Generic[BatchT]):
         self._batches.close()
 
 
-class _Marked:
-    """Yields (batch, marks): which rows are real, or None without ``pad="mark"``. Both go to the device together."""
-
-    def __init__(
-        self, batches: OrderedBatches | TorchBatches, plan: Plan | None, *, pin: bool
-    ) -> None:
-        self._batches, self._plan, self._pin = batches, plan, pin
-
-    def __iter__(self) -> _Marked:
-        return self
-
-    def __next__(self) -> tuple[Any, torch.Tensor | None]:
-        batch = next(self._batches)
-        valid = None if self._plan is None else self._valid(self._plan)
-        return map_tensors((batch, valid), pinned) if self._pin else (batch, valid)
-
-    def _valid(self, plan: Plan) -> torch.Tensor | None:
-        valid = plan.positions(self._batches.num_taken - 1)[1]
-        return None if valid is None else torch.from_numpy(valid)
+def _marked(batches: Any, plan: Plan | None, pin: bool, batch: Any) -> tuple[Any, Any]:
+    """Return a batch, and which rows are real (None without ``pad="mark"``): both go to the device together."""
+    valid = None if plan is None else plan.positions(batches.num_taken - 1)[1]
+    marked = batch, None if valid is None else torch.from_numpy(valid)
+    return map_tensors(marked, pinned) if pin else marked
 
 
 def _with_marks(batch: Any, valid: torch.Tensor) -> Any:

@@ -23,7 +23,7 @@ from loaders.backends.ordered import OrderedBatches
 from loaders.backends.process import TorchBatches
 from loaders.backends.threads import InlinePool, thread_pool
 from loaders.buffers import Slots
-from loaders.checks import did_you_mean, shown
+from loaders.checks import Settled, did_you_mean, shown
 from loaders.datasets.base import BatchDataset, reads_batches
 from loaders.datasets.reading.samples import collate, collate_dict
 from loaders.device.accelerator import accelerator_for, pins
@@ -87,7 +87,7 @@ _OF_FETCHING = (
 )
 
 
-class DataLoader(OrderedLoader[BatchT]):
+class DataLoader(Settled, OrderedLoader[BatchT]):
     """Serve batches of a dataset, in an order that depends on the seed and the epoch alone.
 
     Takes what ``torch.utils.data.DataLoader`` takes; what differs or is new:
@@ -143,6 +143,7 @@ class DataLoader(OrderedLoader[BatchT]):
     ``stall_warning_s`` count from the next iteration on; any other option is refused.
     """
 
+    _settled = _OPTIONS - {*_CHANGEABLE, "worker_init_fn"}
     _num_restarts = 0
     _profile: profile | None = None  # while one is on
     _has_drawn = False  # the seed of workers that persist
@@ -220,21 +221,19 @@ class DataLoader(OrderedLoader[BatchT]):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; an option counts from the next iteration on, or is a ValueError."""
-        if "_child" in self.__dict__ and name in _OPTIONS:
+        is_option = name in _OPTIONS and self._is_made(name)
+        if is_option:
             self.__dict__.pop("_torch_loader", None)
-            if name in _CHANGEABLE:
-                self._options = replace(self._options, **{name: value})
-                value = self._options.chosen_workers if name == "num_workers" else value
-            elif name != "worker_init_fn":
-                before = getattr(self, name, self)  # ``shuffle`` is no attribute
-                is_plain = type(value) is type(before) and isinstance(value, str | int | float)
-                if before is not value and not (is_plain and before == value):
-                    what = f"{name} of a DataLoader cannot change after it was made, got {shown(value)}"
-                    raise ValueError(f"{what}: make another DataLoader")
+        if is_option and name in _CHANGEABLE:
+            self._options = replace(self._options, **{name: value})
+            value = self._options.chosen_workers if name == "num_workers" else value
         super().__setattr__(name, value)
-        if "_child" in self.__dict__ and name in ("collate_fn", "num_workers"):
+        if is_option and name in ("collate_fn", "num_workers"):
             self._settle_collate()
             self._make_parts()
+
+    def _is_made(self, name: str) -> bool:
+        return "_child" in self.__dict__
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the settings and the position; buffers, workers and a device's handles are made anew."""

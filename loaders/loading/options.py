@@ -207,16 +207,20 @@ class LoaderOptions:
         """The seed, as was said, or that of a sampler or batch sampler of loaders."""
         if self.seed is not None:
             return whole_number("seed", self.seed)
-        own = self.sampler if self.batch_sampler is None else self.batch_sampler
-        return own.seed if isinstance(own, EpochSampler | EpochBatches) else 0
+        return 0 if self._given is None else self._given.seed
 
     @property
     def chosen_pad(self) -> Pad:
         """How the tail is padded, as was said, or as a sampler of loaders says."""
-        own = self.batch_sampler if isinstance(self.batch_sampler, EpochBatches) else self.sampler
-        if self.pad is None and isinstance(own, EpochSampler | EpochBatches):
-            return own.pad
-        return True if self.pad is None else self.pad
+        if self.pad is not None:
+            return self.pad
+        return True if self._given is None else self._given.pad
+
+    @property
+    def _given(self) -> EpochSampler | EpochBatches | None:
+        """The sampler or batch sampler of loaders that was passed."""
+        given = self.sampler if self.batch_sampler is None else self.batch_sampler
+        return given if isinstance(given, EpochSampler | EpochBatches) else None
 
     # -- who makes the batches ---------------------------------------------------------------------
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from loaders import DataLoader, Mixture, RAMDataset, ShardDataset, augment, concat
-from loaders.backends.chunk import Chunk, chunks
-from loaders.backends.maker import Maker
+from loaders.backends.maker import Chunk, Maker, chunks
 from loaders.backends.subprocess import child_pool
 from loaders.codecs.picture import encode_jpeg
 from loaders.data.finder import ShardFinder

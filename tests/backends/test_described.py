@@ -9,8 +9,7 @@ import pytest
 
 from loaders import DataLoader, ShardDataset, workers
 from loaders.backends import subprocess as backend
-from loaders.backends.chunk import Chunk
-from loaders.backends.maker import Maker
+from loaders.backends.maker import Chunk, Maker
 from tests.backends.test_subprocess import Waiting
 from tests.packdata.packing import pack_samples
 from tests.waiting import wait_until

@@ -17,8 +17,7 @@ from torch.utils.data import Dataset
 
 from loaders import RAMDataset
 from loaders.backends import subprocess as backend
-from loaders.backends.chunk import Chunk
-from loaders.backends.maker import Maker
+from loaders.backends.maker import Chunk, Maker
 from tests.backends.test_subprocess import (
     ROOT,
     Squares,

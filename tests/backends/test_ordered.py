@@ -10,8 +10,7 @@ import torch
 from torch.utils.data import Dataset
 
 from loaders import DataLoader, RAMDataset
-from loaders.backends.chunk import Chunk
-from loaders.backends.maker import Maker
+from loaders.backends.maker import Chunk, Maker
 from loaders.backends.ordered import OrderedBatches
 from loaders.backends.subprocess import ChildPool
 from loaders.backends.subprocess import child_pool as pool_of_child

@@ -15,8 +15,7 @@ from torch.utils.data import Dataset
 
 from loaders import DataLoader, Mixture, RAMDataset, ShardDataset, augment
 from loaders.backends import subprocess as backend
-from loaders.backends.chunk import Chunk
-from loaders.backends.maker import Maker
+from loaders.backends.maker import Chunk, Maker
 from loaders.errors import SampleError
 from tests.packdata.packing import pack_samples
 from tests.refusals import At
