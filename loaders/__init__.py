@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from loaders.device.jpeg import JpegFinish as JpegFinish
     from loaders.device.mix import CutMix as CutMix
     from loaders.device.mix import MixUp as MixUp
+    from loaders.device.mix import seeded as seeded
     from loaders.device.normalize import Denormalize as Denormalize
     from loaders.device.normalize import Normalize as Normalize
-    from loaders.device.seeded import seeded as seeded
     from loaders.errors import LoadersError as LoadersError
     from loaders.live import dump as dump
     from loaders.live import dump_on as dump_on
@@ -83,7 +83,7 @@ _WHERE = {
     "dump_on": "loaders.live",
     "profile": "loaders.profiling",
     "register_codec": "loaders.codecs",
-    "seeded": "loaders.device.seeded",
+    "seeded": "loaders.device.mix",
 }
 
 __all__ = [*_WHERE]  # type checkers take the names that are imported as themselves

@@ -137,7 +137,12 @@ class Maker:
         self._batched = self.dataset if is_batched else None
         self._call = ReadPlan(None, (CallReader(self.dataset, not self.has_batches),))
         self.group_size = self._group_size()
-        self.chunk_size = self.group_size if self.is_together else self._num_planned()
+        num = (
+            1
+            if self._batched is None
+            else _PLANNED_SAMPLES // (self.batch_size or _PLANNED_SAMPLES)
+        )
+        self.chunk_size = self.group_size if self.is_together else max(1, min(_MAX_PLANNED, num))
 
     @property
     def is_together(self) -> bool:
@@ -151,11 +156,6 @@ class Maker:
         if nbytes is None or self.collate is not collate:
             return 1
         return max(1, min(_MAX_GROUP, self.group_bytes // max(1, nbytes * self.batch_size)))
-
-    def _num_planned(self) -> int:
-        if self._batched is None or not self.batch_size:
-            return 1
-        return max(1, min(_MAX_PLANNED, _PLANNED_SAMPLES // self.batch_size))
 
 
 def _joined(batches: Sequence[Any]) -> tuple[Any, list[int]]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from loaders.backends.maker import Group, Raised
-from loaders.device.modes import without_autocast
+from loaders.device.accelerator import without_autocast
 from loaders.system import opencv
 from loaders.workers import Workers, complete
 

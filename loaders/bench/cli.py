@@ -72,8 +72,9 @@ def _add_dataset(parser: argparse.ArgumentParser) -> None:
     add("--json", action="store_true", help="print JSON")
 
 
-def _add_limits(parser: argparse.ArgumentParser) -> None:
-    """Add what bounds a measurement, and what it measures beside loading."""
+def _add_measured(parser: argparse.ArgumentParser) -> None:
+    """Add the dataset, what bounds a measurement, and what it measures beside loading."""
+    _add_dataset(parser)
     add = parser.add_argument
     add("--batch-size", type=_positive, nargs="+", metavar="N", help="batch sizes to try")
     what = "time to spend on measuring, roughly (default: 40)"
@@ -115,8 +116,7 @@ def _check_before(args: argparse.Namespace) -> None:
 
 
 def _add_sweep(parser: Parser) -> None:
-    _add_dataset(parser)
-    _add_limits(parser)
+    _add_measured(parser)
     add = parser.add_argument
     what = "numbers of workers to try (default: 0, 1, 2, 4, ... cores)"
     add("--workers", type=_count, nargs="+", metavar="N", help=what)
@@ -156,8 +156,7 @@ def run_sweep_command(args: argparse.Namespace) -> int:
 
 
 def _add_recommend(parser: Parser) -> None:
-    _add_dataset(parser)
-    _add_limits(parser)
+    _add_measured(parser)
     what = "remember the number of workers even if the machine is busy"
     parser.add_argument("--keep", action="store_true", help=what)
 

@@ -18,7 +18,7 @@ from loaders.buffers import Memory
 from loaders.checks import shown, whole_number
 from loaders.datasets.reading.job import BatchJob
 from loaders.datasets.reading.samples import Fields
-from loaders.device.modes import without_autocast
+from loaders.device.accelerator import without_autocast
 from loaders.sampling.batch import IndexBatch, current_batch
 from loaders.sampling.ranks import is_distributed
 from loaders.workers import complete
@@ -106,7 +106,7 @@ class BatchDataset(torch.utils.data.Dataset[SampleT], ABC):
             return
         cls.has_own_samples = True
         if "__getitems__" not in own:
-            cls.__getitems__ = _one_by_one  # type: ignore[assignment,method-assign]
+            cls.__getitems__ = lambda self, indices: [self[i] for i in indices]  # type: ignore[method-assign]
 
     @property
     def stored_fields(self) -> Mapping[str, Field]:
@@ -253,10 +253,6 @@ class BatchDataset(torch.utils.data.Dataset[SampleT], ABC):
 def reads_batches(dataset: Any) -> TypeGuard[BatchDataset]:
     """Return True if a dataset reads whole batches itself: ours do, unless a subclass has its own ``__getitem__``."""
     return isinstance(dataset, BatchDataset) and not dataset.has_own_samples
-
-
-def _one_by_one(dataset: BatchDataset, indices: Sequence[int]) -> list[Any]:
-    return [dataset[i] for i in indices]
 
 
 def check_stored(

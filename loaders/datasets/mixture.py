@@ -113,11 +113,6 @@ class Mixture(Settled, SamplesOf[BatchDataset]):
         self._ends = np.cumsum(sizes, dtype=np.int64)
         super().__init__(self._read_as())
 
-    @property
-    def is_augmented(self) -> bool:
-        """Whether some source has ops of ``augment``."""
-        return any(getattr(source, "augment", ()) for source in self.sources)
-
     def _read_as(self) -> BatchDataset:
         """Return the sources as one dataset."""
         try:

@@ -1,7 +1,12 @@
-"""Devices: which one is meant; copies in the background, and events that say when they are done."""
+"""Devices: which one is meant; copies in the background, and events that say when they are done.
+
+Batches have the same pixels whatever mode they are asked for in. Autocast computes in half precision. It belongs to a
+thread, so workers never have it; what is computed on the trainer's thread leaves it.
+"""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -123,3 +128,14 @@ def accelerator_for(device: torch.device) -> Accelerator:
 def pins(device: torch.device | None) -> bool:
     """Tell whether batches for a device should lie in page-locked memory."""
     return device is not None and device.type in _WITH_STREAMS
+
+
+def without_autocast() -> AbstractContextManager[object]:
+    """Return a context in which operations compute as the types of their tensors say."""
+    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    if not kinds:
+        return nullcontext()
+    stack = ExitStack()
+    for kind in kinds:
+        stack.enter_context(torch.autocast(kind, enabled=False))
+    return stack

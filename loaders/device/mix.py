@@ -1,4 +1,4 @@
-"""MixUp and CutMix: batches mixed with themselves, on whichever device holds them.
+"""MixUp and CutMix: batches mixed with themselves, on whichever device holds them; and seeds for modules of others.
 
 What is drawn is a function of seed, epoch and the samples of the batch: the same after a resume, whichever worker
 made the batch, and without asking the device for anything.
@@ -7,6 +7,7 @@ made the batch, and without asking the device for anything.
 from __future__ import annotations
 
 import math
+from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +18,10 @@ from torch import nn
 from loaders.augment.edits import hashed
 from loaders.checks import real_number, shown, whole_number
 from loaders.errors import BatchError
+from loaders.rng import key64
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 _NUM_QUANTILES = 4096
 
@@ -185,3 +187,29 @@ def _beta_quantiles(alpha: float) -> np.ndarray[Any, np.dtype[np.float32]]:
     at = np.linspace(0, 1, _NUM_QUANTILES)
     found = np.interp(at, below / below[-1], edges)
     return np.append(found, 1.0).astype(np.float32)
+
+
+@contextmanager
+def seeded(*words: int) -> Iterator[None]:
+    """Draw from torch's generators what follows from some numbers; behind the block they go on as before it.
+
+    Modules that draw for a batch, such as kornia's, then draw the same for it after a resume. Both the generator of the
+    CPU and that of the current CUDA device are seeded; nothing waits for the device.
+
+    Args:
+        *words: Whole numbers, such as seed, epoch, step and rank.
+
+    Example:
+        >>> def drawn(epoch: int, step: int) -> torch.Tensor:
+        ...     with seeded(0, epoch, step):
+        ...         return torch.rand(3)
+        >>> torch.equal(drawn(1, 5), drawn(1, 5)), torch.equal(drawn(1, 5), drawn(1, 6))
+        (True, False)
+    """
+    key = key64(*(whole_number("words", word) for word in words))
+    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices):
+        torch.default_generator.manual_seed(key)
+        if devices:
+            torch.cuda.manual_seed(key)
+        yield

@@ -175,8 +175,7 @@ class Normalize(nn.Module):
                 f"these statistics are for uint8 images (max_value=1, or imagenet()), got {images.dtype}: pass "
                 "those of 0..1 times the largest value, 65535 for 16 bits, without max_value"
             )
-        axis = 0 if images.dim() == 3 else 1
-        if images.dim() not in (3, 4, 5) or images.shape[axis] != len(self.mean):
+        if not _has_channels(images, len(self.mean)):
             raise BatchError(
                 f"Normalize was made for {len(self.mean)} channels and takes (N, C, H, W), "
                 f"got {tuple(images.shape)}"
@@ -244,9 +243,7 @@ class Denormalize(nn.Module):
         mean, std = self._forth.mean, self._forth.std
         if not isinstance(images, torch.Tensor):
             raise TypeError(f"Denormalize takes a tensor of floats, got {shown(images)}")
-        axis = 0 if images.dim() == 3 else 1
-        fits = images.dim() in (3, 4, 5) and images.shape[axis] == len(mean)
-        if not fits or not images.is_floating_point():
+        if not _has_channels(images, len(mean)) or not images.is_floating_point():
             what = f"floats (N, C, H, W) of {len(mean)} channels"
             raise BatchError(f"Denormalize takes {what}, got {images.dtype} {tuple(images.shape)}")
         shape = (-1, *(1,) * max(2, images.dim() - 2))
@@ -256,6 +253,10 @@ class Denormalize(nn.Module):
     def extra_repr(self) -> str:
         """Show the settings."""
         return f"dtype={self.dtype}"
+
+
+def _has_channels(images: torch.Tensor, num: int) -> bool:
+    return images.dim() in (3, 4, 5) and images.shape[images.dim() > 3] == num
 
 
 def _numbers(name: str, values: Any) -> list[float]:

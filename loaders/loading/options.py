@@ -367,7 +367,8 @@ def choose_halves(
             return dataset, None
         if augment_on == "device":
             return read.halves(device) or moving_halves(read)
-    if augment_on == "device" and isinstance(read, Mixture) and read.is_augmented:
+    is_apart = isinstance(read, Mixture) and any(getattr(s, "augment", ()) for s in read.sources)
+    if augment_on == "device" and is_apart:
         raise ValueError("augment_on='device' needs a Mixture whose sources have equal settings")
     if device.type == "cpu" and not dataset.finishes_late:
         return dataset, None

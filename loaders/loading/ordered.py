@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -109,18 +109,22 @@ class OrderedLoader(torch.utils.data.DataLoader[BatchT]):
     def _index_source(self) -> IndexSource:
         """Return an iterable of indices. Torch's iterator takes it, too; it keeps it if its workers persist."""
         loader = weakref.proxy(self)  # or the two would keep each other, and the workers
-        steps, others = self._steps, self._others
-        if steps is not None:
-            return IndexSource(steps, lambda: loader._entered(loader._own_indices(steps)))
-        assert others is not None
         given: Any = self.sampler if self.batch_sampler is None else self.batch_sampler
-        is_numbered = self._holds_ours
-        return IndexSource(
-            given,
-            lambda: loader._entered(
-                others.take(lambda epoch: loader._numbered(given, epoch) if is_numbered else given)
-            ),
-        )
+        steps = given if self._steps is None else self._steps
+        return IndexSource(steps, lambda: loader._one_by_one(given))
+
+    def _one_by_one(self, given: Any) -> Iterator[Any]:
+        """Yield steps: each in its context where torch's iterator fetches it here right afterwards."""
+        steps, form, others = self._steps, self._index_form, self._others
+        if steps is not None:
+            order, epoch = steps.sampler.order, steps.sampler.epoch
+            indices: Iterator[Any] = index_batches(order, steps.plan(), epoch, steps.seed)
+            indices = indices if form is None else map(form, indices)
+        else:
+            assert others is not None
+            number = partial(_numbered, self.dataset, self.seed, given)
+            indices = others.take(number if self._holds_ours else lambda _: given)
+        return entered(indices) if self.backend == "process" and not self.num_workers else indices
 
     def _indices(self, chunk_size: int) -> Iterator[Any]:
         """Return the indices of batches one by one, or many at a time, as many as chunks of so many divide."""
@@ -130,30 +134,10 @@ class OrderedLoader(torch.utils.data.DataLoader[BatchT]):
         sampler = steps.sampler
         return evaluate(sampler.order, steps.plan(), sampler.epoch, steps.seed, chunk_size)
 
-    def _entered(self, steps: Iterator[Any]) -> Iterator[Any]:
-        """Yield steps: each in its context where torch's iterator fetches it here right afterwards."""
-        return entered(steps) if self.backend == "process" and not self.num_workers else steps
-
-    def _own_indices(self, steps: EpochBatches) -> Iterator[Any]:
-        sampler, form = steps.sampler, self._index_form
-        indices = index_batches(sampler.order, steps.plan(), sampler.epoch, steps.seed)
-        return indices if form is None else map(form, indices)
-
     @cached_property
     def _holds_ours(self) -> bool:
         """Whether indices set the epoch of a loaders dataset, or of those inside a third-party one."""
         return holds_ours(self.dataset)
-
-    def _numbered(self, batches: Any, epoch: int) -> Iterator[Any]:
-        dataset: Any = self.dataset
-        may_draw = getattr(dataset, "may_draw", hasattr(dataset, "__len__"))
-        return numbered(
-            batches,
-            epoch,
-            len(dataset) if may_draw else 0,
-            self.seed,
-            as_lists=not isinstance(dataset, BatchDataset),
-        )
 
     @property
     def _makes_batches(self) -> bool:
@@ -260,3 +244,9 @@ class OrderedLoader(torch.utils.data.DataLoader[BatchT]):
             return
         steps.sampler.cursor.start = 0  # of before: the state says another
         steps.sampler.load_state_dict(place, weights=weights, skips=False)
+
+
+def _numbered(dataset: Any, seed: int, batches: Any, epoch: int) -> Iterator[Any]:
+    may_draw = getattr(dataset, "may_draw", hasattr(dataset, "__len__"))
+    num, as_lists = len(dataset) if may_draw else 0, not isinstance(dataset, BatchDataset)
+    return numbered(batches, epoch, num, seed, as_lists=as_lists)

@@ -160,7 +160,9 @@ def on_second_gpu(monkeypatch: pytest.MonkeyPatch) -> RAMDataset:
     monkeypatch.setattr(resident_module, "_wait_for", lambda device: None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "device", nullcontext)
-    return arrays()._settle(torch.device("cuda:1"), is_pinned=True)
+    dataset = arrays()
+    dataset._settle(torch.device("cuda:1"), is_pinned=True)
+    return dataset
 
 
 def test_the_current_gpu_is_refused_if_the_samples_lie_on_another(

@@ -29,8 +29,7 @@ from loaders.datasets.reading.halves import (
 from loaders.datasets.reading.request import ReadPlan
 from loaders.datasets.reading.samples import batch_type
 from loaders.device import fused
-from loaders.device.accelerator import indexed
-from loaders.device.modes import without_autocast
+from loaders.device.accelerator import indexed, without_autocast
 from loaders.device.nested import map_tensors
 from loaders.device.pinned import page_lock
 from loaders.errors import LoadersError, SchemaError

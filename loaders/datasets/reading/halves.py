@@ -14,8 +14,8 @@ import torch
 from loaders.datasets.base import SamplesOf
 from loaders.datasets.reading.crops import spatial_axes
 from loaders.datasets.reading.known import known_of
+from loaders.device.accelerator import without_autocast
 from loaders.device.augment import Moves, draw_moves, move_images, move_masks
-from loaders.device.modes import without_autocast
 from loaders.errors import SchemaError
 from loaders.schema import Field, Image, Images, Mask
 

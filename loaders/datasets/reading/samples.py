@@ -217,8 +217,10 @@ class SplitBatches:
         return len(self.sizes)
 
     def __iter__(self) -> Iterator[Any]:
-        cut = _copied if self.is_copied else _cut
-        parts = zip(*(cut(tensor, self.sizes) for tensor in self.whole), strict=True)
+        columns: Any = (_cut(tensor, self.sizes) for tensor in self.whole)
+        if self.is_copied:
+            columns = ([part.clone() for part in t.split(self.sizes)] for t in self.whole)
+        parts = zip(*columns, strict=True)
         return map(partial(tuple.__new__, type(self.whole)), parts)  # takes half of ``_make``
 
 
@@ -229,10 +231,6 @@ def _cut(tensor: torch.Tensor, sizes: list[int]) -> list[torch.Tensor]:
     if len({*sizes}) == 1:  # takes two thirds of the time, for all but the last ones of an epoch
         parts = rows.reshape(len(sizes), sizes[0], *rows.shape[1:])
     return list(map(torch.from_numpy, parts))
-
-
-def _copied(tensor: torch.Tensor, sizes: list[int]) -> list[torch.Tensor]:
-    return [part.clone() for part in tensor.split(sizes)]
 
 
 def sample_of(batch: Any, i: int) -> Any:
