@@ -18,9 +18,8 @@ import xxhash
 from torch.utils.data import Dataset
 
 from loaders.augment import Views
-from loaders.augment.planning import as_augment, has_draws
-from loaders.checks import Settled, did_you_mean, one_of, shares, shown, whole_number
-from loaders.codecs.heads import MAX_PICTURE_MB
+from loaders.augment.planning import has_draws
+from loaders.checks import Settled, shares, shown, whole_number
 from loaders.datasets import frame
 from loaders.datasets.base import (
     BatchDataset,
@@ -39,9 +38,7 @@ from loaders.datasets.reading.request import BadSamples, ReadPlan, Request
 from loaders.datasets.reading.transforming import Transforming
 from loaders.datasets.settings import (
     SETTINGS,
-    as_batching,
-    as_fields,
-    as_transform,
+    as_settings,
     check_augment,
     check_batching,
     check_pixel_ops,
@@ -88,38 +85,26 @@ class PackedDataset(Settled, BatchDataset[SampleT]):
     _settled = frozenset(SETTINGS)
     has_own_samples = False
 
-    def __init__(
-        self,
-        view: View,
-        *,
-        fields: Sequence[str] | None = None,
-        augment: Sequence[Any] | None = None,
-        transform: Transform[SampleT] | None = None,
-        batching: Mapping[str, Any] | None = None,
-        on_error: OnError = "raise",
-        scale: float = 1,
-        max_picture_mb: int = MAX_PICTURE_MB,
-        leader: str | None = None,
-    ) -> None:
+    fields: tuple[str, ...]
+    augment: tuple[Any, ...]
+    transform: Transform[SampleT] | None
+    batching: dict[str, Any]
+    on_error: OnError
+    scale: float
+    max_picture_mb: int
+
+    def __init__(self, view: View, *, leader: str | None = None, **settings: Any) -> None:
         self.view = view
         self.leader = leader or first_picture(view.schema.fields)
-        self.fields = as_fields(fields, view.schema)
-        self.augment = as_augment(augment)
-        self.transform = as_transform(transform)
-        self.batching = as_batching(batching)
-        self.on_error = on_error
-        self.scale = scale
-        self.max_picture_mb = max_picture_mb
+        self.__dict__.update(as_settings(settings, view.schema))
         self.epoch, self.seed = 0, 0
         self._settle_plan()
         check_batching(self.batching, self.fields)
 
     def _settle_plan(self) -> None:
-        """Check the settings, and make the read plan."""
-        one_of("on_error", self.on_error, ("raise", "replace"))
+        """Check the settings together, and make the read plan."""
         self.schema.check_names(self.fields)
         check_scale(self._shown_fields, self.scale)
-        whole_number("max_picture_mb", self.max_picture_mb, at_least=1)
         check_pixel_ops(self.augment, self._shown_fields)
         note_unmoved(self.augment, self._shown_fields)
         check_followed(self.augment, self._shown_fields, self.view)
@@ -409,17 +394,10 @@ class PackedDataset(Settled, BatchDataset[SampleT]):
 
     def replace(self, **settings: Any) -> Self:
         """Return the same samples with other settings: those of ``ShardDataset`` but for ``check``."""
-        if unknown := set(settings) - set(SETTINGS):
-            hint = did_you_mean(min(unknown), SETTINGS)
-            raise TypeError(f"replace() takes {sorted(SETTINGS)}, got {sorted(unknown)}{hint}")
-        given: dict[str, Any] = {name: getattr(self, name) for name in SETTINGS} | settings
-        given["fields"] = as_fields(given["fields"], self.schema)
-        given["augment"] = as_augment(given["augment"])
-        given["batching"] = as_batching(given["batching"])
-        given["transform"] = as_transform(given["transform"])
+        before = {name: getattr(self, name) for name in SETTINGS}
+        other = self._with(**as_settings(before | settings, self.schema))
         if "augment" in settings:
-            check_augment(given["augment"], self.schema.fields)
-        other = self._with(**given)
+            check_augment(other.augment, self.schema.fields)
         if "batching" in settings:  # else a form of what is left out waits for its return
             check_batching(other.batching, other.fields)
         return other

@@ -7,27 +7,58 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from loaders.augment import PixelOp
-from loaders.augment.planning import every_op
-from loaders.checks import as_list, did_you_mean, shown
+from loaders.augment.planning import as_augment, every_op
+from loaders.checks import as_list, did_you_mean, one_of, shown, whole_number
+from loaders.codecs.heads import MAX_PICTURE_MB
 from loaders.datasets.reading.crops import spatial_axes
 from loaders.errors import SchemaError
 from loaders.schema import VIRTUAL_FIELDS, Array, Boxes, Image, Images, Json, Keypoints, Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from loaders.schema import Field, Schema
 
-    Transform = Callable[..., Any] | Mapping[str, Callable[..., Any]]
-
-SETTINGS = (  # of ``PackedDataset.replace``
-    *("fields", "augment", "transform", "batching", "on_error", "scale", "max_picture_mb"),
+DEFAULTS: dict[str, Any] = {
+    "fields": None,
+    "augment": None,
+    "transform": None,
+    "batching": None,
+    "on_error": "raise",
+    "scale": 1,
+    "max_picture_mb": MAX_PICTURE_MB,
+}
+SETTINGS = tuple(DEFAULTS)  # of ``PackedDataset.replace``
+_FORMS = (
+    "{field: 'list', 'pad', ('pad', value), ('pad', value, axis), 'offsets' or ('offsets', axis)}"
 )
 _log = logging.getLogger(__name__)
 _noted: set[tuple[str, ...]] = set()
 
 
-def as_fields(fields: Any, schema: Schema) -> tuple[str, ...]:
+def as_settings(given: dict[str, Any], schema: Schema) -> dict[str, Any]:
+    """Return settings, each checked by itself, and the defaults of the others; TypeError for an unexpected one."""
+    if unknown := sorted(given.keys() - DEFAULTS.keys()):
+        hint = did_you_mean(unknown[0], SETTINGS)
+        raise TypeError(f"settings of a dataset are {sorted(SETTINGS)}, got {unknown}{hint}")
+    settings = DEFAULTS | given
+    one_of("on_error", settings["on_error"], ("raise", "replace"))
+    whole_number("max_picture_mb", settings["max_picture_mb"], at_least=1)
+    batching, transform = settings["batching"], settings["transform"]
+    if batching is not None and not isinstance(batching, Mapping):
+        raise TypeError(f"batching must be {_FORMS}, got {shown(batching)}")
+    functions = transform.values() if isinstance(transform, Mapping) else [transform]
+    if transform is not None and not all(callable(function) for function in functions):
+        what = "a function of a sample, or {field: function}"
+        raise TypeError(f"transform must be {what}, got {shown(transform)}")
+    return settings | {
+        "fields": _as_fields(settings["fields"], schema),
+        "augment": as_augment(settings["augment"]),
+        "batching": dict(batching or {}),
+    }
+
+
+def _as_fields(fields: Any, schema: Schema) -> tuple[str, ...]:
     """Return the names of the fields that samples show; of the packing's choice for None."""
     if fields is None:
         return schema.defaults
@@ -37,15 +68,6 @@ def as_fields(fields: Any, schema: Schema) -> tuple[str, ...]:
             f"fields is empty; there are {[*schema.fields, *sorted(VIRTUAL_FIELDS)]}"
         )
     return names
-
-
-def as_transform(transform: Any) -> Transform | None:
-    """Return a function of samples, or functions of fields; TypeError if it is neither."""
-    functions = transform.values() if isinstance(transform, Mapping) else [transform]
-    if transform is not None and not all(callable(function) for function in functions):
-        what = "a function of a sample, or {field: function}"
-        raise TypeError(f"transform must be {what}, got {shown(transform)}")
-    return transform  # type: ignore[no-any-return]
 
 
 def check_augment(augment: Any, fields: Mapping[str, Field]) -> None:
@@ -107,14 +129,6 @@ def _may_hold_places(field: Field | None) -> bool:
     if not isinstance(field, Array) or field.spatial or field.classes:
         return False
     return type(field) is Array and (len(field.dims) > 1 or None in field.dims)
-
-
-def as_batching(batching: Any) -> dict[str, Any]:
-    """Return the form of each field of varying length; TypeError if that is not said by field."""
-    if batching is not None and not isinstance(batching, Mapping):
-        what = "{field: 'list', 'pad', ('pad', value), ('pad', value, axis), 'offsets' or ('offsets', axis)}"
-        raise TypeError(f"batching must be {what}, got {shown(batching)}")
-    return dict(batching or {})
 
 
 def check_batching(batching: Mapping[str, Any], fields: Sequence[str]) -> None:
