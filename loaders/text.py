@@ -20,11 +20,9 @@ def printable(text: str, keep: str = "") -> str:
         >>> printable("caf\u00e9\x1b[31m.jpg")
         'café\\x1b[31m.jpg'
     """
-    return _OBEYED.sub(lambda found: _escaped(found[0], keep), text)
-
-
-def _escaped(character: str, keep: str) -> str:
-    return character if character in keep else character.encode("unicode_escape").decode()
+    return _OBEYED.sub(
+        lambda c: c[0] if c[0] in keep else c[0].encode("unicode_escape").decode(), text
+    )
 
 
 def printable_json(text: str) -> str:

@@ -211,20 +211,17 @@ class MappedSlots:
                 places.append(place)
         return places
 
-    def leave_to_fork(self) -> None:
-        """Never use the places of living batches again: a fork of this process sees them, too."""
-        self._seen_by_forks.update(self._leases.alive())
-
 
 _mapped: WeakRegistry[MappedSlots] = WeakRegistry()
 
 
-def _leave_all_to_fork() -> None:
+def _leave_to_fork() -> None:
+    """Never use the places of living batches again: a fork of this process sees them, too."""
     for mapped in _mapped.all():
-        mapped.leave_to_fork()
+        mapped._seen_by_forks.update(mapped._leases.alive())
 
 
-os.register_at_fork(after_in_parent=_leave_all_to_fork)
+os.register_at_fork(after_in_parent=_leave_to_fork)
 
 
 class _Unpickler(pickle.Unpickler):

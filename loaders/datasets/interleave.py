@@ -151,7 +151,10 @@ class SourcesJob:
 
     def _together(self, read: list[Any]) -> Any:
         if not all(isinstance(samples, SampleBatch) for samples in read):
-            return self._samples(read)
+            of_transforms = (each for each in read if isinstance(each, TransformedSamples))
+            return TransformedSamples(
+                self._in_order([*map(list, read)]), next(of_transforms).forms
+            )
         batches = [samples.batch for samples in read]
         if len(read) == 1:  # then the samples are in order
             return read[0]
@@ -161,11 +164,6 @@ class SourcesJob:
         }
         whole = batch_type(batches[0]._fields)._make(columns.values())
         return SampleBatch(whole, sum(map(len, self._rows)))
-
-    def _samples(self, read: list[Any]) -> TransformedSamples:
-        whole = self._in_order([list(samples) for samples in read])
-        forms = next(samples.forms for samples in read if isinstance(samples, TransformedSamples))
-        return TransformedSamples(whole, forms)
 
     def _in_order(self, lists: list[list[Any]]) -> list[Any]:
         whole: list[Any] = [None] * sum(map(len, self._rows))
@@ -195,7 +193,12 @@ class SourcesJob:
         first, num_rows = parts[0], sum(map(len, self._rows))
         axes = [0, *sorted(range(1, first.dim()), key=lambda axis: -first.stride()[axis])]
         shape = [num_rows, *(first.shape[axis] for axis in axes[1:])]
-        whole = self._empty(name, shape, first)
+        if first.device.type == "cpu":
+            nbytes = int(np.prod(shape)) * first.element_size()
+            flat = torch.from_numpy(self._memory.take(f"{name} together", nbytes))
+            whole = flat.view(first.dtype).view(shape)
+        else:
+            whole = torch.empty(shape, dtype=first.dtype, device=first.device)
         into = _as_bytes(whole)
         for rows, part in zip(self._rows, parts, strict=True):
             values = _as_bytes(part.permute(axes))
@@ -204,13 +207,6 @@ class SourcesJob:
             else:
                 into.index_copy_(0, torch.from_numpy(rows).to(first.device), values)
         return whole.permute(np.argsort(axes).tolist())
-
-    def _empty(self, name: str, shape: list[int], like: torch.Tensor) -> torch.Tensor:
-        if like.device.type != "cpu":
-            return torch.empty(shape, dtype=like.dtype, device=like.device)
-        nbytes = int(np.prod(shape)) * like.element_size()
-        flat = torch.from_numpy(self._memory.take(f"{name} together", nbytes))
-        return flat.view(like.dtype).view(shape)
 
     def _check_alike(self, name: str, parts: list[torch.Tensor]) -> None:
         for part, rows in zip(parts, self._rows, strict=True):

@@ -56,8 +56,9 @@ def ours_in(dataset: Any, depth: int = 4) -> Iterator[BatchDataset]:
     if isinstance(dataset, BatchDataset):
         yield dataset
     elif depth and hasattr(dataset, "__getitem__") and hasattr(dataset, "__dict__"):
-        for part in _parts(dataset):
-            yield from ours_in(part, depth - 1)
+        for value in vars(dataset).values():
+            for part in value[:_MAX_PARTS] if isinstance(value, list | tuple) else (value,):
+                yield from ours_in(part, depth - 1)
 
 
 def fingerprint_of(dataset: Any) -> str | None:
@@ -77,11 +78,6 @@ def _joined(parts: list[str | None]) -> str | None:
     if len(known) < len(parts):
         return None
     return xxhash.xxh3_128_hexdigest(" ".join(known).encode())
-
-
-def _parts(dataset: Any) -> Iterator[Any]:
-    for value in vars(dataset).values():
-        yield from value[:_MAX_PARTS] if isinstance(value, list | tuple) else (value,)
 
 
 def serves_stored(dataset: Any) -> TypeGuard[PackedDataset]:

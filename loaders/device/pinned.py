@@ -52,19 +52,15 @@ def page_lock(array: UInt8Array, what: str, runtime: Any = None) -> None:
     flags = 0 if array.flags.writeable else _READ_ONLY
     code = int(runtime.cudaHostRegister(address, array.nbytes, flags))
     if code:
-        _take_error()
+        # Launch a kernel: torch looks for errors behind each, and would raise this one behind the trainer's next.
+        with suppress(AssertionError, RuntimeError):  # the error; or a build without CUDA
+            torch.ones(1, device="cuda")
         raise LoadersError(
             f"{what}: {array.nbytes / 1e9:.3g} GB could not be page-locked (CUDA error {code}). Page-locked memory is "
             "bounded by the machine's RAM and by 'ulimit -l', and not every GPU reads a shared copy"
         )
     _locked[address] = weakref.ref(array)
     weakref.finalize(array, _unlock, runtime, address)
-
-
-def _take_error() -> None:
-    """Launch a kernel: torch looks for errors behind each, and would raise this one behind the trainer's next."""
-    with suppress(AssertionError, RuntimeError):  # the error; or a build without CUDA
-        torch.ones(1, device="cuda")
 
 
 def _unlock(runtime: Any, address: int) -> None:

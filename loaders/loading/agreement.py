@@ -39,7 +39,10 @@ def check_ranks_agree(number: int, steps: EpochBatches) -> None:
     Raises:
         LoadersError: Another rank has made it of another seed, batch size, length or order.
     """
-    store = _store(os.getpid())
+    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    if not is_distributed() or dist.get_world_size() < 2 or not host or not port:
+        return
+    store = _store_at(host, int(port), os.getpid())
     if store is None:
         return
     made_of = {
@@ -63,14 +66,6 @@ def check_ranks_agree(number: int, steps: EpochBatches) -> None:
         f"on another rank of {json.loads(others)}. Make it alike on all ranks (the same seed, too), or pass rank= and "
         "world_size= where a rank has a loader of its own"
     )
-
-
-def _store(pid: int) -> Any:
-    """Return the store of the ranks, or None where there is one rank or no store."""
-    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
-    if not is_distributed() or dist.get_world_size() < 2 or not host or not port:
-        return None
-    return _store_at(host, int(port), pid)
 
 
 @cache

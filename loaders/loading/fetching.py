@@ -119,7 +119,8 @@ class LoaderPass:
         budget, size = self.origin.budget(), self.size_bytes
         if size <= budget:
             return
-        ranks = _ranks_of_node(self._plan)
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)  # of this node, as launchers say it
+        ranks = ranks if not self._plan.world_size % ranks else 1
         node = self.needs(self._plan.of_node(ranks))
         if (least := node.least_bytes()) > budget:
             raise self._refusal(least, budget)
@@ -180,12 +181,6 @@ def tell_ahead(
         reading.check()
         ahead.append(Ahead(origin, reading.needs, position))
     return ahead
-
-
-def _ranks_of_node(plan: Plan) -> int:
-    """Return how many ranks of this node read, as launchers say it, else 1."""
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
-    return ranks if not plan.world_size % ranks else 1
 
 
 def remote_counts(dataset: BatchDataset[Any]) -> dict[str, float]:

@@ -79,7 +79,9 @@ class ThirdParty:
         batch_sampler = loader.batch_sampler
         samplers = [batch_sampler, loader.sampler, getattr(batch_sampler, "sampler", None)]
         self.is_iterable = isinstance(loader.dataset, IterableDataset)
-        self._stateful: Any = next(filter(_has_state, samplers), None)
+        # One that says where it stands, and goes on from there; ours, of a subclass say, are counted.
+        others = (s for s in samplers if not isinstance(s, EpochSampler | EpochBatches))
+        self._stateful: Any = next((s for s in others if hasattr(s, "state_dict")), None)
         self._is_warned = False
         self._num_first = None if self.is_iterable else num_first()
         # What a batch is: states count batches.
@@ -215,12 +217,6 @@ def _first(batches: Iterable[Any], num: int) -> Iterator[Any]:
         num -= len(batch) if hasattr(batch, "__len__") else 1
         if num <= 0:
             return
-
-
-def _has_state(sampler: Any) -> bool:
-    """Tell whether a sampler says where it stands, and goes on from there."""
-    is_ours = isinstance(sampler, EpochSampler | EpochBatches)  # of a subclass, say
-    return hasattr(sampler, "state_dict") and not is_ours
 
 
 def _num_batches(loader: Any) -> float:

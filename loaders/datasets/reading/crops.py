@@ -104,34 +104,23 @@ def crop_readers(
         raise SchemaError(
             "fill_mask is for Mask fields, and there is none: arrays are padded with zeros"
         )
-    return {
-        name: _crop_reader(store, name, fields[name], num, views, batching)
-        for name, num in axes.items()
-    }
-
-
-def _crop_reader(
-    store: Store,
-    name: str,
-    field: Field | None,
-    num_axes: int,
-    views: Mapping[str, tuple[Any, ...]],
-    batching: Mapping[str, Form],
-) -> CropReader:
-    assert isinstance(field, Array)
-    named = tuple((f"{name}{suffix}", ops) for suffix, ops in views.items())
-    shapes = []
-    for _, ops in named:
-        try:
-            check_ops(ops, num_axes)
-            shapes.append(_output_shape(field.dims, ops, num_axes))
-        except BatchError as error:
-            raise SchemaError(
-                f"augment cannot be applied to field {name!r}, an array with {num_axes} spatial axes: {error}. "
-                "Leave the field out (fields=[...]), or pack it with Array(spatial=0)"
-            ) from error
-    form = batching.get(name, LIST)
-    return CropReader(store, name, field, num_axes, named, RawCodec(field), tuple(shapes), form)
+    readers: dict[str, CropReader] = {}
+    for name, num_axes in axes.items():
+        field: Any = fields[name]
+        named = tuple((f"{name}{suffix}", ops) for suffix, ops in views.items())
+        shapes = []
+        for _, ops in named:
+            try:
+                check_ops(ops, num_axes)
+                shapes.append(_output_shape(field.dims, ops, num_axes))
+            except BatchError as error:
+                raise SchemaError(
+                    f"augment cannot be applied to field {name!r}, an array with {num_axes} spatial axes: {error}. "
+                    "Leave the field out (fields=[...]), or pack it with Array(spatial=0)"
+                ) from error
+        how = RawCodec(field), tuple(shapes), batching.get(name, LIST)
+        readers[name] = CropReader(store, name, field, num_axes, named, *how)
+    return readers
 
 
 def _output_shape(
@@ -172,12 +161,6 @@ class CropReader(Reader):
         return tuple(name for name, _ in self.views)
 
     @property
-    def list_names(self) -> tuple[str, ...]:
-        """The views whose samples differ in shape."""
-        pairs = zip(self.names, self.shapes, strict=True)
-        return tuple(name for name, shape in pairs if shape is None)
-
-    @property
     def min_rows(self) -> int:
         """How many crops are worth a thread."""
         known = [math.prod(shape) for shape in self.shapes if shape is not None]
@@ -200,7 +183,10 @@ class CropReader(Reader):
         for row, (array, views) in enumerate(cuts[start : start + last - first], first):
             for filled, (part, box, flip) in zip(values, views, strict=True):
                 self.parts.verify(part)
-                self._fill(filled, row, array, box, flip)
+                if isinstance(filled, list):
+                    filled[row] = torch.from_numpy(cut(array, box, flip))
+                else:
+                    cut(array, box, flip, out=filled[1][row])
 
     def _cuts(self, request: Request, first: int, last: int) -> list[_Cuts]:
         """Find the arrays, draw what is cut out of each, and have storage fetch it."""
@@ -230,14 +216,6 @@ class CropReader(Reader):
             raise BatchError(f"{what}; arrays are only cropped and flipped")
         spans = _spans(stored.array, box, stored.header)
         return self.parts.part(shard, row, stored.record, spans)
-
-    def _fill(
-        self, filled: Any, row: int, array: npt.NDArray[Any], box: list[int], flip: list[bool]
-    ) -> None:
-        if isinstance(filled, list):
-            filled[row] = torch.from_numpy(cut(array, box, flip))
-        else:
-            cut(array, box, flip, out=filled[1][row])
 
     def _array(self, record: UInt8Array) -> _StoredArray:
         """See a record as an array, wherever it lies."""

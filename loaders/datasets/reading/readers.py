@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from loaders.buffers import Memory
-    from loaders.data.store import Store
     from loaders.datasets.reading.request import Request
 
     UInt8Array = npt.NDArray[np.uint8]
@@ -92,8 +91,11 @@ def make_readers(
             readers.append(ImagesReader(store, name, one, batching.get(name, LIST)))
         elif name in crops:
             readers.append(crops[name])
-        elif field.record_nbytes is not None:
-            readers.append(_fixed_reader(store, name, field, field.record_nbytes))
+        elif (nbytes := field.record_nbytes) is not None:
+            fixed = store, name, nbytes, Layout.of(field)
+            is_wider = field.served_dtype != field.dtype
+            reader = WideReader(*fixed, np.dtype(field.dtype)) if is_wider else FixedReader(*fixed)
+            readers.append(reader)
         else:
             stored_as = store, name, field, codec_for(field), batching.get(name, LIST)
             lists = _views(shape_ops)
@@ -115,7 +117,9 @@ def forms_of(
     for reader, (name, field) in zip(readers, fields.items(), strict=True):
         form = batching.get(name)
         if isinstance(reader, CropReader):
-            forms |= dict.fromkeys(reader.list_names, form or Form("equal"))
+            pairs = zip(reader.names, reader.shapes, strict=True)
+            unequal = (name for name, shape in pairs if shape is None)
+            forms |= dict.fromkeys(unequal, form or Form("equal"))
         elif form is not None:
             forms |= dict.fromkeys(reader.names, form)
         elif isinstance(reader, ImagesReader):
@@ -147,13 +151,6 @@ def _followed(
             f"{what}: add it (for a RAMDataset when it is loaded), or leave out augment"
         )
     return leader, field
-
-
-def _fixed_reader(store: Store, name: str, field: Field, nbytes: int) -> FixedReader:
-    layout = Layout.of(field)
-    if field.served_dtype == field.dtype:
-        return FixedReader(store, name, nbytes, layout)
-    return WideReader(store, name, nbytes, layout, np.dtype(field.dtype))
 
 
 def as_forms(

@@ -49,7 +49,9 @@ class Transforming:
         self._functions = given if isinstance(given, Mapping) else {"": given}
         self._makers = {name: _maker_of(function) for name, function in self._functions.items()}
         self._albumented = {
-            name: _Albumented(f) for name, f in self._functions.items() if _is_of_albumentations(f)
+            name: _Albumented(function)
+            for name, function in self._functions.items()
+            if any(kind.__module__.startswith("albumentations") for kind in type(function).__mro__)
         }
         unseeded = self._functions.keys() - self._albumented.keys()
         self._may_draw = any(self._makers[name] is None for name in unseeded)
@@ -156,12 +158,6 @@ class _Albumented:
             return made
         made = made[:, :, None] if made.ndim == 2 else made
         return torch.from_numpy(np.ascontiguousarray(made.transpose(2, 0, 1)))
-
-
-def _is_of_albumentations(function: Any) -> bool:
-    return any(
-        kind.__module__.partition(".")[0] == "albumentations" for kind in type(function).__mro__
-    )
 
 
 def _maker_of(function: Function) -> Callable[[int], Any] | None:

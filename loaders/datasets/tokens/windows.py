@@ -119,17 +119,14 @@ class TokenWindows(Settled, BatchDataset):
         if dtype != "stored":
             # Making them wide takes the trainer longer than reading; laying documents out is Python.
             self.max_workers = 1
-        self._open_streams()
-        self.span = self._check_span(span)
-        self._make_plan()
-
-    def _open_streams(self) -> None:
         self.stream = TokenStream(self.dataset)
         self.labels = TokenStream(self.dataset, LABELS) if LABELS in self.schema.fields else None
-        if self.labels is not None and self.dtype == "stored":
+        if self.labels is not None and dtype == "stored":
             raise ValueError(
                 "the dataset has labels, some of which are -100: use dtype='int64' or 'int32'"
             )
+        self.span = self._check_span(span)
+        self._make_plan()
 
     def _make_plan(self) -> None:
         """Lay out the windows of the span."""
@@ -183,18 +180,15 @@ class TokenWindows(Settled, BatchDataset):
         begins = np.concatenate([np.zeros(1, np.int64), ends])[: len(ends)]
         first, last = np.searchsorted(begins, self.span).tolist()
         start = int(begins[first]) if first < last else 0
-        documents = DocumentPlan(ends[first:last], start, self.length, self.fit)
-        self._num_windows, self.num_left_out = documents.num_windows, 0
-        self._num_padded = self._num_windows * self.length - documents.num_tokens
-        self._documents = documents
-        dtype = np.dtype(self.dtype)
-        reader = DocumentReader(self.stream, documents, self.length, dtype, self.labels)
-        self.plan = ReadPlan(None, (reader,))
+        plan = self._documents = DocumentPlan(ends[first:last], start, self.length, self.fit)
+        self._num_windows, self.num_left_out = plan.num_windows, 0
+        self._num_padded = self._num_windows * self.length - plan.num_tokens
+        how = self.length, np.dtype(self.dtype), self.labels
+        self.plan = ReadPlan(None, (DocumentReader(self.stream, plan, *how),))
 
     def _windows_plan(self, *, is_half: bool) -> ReadPlan:
         where = self.stream, self.labels, self.span, self.length, self.stride
-        reader = WindowReader(*where, self.dtype, is_half)
-        return ReadPlan(None, (reader,))
+        return ReadPlan(None, (WindowReader(*where, self.dtype, is_half),))
 
     def __len__(self) -> int:
         return self._num_windows
