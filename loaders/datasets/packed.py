@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, Self, SupportsIndex, overload
 
@@ -108,33 +107,32 @@ class PackedDataset(Settled, BatchDataset[SampleT]):
         check_pixel_ops(self.augment, self._shown_fields)
         note_unmoved(self.augment, self._shown_fields)
         check_followed(self.augment, self._shown_fields, self.view)
-        self.plan = self._planned(self._shown_fields, bad=BadSamples(), transform=self.transform)
+        self.plan = self._planned(self._shown_fields, BadSamples())
         self._check_names()
 
     def _planned(
         self,
         fields: dict[str, Field | None],
+        bad: BadSamples,
         *,
-        bad: BadSamples | None = None,
-        transform: Transform[Any] | None = None,
         ops: tuple[Any, ...] | None = None,
         is_half: bool = False,
-        shape_ops: tuple[Any, ...] | None = None,
+        unfinished: Callable[[Any, Request], Any] | None = None,
     ) -> ReadPlan:
         check_known(self.augment, self.schema.fields)
-        forms = as_forms(self.batching, fields, is_transformed=transform is not None)
+        is_transformed = self.transform is not None
+        forms = as_forms(self.batching, fields, is_transformed=is_transformed)
         ops = self.augment if ops is None else ops
         # A transform sees samples: what it makes is joined.
-        joined_by_readers = {} if transform is not None else forms
-        how: Any = {"half": is_half, "shape_ops": shape_ops}
-        readers = make_readers(self, fields, ops, joined_by_readers, **how)
+        readers = make_readers(self, fields, ops, {} if is_transformed else forms, half=is_half)
         return ReadPlan(
             self.view,
             readers,
-            forms={} if transform is None else forms_of(readers, fields, forms),
-            transforming=None if transform is None else Transforming(transform),
+            forms=forms_of(readers, fields, forms) if is_transformed else {},
+            transforming=None if self.transform is None else Transforming(self.transform),
             is_replacing=self.on_error == "replace",
-            bad=bad or self.plan.bad,
+            bad=bad,
+            unfinished=unfinished,
             fields=tuple(name for name, field in fields.items() if field is not None),
         )
 
@@ -151,7 +149,7 @@ class PackedDataset(Settled, BatchDataset[SampleT]):
             fields: Fields, of any codec, in place of those of the same names.
         """
         read = {**self._shown_fields, **(fields or {})}
-        return replace(self._planned(read, ops=(), shape_ops=self.augment), unfinished=unfinished)
+        return self._planned(read, self.plan.bad, ops=(), unfinished=unfinished)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -199,8 +197,8 @@ class PackedDataset(Settled, BatchDataset[SampleT]):
         if not makers:
             return None
         sizes = {name: make.size for name, make in makers.items()}
-        unfinished = partial(with_groups, self.augment, sizes)
-        plan = replace(self._planned(self._shown_fields, is_half=True), unfinished=unfinished)
+        how: Any = {"is_half": True, "unfinished": partial(with_groups, self.augment, sizes)}
+        plan = self._planned(self._shown_fields, self.plan.bad, **how)
         return SamplesOf(self, plan), Finisher(self.stored_fields, makers)
 
     @property

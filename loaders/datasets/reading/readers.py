@@ -57,15 +57,13 @@ def make_readers(
     batching: Mapping[str, Form],
     *,
     half: bool = False,
-    shape_ops: tuple[Any, ...] | None = None,
 ) -> tuple[Reader, ...]:
     """Return the reader of each field (None: the sample's position) of a packed dataset under a list of augmentations.
 
     With ``half``, fields that a device can finish are read as their host half, and ``ops`` are not done. Boxes follow
-    the dataset's ``leader``, a picture that is stored, served or not, under ``shape_ops`` where a device carries out
-    the ops of pictures.
+    the dataset's ``leader``, a picture that is stored, served or not, under all of its ``augment``, also where a
+    device carries out the ops of pictures.
     """
-    shape_ops = ops if shape_ops is None else shape_ops
     views, store, stored = _views(ops), dataset.store, dataset.schema.fields
     is_guess = sum(isinstance(field, Image) for field in stored.values()) > 1
     crops = crop_readers(store, fields, views, batching)
@@ -98,9 +96,9 @@ def make_readers(
             readers.append(reader)
         else:
             stored_as = store, name, field, codec_for(field), batching.get(name, LIST)
-            lists = _views(shape_ops)
+            lists = _views(dataset.augment)
             drops = tuple(sanitizer_of(name, field, each, stored) for each in lists.values())
-            if not any(drops) and not (isinstance(field, Boxes | Keypoints) and shape_ops):
+            if not any(drops) and not (isinstance(field, Boxes | Keypoints) and dataset.augment):
                 readers.append(ObjectReader(*stored_as))
                 continue
             picture = _picture_reader(dataset, *_followed(dataset, name, fields), lists)
