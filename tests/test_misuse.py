@@ -139,7 +139,7 @@ DATASETS: list[Case] = [
     (lambda g: g.ram.split(["a", "b"]), TypeError, r"parts\[0\] must be a number, got 'a'"),
     (lambda g: g.ram.split([0.5, 0.5], seed="x"), TypeError, "seed must be a whole number"),
     (lambda g: g.ram.split([0.5, 0.5], stratify=["label"]), TypeError, "the name of a field"),
-    (lambda g: g.ram.replace(device="cuda"), TypeError, "replace.. takes .*got .'device'"),
+    (lambda g: g.ram.replace(device="cuda"), TypeError, "settings of a dataset .*got .'device'"),
     (lambda g: g.ram.set_epoch("x"), TypeError, "epoch must be a whole number, got 'x'"),
     (lambda g: g.ram.to_pandas(fields="label"), TypeError, "fields must be a list"),
     (lambda g: concat(g.ram), TypeError, r"write concat\(\[a, b\]\)"),
