@@ -8,11 +8,10 @@ import pytest
 
 from loaders.errors import SourceError
 from packdata.sources.listed import files_at
-from packdata.tokens.documents import DocumentFile, Documents
+from packdata.tokens.documents import Documents
 from packdata.tokens.files import SourceFile
 from packdata.tokens.options import TokenOptions
-from packdata.tokens.source import TokenSource
-from packdata.tokens.texts import split_at
+from packdata.tokens.source import DocumentFile, TokenSource, split_at
 from tests.packdata.test_tokens import pack, texts, write
 from tests.refusals import At
 
@@ -64,7 +63,7 @@ def test_lines_lose_their_ends_and_keep_their_places() -> None:
         data = rng.choice(np.frombuffer(b"ab\r\n\r\n", np.uint8), int(rng.integers(1, 12)))
         text = data.tobytes()
 
-        documents = split_at(text, b"\n", str, is_line=True)
+        documents = split_at(text, str, b"\n", is_line=True)
 
         parts = text.split(b"\n")
         parts = [part.removesuffix(b"\r") for part in parts[:-1]] + parts[-1:]
@@ -87,7 +86,7 @@ def test_separators_across_the_cuts_part_the_same_documents(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As those of the file in one piece, wherever the cuts lie, for texts full of separators."""
-    monkeypatch.setattr("packdata.tokens.texts._WINDOW_BYTES", chunk)
+    monkeypatch.setattr("packdata.tokens.source._WINDOW_BYTES", chunk)
     rng = np.random.default_rng(0)
     path = tmp_path / name
     for piece_bytes in [1, 2, 3, 7, 20] * 2:
@@ -99,7 +98,7 @@ def test_separators_across_the_cuts_part_the_same_documents(
         pieces = TokenSource([file], TokenOptions(documents=mark)).pieces()
 
         found = [document for piece in pieces for document in _texts(piece.read())]
-        assert found == _texts(split_at(data.tobytes(), mark.encode(), str))
+        assert found == _texts(split_at(data.tobytes(), str, mark.encode()))
 
 
 def test_a_run_of_separators_across_4_mib_is_cut_behind_it(tmp_path: Path) -> None:

@@ -23,13 +23,11 @@ from packdata.inspect.preview import as_text
 from packdata.inspect.stats import stats
 from packdata.inspect.verify import verify
 from packdata.packed.derive import CopyOptions, copy_dataset, extend, merge, split
-from packdata.tokens.documents import DocumentFile, texts_of
 from packdata.tokens.files import list_files
-from packdata.tokens.ids import IdsFile
-from packdata.tokens.plan import TokenOptions, open_tokenizer, pack_tokens, plan_tokens
+from packdata.tokens.plan import TokenOptions, pack_tokens, plan_tokens
 from packdata.tokens.rows import streams_of
-from packdata.tokens.source import TokenSource
-from packdata.tokens.tokenizer import JsonTokenizer, dtype_of, train_bpe
+from packdata.tokens.source import DocumentFile, IdsFile, TokenSource
+from packdata.tokens.tokenizer import JsonTokenizer, dtype_of, open_tokenizer, train_bpe
 from tests.packdata.breaking import interrupted
 from tests.packdata.reading import PackedReader
 from tests.packdata.recipes import contents
@@ -235,8 +233,10 @@ def test_documents_do_not_depend_on_where_pieces_are_cut(
     pieces = list(source.pieces())
     assert len(pieces) == len(source)
     assert piece_bytes > 1 or len(pieces) >= 20
-    assert [t for piece in pieces for t in texts_of(piece.read())] == WORDS
-    later = [t for piece in source.pieces(len(pieces) // 2) for t in texts_of(piece.read())]
+    assert [t.decode() for piece in pieces for t in piece.read().slices()] == WORDS
+    later = [
+        t.decode() for piece in source.pieces(len(pieces) // 2) for t in piece.read().slices()
+    ]
     assert WORDS[len(WORDS) - len(later) :] == later
 
 
@@ -767,7 +767,7 @@ def test_rows_of_several_parquet_files_are_each_their_own(tmp_path: Path) -> Non
 def test_the_bytes_do_not_depend_on_the_number_of_workers(
     tmp_path: Path, kind: str, bpe: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("packdata.tokens.documents.DocumentFile.piece_bytes", 700)
+    monkeypatch.setattr("packdata.tokens.source.DocumentFile.piece_bytes", 700)
     source = write(tmp_path / "a.txt", "\n".join(WORDS))
     tokenizer = write(tmp_path / "t.json", bpe) if kind == "bpe" else None
     options = TokenOptions(documents="line", tokenizer=tokenizer, row_tokens=64)
@@ -1011,7 +1011,7 @@ def test_an_interrupted_packing_goes_on_to_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: Any
 ) -> None:
     monkeypatch.setattr(
-        "packdata.tokens.documents.DocumentFile.piece_bytes", 10_000
+        "packdata.tokens.source.DocumentFile.piece_bytes", 10_000
     )  # or all were one piece
     text = "\n\n".join(f"document {i} " + "la " * (i % 50) for i in range(900))
     for i in range(6):

@@ -1,12 +1,12 @@
-"""What the rows of Parquet, Arrow and JSON lines hold: text, or ids that another tokenizer made.
-
-``packdata.tokens.chat`` has conversations.
-"""
+"""What the rows of Parquet, Arrow, CSV and JSON lines hold: text, ids that another tokenizer made, or conversations."""
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import date
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -14,23 +14,32 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from loaders.errors import SourceError
+from loaders.errors import LoadersError, SourceError
+from packdata.delimited import CsvRows
 from packdata.readers import UTF8_HINT, arrow_lines, filled_lines, json_object
+from packdata.sources.row_kinds import open_row_file
 from packdata.tokens.documents import IGNORED, Documents, placed, rejected
 from packdata.types import is_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     import numpy.typing as npt
 
+    from packdata.tokens.chat import ChatTemplate
     from packdata.tokens.documents import Place, Reject
+    from packdata.tokens.files import SourceFile
+    from packdata.tokens.options import TokenOptions
 
+    Row = Mapping[str, Any]
+
+BOM = b"\xef\xbb\xbf"
 # As Hugging Face's tokenizers, TRL, transformers, Megatron-LM and verl name what they put beside ids.
 LABELS, ATTENTION_MASK, SEQ_LENGTHS = "labels", "attention_mask", "seq_lengths"
 LOSS_MASKS = ("completion_mask", "assistant_masks", "loss_mask")  # 0: no target
 BESIDE_IDS = (LABELS, ATTENTION_MASK, SEQ_LENGTHS, *LOSS_MASKS)
+_FIRST_BYTES, _FIRST_ROWS = 1 << 20, 64  # of the first file, looked at for lists beside the ids
 
 
 class DocumentForm(ABC):
@@ -38,16 +47,18 @@ class DocumentForm(ABC):
 
     kind: ClassVar[str]  # ``text``, ``lists`` or ``chat``
     column: str  # where the documents are
-    option: ClassVar[str]  # that names another column
-    holds: ClassVar[str]  # what the columns have, for messages
+    beside: tuple[str, ...] = ()  # columns that are read, too
     optional: ClassVar[tuple[str, ...]] = ()  # columns that files may lack
-    has_labels: bool
+    type: ClassVar[pa.DataType | None]  # that columns are cast to; None: they are read as they are
+    holds: ClassVar[str]  # what columns have, for messages
+    option: ClassVar[str]  # that names another column
+    has_labels: bool = False
     targets_hint: ClassVar[str] = "Are all labels -100?"  # where no document has a target
 
     @property
-    @abstractmethod
-    def types(self) -> Mapping[str, pa.DataType | None]:
-        """The columns that are read, and what they are cast to; None for a column that is read as it is."""
+    def columns(self) -> tuple[str, ...]:
+        """The columns that are read."""
+        return (self.column, *self.beside)
 
     def to_json(self) -> dict[str, Any]:
         """Return what the rows are read by, for the identity of a packing."""
@@ -55,28 +66,29 @@ class DocumentForm(ABC):
 
     def check(self, schema: pa.Schema, path: Path) -> None:
         """Raise SourceError if a file's columns cannot be read."""
-        for name in self.types.keys() - {*self.optional}:
+        for name in {*self.columns} - {*self.optional}:
             if name not in schema.names:
                 hint = f"Pass {self.option}, one of {', '.join(schema.names[:12])}"
                 raise SourceError(f"missing column {name!r}", path, hint)
             if not self.takes(kind := schema.field(name).type):
                 raise SourceError(f"column {name!r} holds {kind}, not {self.holds}", path)
 
+    @staticmethod
     @abstractmethod
-    def takes(self, kind: pa.DataType) -> bool:
+    def takes(kind: pa.DataType) -> bool:
         """Tell whether a column of this type can be read."""
-
-    def value(self, value: Any, column: str) -> Any:
-        """Return what a JSON object has in a column; ValueError if that is no part of a document."""
-        return value
 
     @abstractmethod
     def of_table(self, table: pa.Table, place: Place) -> Documents:
         """Return each row as a document, less those that cannot be one."""
 
-    def of_rows(self, rows: Sequence[Mapping[str, Any]], place: Place) -> Documents:
+    def value(self, value: Any, column: str) -> Any:
+        """Return what a JSON object has in a column; ValueError if that is no part of a document."""
+        return value
+
+    def of_rows(self, rows: Sequence[Row], place: Place) -> Documents:
         """Return the document of each row of values."""
-        columns = {n: pa.array([row[n] for row in rows], t) for n, t in self.types.items()}
+        columns = {n: pa.array([row[n] for row in rows], self.type) for n in self.columns}
         return self.of_table(pa.table(columns), place)
 
     def of_lines(self, data: bytes, place: Place) -> Documents:
@@ -85,8 +97,9 @@ class DocumentForm(ABC):
         Arrow parses them; where it refuses a line, or a document is bad, Python does, and says why. ``place`` is of a
         byte of the data, which may be no UTF-8.
         """
-        if None not in self.types.values():
-            table = arrow_lines(data, pa.schema(self.types), with_others=False)
+        if self.type is not None:
+            schema = pa.schema(dict.fromkeys(self.columns, self.type))
+            table = arrow_lines(data, schema, with_others=False)
             if table is not None and len(table):
 
                 def place_of(row: int) -> str:
@@ -94,12 +107,16 @@ class DocumentForm(ABC):
 
                 if not (found := self.of_table(table, place_of)).rejects:
                     return found
-        rows: list[Mapping[str, Any]] = []
+        rows: list[Row] = []
         begins: list[int] = []
         rejects: list[Reject] = []
         for _, at, line in filled_lines(data):
             try:
-                rows.append(self._row(json_object(line)))
+                row = json_object(line)
+                if missing := {*self.columns} - {*self.optional, *row}:
+                    what = f"missing {min(missing)!r} among {sorted(row)[:8]}; see {self.option}"
+                    raise ValueError(what)
+                rows.append({n: self.value(row[n], n) for n in self.columns if n in row})
                 begins.append(at)
             except ValueError as error:
                 hint = UTF8_HINT if isinstance(error, UnicodeDecodeError) else ""
@@ -107,17 +124,18 @@ class DocumentForm(ABC):
         documents = self.of_rows(rows, lambda row: place(begins[row]))
         return replace(documents, rejects=(*rejects, *documents.rejects))
 
-    def _row(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
-        if missing := self.types.keys() - {*self.optional, *row}:
-            raise ValueError(
-                f"missing {min(missing)!r} among {sorted(row)[:8]}; see {self.option}"
-            )
-        return {name: self.value(row[name], name) for name in self.types if name in row}
-
 
 def _one_array(column: pa.ChunkedArray) -> pa.Array:
     """Return a column as one array, without copying where it is one."""
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+
+
+def _is_list_of_numbers(kind: pa.DataType) -> bool:
+    """Tell whether a type of Arrow is lists of numbers, or of flags."""
+    types, inside = pa.types, getattr(kind, "value_type", None)
+    if inside is None or types.is_dictionary(kind):
+        return False
+    return bool(types.is_integer(inside) or types.is_floating(inside) or types.is_boolean(inside))
 
 
 @dataclass(frozen=True)
@@ -125,22 +143,16 @@ class Texts(DocumentForm):
     """A column of strings."""
 
     column: str
-    kind = "text"
-    option = "text_column="
-    holds = "text"
-    has_labels = False
+    kind, option, holds, type = "text", "text_column=", "text", pa.large_string()
 
-    @property
-    def types(self) -> Mapping[str, pa.DataType | None]:
-        return {self.column: pa.large_string()}
-
-    def takes(self, kind: pa.DataType) -> bool:
+    @staticmethod
+    def takes(kind: pa.DataType) -> bool:
         return is_text(kind.value_type if pa.types.is_dictionary(kind) else kind)
 
     def value(self, value: Any, column: str) -> str:
         if not isinstance(value, str):
-            what = "null" if value is None else f"a {type(value).__name__}"
-            raise ValueError(f"{column!r} is {what}, not a text")
+            what = "null" if value is None else f"a {type(value).__name__}, not a text"
+            raise ValueError(f"{column!r} is {what}")
         return value
 
     def of_table(self, table: pa.Table, place: Place) -> Documents:
@@ -152,7 +164,7 @@ class Texts(DocumentForm):
         ends = offsets[1:] - offsets[0]
         documents = Documents(data, ends, placed(ends, place)).only_utf8()
         nulls = np.flatnonzero(texts.is_null().to_numpy(zero_copy_only=False)).tolist()
-        bad = [rejected(where, "the text is null") for where in map(place, nulls)]
+        bad = [rejected(where, f"{self.column!r} is null") for where in map(place, nulls)]
         return replace(documents, rejects=(*documents.rejects, *bad))
 
 
@@ -165,18 +177,13 @@ class Ids(DocumentForm):
     # which is left out, the other masks where it is no target; ``seq_lengths`` divide a row into documents.
     beside: tuple[str, ...] = ()
     drop: tuple[str, ...] = ()  # columns that are left out
-    kind = "lists"
-    option = "ids_column="
-    holds = "lists of ids"
+    kind, option, holds, type = "lists", "ids_column=", "lists of ids", pa.list_(pa.int64())
+    takes = staticmethod(_is_list_of_numbers)
 
     @property
     def has_labels(self) -> bool:  # type: ignore[override]
         """True if documents have labels."""
         return not {LABELS, *LOSS_MASKS}.isdisjoint(self.beside)
-
-    @property
-    def types(self) -> Mapping[str, pa.DataType | None]:
-        return dict.fromkeys((self.column, *self.beside), pa.list_(pa.int64()))
 
     @property
     def _unused(self) -> set[str]:
@@ -187,22 +194,19 @@ class Ids(DocumentForm):
         more = {name: True for name in self.beside if name not in (LABELS, ATTENTION_MASK)}
         return {"ids_column": self.column, LABELS: LABELS in self.beside, **more}
 
-    def takes(self, kind: pa.DataType) -> bool:
-        return is_list_of_numbers(kind)
-
     def check(self, schema: pa.Schema, path: Path) -> None:
         """Raise SourceError if a column cannot be read, or is one beside the ids that the first file lacks."""
         super().check(schema, path)
         for name in self._unused & {*schema.names}:
-            if is_list_of_numbers(schema.field(name).type):
+            if _is_list_of_numbers(schema.field(name).type):
                 raise _only_here(name, path)
 
-    def check_first(self, rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    def check_first(self, rows: Sequence[Row], path: Path) -> None:
         """Raise SourceError if another list of numbers runs beside the ids: whether it matters is not known."""
-        ids = _lengths(rows, self.column)
-        known = (self.column, *BESIDE_IDS, *self.drop)
+        ids = [_length(row.get(self.column)) or 0 for row in rows]
+        known = {self.column, *BESIDE_IDS, *self.drop}
         for name in dict.fromkeys(name for row in rows for name in row if name not in known):
-            if _lengths(rows, name) == ids and max(ids) > 1:
+            if ids == [_length(row.get(name)) or 0 for row in rows] and max(ids) > 1:
                 what = f"column {name!r} has a number for each id of {self.column!r}"
                 raise SourceError(what, path, f"Pass drop={[name]} to pack without it")
 
@@ -223,7 +227,7 @@ class Ids(DocumentForm):
 
     def of_table(self, table: pa.Table, place: Place) -> Documents:
         """Return each row as a document, less those with nulls, and those whose lists do not fit."""
-        lists = {name: _flat(_one_array(table[name])) for name in self.types}
+        lists = {name: _flat(_one_array(table[name])) for name in self.columns}
         lengths = lists[self.column][1]
         good = np.ones(len(lengths), bool)
         rejects: list[Reject] = []
@@ -258,23 +262,10 @@ def _only_here(name: str, where: Path | str) -> SourceError:
     return SourceError(f"unexpected {name!r}, which the first file lacks", where, hint)
 
 
-def are_numbers(value: Any) -> bool:
-    """Tell whether a value is a list of numbers."""
-    return isinstance(value, list) and all(isinstance(each, int | float) for each in value)
-
-
-def _lengths(rows: Iterable[Mapping[str, Any]], name: str) -> list[int]:
-    """Return the lengths of a column's lists of numbers, 0 for what is none."""
-    return [len(row[name]) if are_numbers(row.get(name)) else 0 for row in rows]
-
-
-def is_list_of_numbers(kind: pa.DataType) -> bool:
-    """Tell whether a type of Arrow is lists of numbers, or of flags."""
-    types, inside = pa.types, getattr(kind, "value_type", None)
-    if inside is None or types.is_dictionary(kind):
-        return False
-    tests = (types.is_integer, types.is_floating, types.is_boolean)
-    return any(test(inside) for test in tests)
+def _length(value: Any) -> int | None:
+    """Return the length of a list of numbers, None of anything else."""
+    is_list = isinstance(value, list) and all(isinstance(each, int | float) for each in value)
+    return len(value) if is_list else None
 
 
 def _flat(
@@ -289,3 +280,111 @@ def _flat(
         has_null[np.repeat(np.arange(len(lengths)), lengths)[is_null]] = True
         values = pc.fill_null(values, 0)
     return values.to_numpy(zero_copy_only=False), lengths.astype(np.int64), has_null
+
+
+@dataclass(frozen=True)
+class Chat(DocumentForm):
+    """A column of conversations: lists of messages with ``role`` and ``content``; ``tools`` may be beside it."""
+
+    column: str
+    template: ChatTemplate
+    kind, option, holds, type = "chat", "messages_column=", "lists of messages", None
+    beside = optional = ("tools",)
+    has_labels = True
+    targets_hint = "Only turns of role 'assistant' are targets: rename the role, or mark turns by {% generation %}"
+
+    @staticmethod
+    def takes(kind: pa.DataType) -> bool:
+        return bool(pa.types.is_struct(getattr(kind, "value_type", pa.null())))
+
+    def to_json(self) -> dict[str, Any]:
+        return {"messages_column": self.column, "chat_template": self.template.digest}
+
+    def of_table(self, table: pa.Table, place: Place) -> Documents:
+        """Return the documents of rows, whose messages have the keys of any of them: what is null is left out."""
+        return self.of_rows([_without_null(row) for row in table.to_pylist()], place)
+
+    def of_rows(self, rows: Sequence[Row], place: Place) -> Documents:
+        """Return the text of each row as UTF-8, of which what the assistant says is a target."""
+        parts, learned = list[bytes](), [np.empty(0, bool)]  # by characters
+        kept: list[int] = []
+        rejects: list[Reject] = []
+        for number, row in enumerate(rows):
+            try:
+                text, turns = self._text(row.get(self.column), row.get("tools"))
+                parts.append(text.encode())
+            except (ValueError, RecursionError) as error:
+                rejects.append(rejected(place(number), str(error)))
+                continue
+            kept.append(number)
+            learned.append(np.zeros(len(text), bool))
+            for start, stop in turns:
+                learned[-1][start:stop] = True
+        data, ends = np.frombuffer(b"".join(parts), np.uint8), np.cumsum([0, *map(len, parts)])[1:]
+        character = np.cumsum(data & 0xC0 != 0x80) - 1  # that each byte is of
+        labels = np.where(np.concatenate(learned)[character], 1, IGNORED).astype(np.int8)
+        return Documents(
+            data, ends, placed(ends, lambda i: place(kept[i])), tuple(rejects), labels
+        )
+
+    def _text(self, messages: Any, tools: Any) -> tuple[str, list[tuple[int, int]]]:
+        are_messages = isinstance(messages, list) and all(
+            isinstance(m, dict) and isinstance(m.get("role"), str) for m in messages
+        )
+        if not messages or not are_messages:
+            what = "is not a list of messages with 'role' and 'content'"
+            raise ValueError(f"{self.column!r} {what}")
+        tools = json.loads(tools) if isinstance(tools, str) else tools
+        return self.template.turns(messages, tools or None)
+
+
+def _without_null(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_null(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _without_null(item) for name, item in value.items() if item is not None}
+    return value
+
+
+def content_of(file: SourceFile, options: TokenOptions) -> DocumentForm:
+    """Return what the rows of files hold, by the options, else by the columns of the first of them; SourceError."""
+    if options.chat_template is not None:
+        try:
+            from packdata.tokens.chat import open_template
+        except ImportError as error:
+            what = "a chat template needs the package 'jinja2': pip install 'loaders[text]'"
+            raise LoadersError(what) from error
+        day = None if options.chat_date is None else date.fromisoformat(options.chat_date)
+        template = open_template(options.chat_template, options.tokenizer, day)
+        return Chat(options.messages_column or "messages", template)
+    names, rows = _first_rows(file)
+    means_text = options.tokenizer is not None or options.train_bpe is not None
+    if options.text_column is not None or (means_text and "text" in names):
+        return Texts(options.text_column or "text")
+    if options.ids_column is not None or "input_ids" in names:
+        lists = {name for row in rows for name in row if _length(row[name]) is not None}
+        beside = tuple(name for name in BESIDE_IDS if name in lists - {*options.drop})
+        ids = Ids(options.ids_column or "input_ids", beside, options.drop)
+        ids.check_first(rows, file.path)
+        return ids
+    if "text" not in names and "messages" in names:
+        raise SourceError("conversations ('messages')", file.path, "Pass chat_template=")
+    return Texts("text")
+
+
+def _first_rows(file: SourceFile) -> tuple[Sequence[str], list[dict[str, Any]]]:
+    """Return the names of a file's columns, and of its first rows at least the lists of numbers."""
+    if file.kind == "csv":
+        return CsvRows(file.file).columns, []
+    if file.kind == "jsonl":
+        lines = file.head(_FIRST_BYTES).removeprefix(BOM).split(b"\n")
+        rows: list[Any] = []
+        with suppress(ValueError, RecursionError):  # the packing names what cannot be read
+            rows += map(json.loads, islice(filter(bytes.strip, lines), _FIRST_ROWS))
+        rows = [row for row in rows if isinstance(row, dict)]
+        return [name for row in rows[:1] for name in row], rows
+    table = open_row_file(file.file)
+    lists = [field.name for field in table.schema if _is_list_of_numbers(field.type)]
+    firsts = table.groups[:1] if lists else []
+    batches = (batch for group in firsts for batch in table.batches(group, lists, _FIRST_ROWS))
+    return table.columns, [row for batch in islice(batches, 1) for row in batch.to_pylist()]

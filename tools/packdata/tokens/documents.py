@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +15,6 @@ import xxhash
 
 from loaders.errors import SourceError
 from packdata.readers import UTF8_HINT
-
-if TYPE_CHECKING:
-    from packdata.reading import RemoteFile
 
 Place = Callable[[int], str]
 Reject = tuple[str, SourceError]
@@ -45,21 +40,29 @@ class Documents:
     def starts(self) -> npt.NDArray[np.int64]:
         return np.append(0, self.ends)[:-1]
 
+    def _binary(self, values: npt.NDArray[Any]) -> pa.LargeBinaryArray:
+        """Return what documents have of ``values`` as bytes of Arrow, without copying."""
+        offsets = pa.py_buffer(np.append(0, self.ends) * values.itemsize)
+        buffers = [None, offsets, pa.py_buffer(np.ascontiguousarray(values))]
+        return pa.Array.from_buffers(pa.large_binary(), len(self), buffers)
+
+    def slices(self) -> list[bytes]:
+        """Return the bytes of each document."""
+        slices: list[bytes] = self._binary(self.data).to_pylist()
+        return slices
+
     def without_empty(self) -> Documents:
         """Leave out documents of no length."""
         return replace(self, ends=self.ends[self.ends > self.starts])
 
     def take(self, chosen: npt.NDArray[np.int64]) -> Documents:
         """Return some documents, by number, in any order, without the rejects; all of them must end here."""
-        starts, stops = self.starts[chosen], self.ends[chosen]
-        ends = np.cumsum(stops - starts)
-        begins = np.append(True, starts[1:] != stops[:-1])[: len(ends)]  # not where the last ended
-        firsts, lasts = starts[begins], stops[np.append(begins[1:], True)[: len(ends)]]
+        stops, lengths = self.ends[chosen], (self.ends - self.starts)[chosen]
+        ends = np.cumsum(lengths)
 
         def cut(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-            data, item = values.tobytes(), values.itemsize  # slices of bytes take half as long
-            bounds = zip((firsts * item).tolist(), (lasts * item).tolist(), strict=True)
-            return np.frombuffer(b"".join([data[a:b] for a, b in bounds]), values.dtype)
+            taken = self._binary(values).take(pa.array(chosen)).buffers()[2]
+            return np.frombuffer(taken or b"", values.dtype)[: ends[-1] if len(ends) else 0]
 
         def place(at: int) -> str:
             number = np.searchsorted(ends, at, "right")
@@ -70,29 +73,26 @@ class Documents:
 
     def only_utf8(self) -> Documents:
         """Leave out documents that are not UTF-8."""
-        offsets = pa.py_buffer(np.array([0, len(self.data)]))
-        buffers = [None, offsets, pa.py_buffer(np.ascontiguousarray(self.data))]
+        whole = replace(self, ends=np.array([len(self.data)]))
         try:  # Arrow makes no strings to find that there is nothing to find
-            pa.Array.from_buffers(pa.large_binary(), 1, buffers).cast(pa.large_string())
+            whole._binary(self.data).cast(pa.large_string())
             return self
         except pa.ArrowInvalid:
-            data, good, rejects = self.data.tobytes(), [], [*self.rejects]
-        for number, (start, end) in enumerate(zip(self.starts, self.ends, strict=True)):
+            good, rejects = [], [*self.rejects]
+        for number, text in enumerate(self.slices()):
             try:
-                data[start:end].decode()
+                text.decode()
                 good.append(number)
             except UnicodeDecodeError as error:
-                what = f"the file is not UTF-8: byte 0x{error.object[error.start]:02x}"
-                rejects.append(rejected(self.place(start + error.start), what, UTF8_HINT))
+                what = f"the file is not UTF-8: byte 0x{text[error.start]:02x}"
+                where = self.place(int(self.starts[number]) + error.start)
+                rejects.append(rejected(where, what, UTF8_HINT))
         return replace(self.take(np.array(good, np.int64)), rejects=tuple(rejects))
 
     def hashes(self, seed: int) -> npt.NDArray[np.uint64]:
         """Return a hash of each document's content."""
-        data = memoryview(np.ascontiguousarray(self.data)).cast("B")  # type: ignore[arg-type]
-        item = self.data.itemsize
-        bounds = zip((self.starts * item).tolist(), (self.ends * item).tolist(), strict=True)
         digest, seed = xxhash.xxh3_64_intdigest, seed % 2**64
-        return np.fromiter((digest(data[a:b], seed) for a, b in bounds), np.uint64, len(self))
+        return np.fromiter((digest(each, seed) for each in self.slices()), np.uint64, len(self))
 
 
 def placed(ends: npt.NDArray[np.int64], place: Place) -> Place:
@@ -110,11 +110,10 @@ def joined(documents: Sequence[Documents]) -> Documents:
         number = bisect_right(firsts, at) - 1
         return documents[number].place(at - firsts[number])
 
-    ends = [each.ends + first for each, first in zip(documents, firsts, strict=True)]
     labels = [each.labels for each in documents if each.labels is not None]
     return Documents(
         np.concatenate([each.data for each in documents]),
-        np.concatenate(ends),
+        np.concatenate([d.ends + first for d, first in zip(documents, firsts, strict=True)]),
         place,
         tuple(reject for each in documents for reject in each.rejects),
         np.concatenate(labels) if labels else None,
@@ -124,60 +123,3 @@ def joined(documents: Sequence[Documents]) -> Documents:
 def rejected(where: str, why: str, hint: str = "") -> Reject:
     """Return the place and error of a document that is left out."""
     return where, SourceError(why, where, hint)
-
-
-def texts_of(documents: Documents) -> list[str]:
-    """Return documents as strings."""
-    data = documents.data.tobytes()
-    starts, ends = documents.starts.tolist(), documents.ends.tolist()
-    return [data[a:b].decode() for a, b in zip(starts, ends, strict=True)]
-
-
-class Range(NamedTuple):
-    """What is read of a file at once."""
-
-    file: DocumentFile
-    where: str  # for messages
-    start: int  # bytes, ids, or rows
-    stop: int
-    nbytes: int  # about what it holds
-    # What must be read from its beginning, and is kept by this key: an unpacked file, a group of rows.
-    key: Any = None
-    stored: RemoteFile | None = None  # fetches its bytes ahead
-
-
-class DocumentFile(ABC):
-    """One file, whose documents are read range by range, each on any thread."""
-
-    piece_bytes = 4 << 20  # of a range, and of what is packed together
-    itemsize = 4  # of an id, of a file of ids
-
-    @abstractmethod
-    def ranges(self) -> Iterator[Range]:
-        """Yield all ranges; SourceError if the file cannot be read, or lacks a column."""
-
-    @abstractmethod
-    def read(self, given: Range) -> Documents:
-        """Return the documents of a range, less those that cannot be one; SourceError if it is damaged."""
-
-    def ahead(self, given: Range) -> Range:
-        """Return a range with what fetches it ahead, if it lies in a store."""
-        return given
-
-
-class Recent:
-    """Keeps the last two of what several threads read: unpacked files, groups of rows."""
-
-    def __init__(self) -> None:
-        self._lock, self._kept = threading.Lock(), dict[Any, Any]()
-
-    def __reduce__(self) -> tuple[type[Recent], tuple[()]]:
-        return Recent, ()
-
-    def get(self, key: Any, make: Callable[[], Any]) -> Any:
-        """Return what is kept by a key, made first if there is none."""
-        with self._lock:
-            if key not in self._kept:
-                self._kept = dict([*self._kept.items()][-1:])  # before more memory is taken
-                self._kept[key] = make()
-            return self._kept[key]

@@ -21,14 +21,11 @@ import numpy.typing as npt
 from loaders.errors import SourceError
 from packdata.reading import read_file
 from packdata.sources.listed import is_file
-from packdata.tokens.documents import DocumentFile, Documents, Range
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from packdata.tokens.files import SourceFile
-    from packdata.tokens.options import Eod
 
 DEFAULT_DTYPE = "uint16"
 _NPY_MAGIC = b"\x93NUMPY"
@@ -45,52 +42,8 @@ _MIN_TEXT_BYTES = 32
 _Opened = tuple[npt.NDArray[Any], npt.NDArray[np.int64] | None]
 
 
-class IdsFile(DocumentFile):
-    """A file of ids; it may be cut at multiples of ``cut`` of them, None: only where a document ends."""
-
-    piece_tokens = 2 << 20
-
-    def __init__(self, file: SourceFile, bin_dtype: str | None, eod: Eod, cut: int | None) -> None:
-        self._name, self._cut = file.name, cut
-        self._eod = eod if isinstance(eod, int) else None
-        self._ids, self._ends = _open_ids(file, bin_dtype)
-        self.itemsize = self._ids.dtype.itemsize
-
-    def ranges(self) -> Iterator[Range]:
-        start, size = 0, len(self._ids)
-        while start < size:
-            stop = min(start + (self._cut or self.piece_tokens), size)
-            stop = stop if self._cut else self._next_end(stop)
-            where = f"{self._name}, ids {start} to {stop - 1}"
-            yield Range(self, where, start, stop, self.piece_bytes)  # a piece by itself
-            start = stop
-
-    def _next_end(self, position: int) -> int:
-        """Return the first position from ``position`` on behind which no document goes on."""
-        if self._ends is not None:
-            return int(self._ends[np.searchsorted(self._ends, position)])
-        first = position - 1  # an end right before it will do
-        while self._eod is not None and first < len(self._ids):
-            found = np.flatnonzero(self._ids[first : first + _SCAN] == self._eod)
-            if len(found):
-                return first + int(found[0]) + 1
-            first += _SCAN
-        return len(self._ids)
-
-    def read(self, given: Range) -> Documents:
-        """Return the ids and where documents end among them."""
-        ids, ends = self._ids[given.start : given.stop], np.empty(0, np.int64)
-        if self._ends is not None:
-            first, last = np.searchsorted(self._ends, [given.start, given.stop], "right")
-            ends = self._ends[first:last] - given.start
-        elif self._eod is not None:
-            ends = np.flatnonzero(ids == self._eod) + 1
-        if given.stop == len(self._ids):
-            ends = np.append(ends, len(ids))
-        return Documents(ids, np.unique(ends), lambda at: f"{self._name}, id {given.start + at}")
-
-
-def _open_ids(file: SourceFile, bin_dtype: str | None) -> _Opened:
+def open_ids(file: SourceFile, bin_dtype: str | None) -> _Opened:
+    """Return the ids of a file, and where its documents end; SourceError if it cannot be read."""
     index = file.path.with_suffix(".idx")
     if file.kind == "ds":
         return _open_ds(file)

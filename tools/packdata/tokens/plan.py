@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from loaders.checks import shown
 from loaders.data.view import open_view
 from loaders.errors import SourceError
@@ -16,20 +18,18 @@ from packdata.describe import counted, describe_field, passed_over
 from packdata.packing.firstpass import FirstPass
 from packdata.packing.settings import PackSettings, check_options
 from packdata.plan import pack_plan
-from packdata.reading import read_file
 from packdata.sources.opening import joined_splits
 from packdata.tokens.documents import IGNORED
 from packdata.tokens.files import LINE_KINDS, identity_of, list_files
 from packdata.tokens.ids import DEFAULT_DTYPE
 from packdata.tokens.options import TokenOptions as TokenOptions
-from packdata.tokens.recipe import NO_TARGET, TokensRecipe
-from packdata.tokens.rows import count
+from packdata.tokens.rows import NO_TARGET, TokensRecipe, count
 from packdata.tokens.source import TokenSource
 from packdata.tokens.tokenizer import (
     BytesTokenizer,
     JsonTokenizer,
-    Tokenizer,
     dtype_of,
+    open_tokenizer,
     train_bpe,
 )
 
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from packdata.packing.settings import OnError
     from packdata.packing.shards import Format
     from packdata.packing.summary import Summary
-    from packdata.tokens.contents import DocumentForm
     from packdata.tokens.files import SourceFile
+    from packdata.tokens.tokenizer import Tokenizer
 
 TRAIN_BYTES = 256 << 20  # of the corpus are enough for a BPE
 
@@ -137,50 +137,6 @@ def plan_tokens(
     first_pass = FirstPass() if first_pass is None else first_pass
     may_cut = on_error == "fail" and not options.val_share and shuffle is None
     source = TokenSource(files, options, may_cut=may_cut)
-    recipe = _recipe(files, source, options, first_pass)
-    first_pass.check(recipe.identity)
-    if not len(recipe):
-        raise SourceError("all files are empty", str(sources[0]))
-    if source.content is not None and source.has_labels:
-        _check_targets(source, source.content, str(sources[0]))
-    shown_sources = tuple(map(str, map(place_of, sources)))
-    return TokensPlan(shown_sources, files, ignored, recipe, format or "parquet", first_pass)
-
-
-def _check_used(options: TokenOptions, kinds: set[str]) -> None:
-    """Raise ValueError for an option that no file there takes: something else was meant."""
-    usual = TokenOptions()
-    for names, takes, what in (
-        (("documents",), {"text"}, "plain text"),
-        (("text_column", "ids_column", "chat_template", "drop"), LINE_KINDS, "files of rows"),
-        (("bin_dtype",), {"bin", "npy"}, "ids without a header"),
-        (("bos",), {"text", *LINE_KINDS}, "text and lists of ids"),
-    ):
-        used = [name for name in names if getattr(options, name) != getattr(usual, name)]
-        if used and not takes & kinds:
-            raise ValueError(f"{used[0]} is for {what}, not {', '.join(sorted(kinds))}")
-
-
-def _check_targets(source: TokenSource, content: DocumentForm, where: str) -> None:
-    """Raise SourceError if no document has a target: the first pieces with documents usually end the search."""
-    num_documents = 0
-    for piece in source.pieces():
-        try:
-            documents = piece.read()
-        except SourceError:
-            return  # the packing names what is refused
-        assert documents.labels is not None
-        if documents.rejects or (documents.labels != IGNORED).any():
-            return
-        num_documents += len(documents)
-    if num_documents:
-        what = "no document has a target: nothing would be learned"
-        raise SourceError(what, where, content.targets_hint)
-
-
-def _recipe(
-    files: Sequence[SourceFile], source: TokenSource, options: TokenOptions, first_pass: FirstPass
-) -> TokensRecipe:
     tokenizer = _tokenizer_of(source, options, first_pass)
     field, bos = _field_of(source, options, tokenizer, first_pass)
     about: dict[str, Any] = {
@@ -200,7 +156,40 @@ def _recipe(
     provenance = {"recipe": "tokens", "source": [f.name for f in files[:16]], **about}
     identity = {"recipe": "tokens", "files": identity_of(files), "cut": source.cut, **about}
     made: dict[str, Any] = {"identity": identity, "provenance": provenance}
-    return TokensRecipe(source, options, field, bos, tokenizer, **made)
+    recipe = TokensRecipe(source, options, field, bos, tokenizer, **made)
+    first_pass.check(identity)
+    if not len(recipe):
+        raise SourceError("all files are empty", str(sources[0]))
+    if source.has_labels:
+        _check_targets(source, str(sources[0]))
+    places = tuple(map(str, map(place_of, sources)))
+    return TokensPlan(places, files, ignored, recipe, format or "parquet", first_pass)
+
+
+def _check_used(options: TokenOptions, kinds: set[str]) -> None:
+    """Raise ValueError for an option that no file there takes: something else was meant."""
+    usual = TokenOptions()
+    for names, takes, what in (
+        (("documents",), {"text"}, "plain text"),
+        (("text_column", "ids_column", "chat_template", "drop"), LINE_KINDS, "files of rows"),
+        (("bin_dtype",), {"bin", "npy"}, "ids without a header"),
+        (("bos",), {"text", *LINE_KINDS}, "text and lists of ids"),
+    ):
+        used = [name for name in names if getattr(options, name) != getattr(usual, name)]
+        if used and not takes & kinds:
+            raise ValueError(f"{used[0]} is for {what}, not {', '.join(sorted(kinds))}")
+
+
+def _check_targets(source: TokenSource, where: str) -> None:
+    """Raise SourceError if no document has a target: the first pieces with documents usually end the search."""
+    found = (piece.read() for piece in source.pieces())
+    try:
+        if any(each.rejects or np.any(each.labels != IGNORED) for each in found):
+            return
+    except SourceError:
+        return  # the packing names what is refused
+    what = "no document has a target: nothing would be learned"
+    raise SourceError(what, where, source.content.targets_hint if source.content else "")
 
 
 def _tokenizer_of(
@@ -261,19 +250,6 @@ def _largest_in(source: TokenSource) -> int:
         with suppress(SourceError):
             largest = max(largest, int(piece.read().data.max(initial=0)))
     return largest
-
-
-def open_tokenizer(name: Path | str, *, is_chat: bool = False) -> Tokenizer:
-    """Return the tokenizer of a name: ``bytes``, or a ``tokenizer.json``.
-
-    Raises:
-        SourceError: It cannot be read, or is none.
-    """
-    if name == "bytes":
-        return BytesTokenizer()
-    path = place_of(name)
-    data = read_file(path, str(path), "Pass 'bytes' or the path of a tokenizer.json")
-    return JsonTokenizer(data, path, is_chat=is_chat)
 
 
 def pack_tokens(

@@ -1,4 +1,7 @@
-"""A stream of tokens in rows: ids of a piece are laid out in full rows and a short one; and what packed rows hold."""
+"""A stream of tokens in rows: the recipe that lays out the documents of pieces, and what packed rows hold.
+
+Of a piece all rows are full but the last.
+"""
 
 from __future__ import annotations
 
@@ -7,34 +10,162 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import xxhash
 
 from loaders.codecs.tokenizer import decoder_of
 from loaders.data.columns import Column, FixedColumn, VarColumn
-from loaders.schema import Tokens
+from loaders.errors import SourceError
+from loaders.schema import Array, Field, Schema, Tokens
 from packdata.moments import percentiles
-from packdata.recipe import Block
-from packdata.tokens.documents import IGNORED
+from packdata.recipe import Block, Recipe, Tally, Target
+from packdata.tokens.documents import IGNORED, Documents, joined, rejected
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    import numpy.typing as npt
+    from collections.abc import Iterator, Mapping, Sequence
 
     from loaders.data.view import View
-    from loaders.schema import Schema
-    from packdata.tokens.documents import Documents
+    from packdata.recipe import Draw
+    from packdata.tokens.options import TokenOptions
+    from packdata.tokens.source import Piece, TokenSource
+    from packdata.tokens.tokenizer import Tokenizer
 
 TOKENS, NUM_TOKENS, DOCUMENT_ENDS = "tokens", "num_tokens", "document_ends"
 LABELS = "labels"
+NO_TARGET = "no target"  # of documents that are counted
 
 
-def ends_dtype(row_tokens: int) -> str:
+class TokensRecipe(Recipe):
+    """Turns each piece into a block of rows, whose number is known once its text is tokenized.
+
+    Fields: ``tokens``; ``num_tokens``, how many of a row are valid (all but in the last row of a piece);
+    ``document_ends``, behind which of them a document ends; ``labels`` beside the tokens, where the source has some.
+
+    Args:
+        source: Where the pieces come from.
+        options: How documents are divided and rows are filled.
+        field: How ids are stored.
+        bos: The id to put before documents.
+        tokenizer: Of a text source; of a source of ids, what they stand for, if known.
+        identity: What the source and options are.
+        provenance: The same for people.
+    """
+
+    is_of_blocks = True
+
+    def __init__(
+        self,
+        source: TokenSource,
+        options: TokenOptions,
+        field: Tokens,
+        bos: int | None,
+        tokenizer: Tokenizer | None,
+        *,
+        identity: Mapping[str, Any],
+        provenance: Mapping[str, Any],
+    ) -> None:
+        self.source, self.field, self.bos, self.tokenizer = source, field, bos, tokenizer
+        self.val_share, self.seed = options.val_share, options.seed
+        self.identity, self.provenance = identity, provenance
+        ends = Array(dtype=_ends_dtype(field.row_tokens), dims=(None,))
+        fields: dict[str, Field] = {
+            TOKENS: field,
+            NUM_TOKENS: Array(dtype="int32"),
+            DOCUMENT_ENDS: ends,
+        }
+        if source.has_labels:
+            fields[LABELS] = Array(dtype="int32", dims=(field.row_tokens,))
+        kept = None if tokenizer is None else tokenizer.file
+        files = {} if tokenizer is None or kept is None else {tokenizer.name: kept}
+        folders = ("train", "val") if self.val_share else ("",)
+        self.targets: Sequence[Target] = [Target(f, Schema(fields), files) for f in folders]
+        self.runs, self.tally, self.divides = source.runs, Tally(), len(folders) > 1
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    @property
+    def why_empty(self) -> str:
+        """Say why one of the two datasets may get no document."""
+        why = "Documents are not divided, and equal ones stay together"
+        hint = "Pass overwrite=True with another val_share=, seed=, or for text files documents="
+        return f"{why}. {hint}" if self.divides else ""
+
+    def items(self, start: int = 0) -> Iterator[Piece]:
+        return self.source.pieces(start)
+
+    def name(self, item: Piece) -> str:
+        return item.where
+
+    def encode(self, item: Piece, draw: Draw | None = None) -> list[Block]:
+        """Return the rows of a piece for each target, and the documents that are left out; SourceError."""
+        if draw is not None and self.source.cut is not None:
+            raise SourceError("documents are cut", item.where, "Plan with shuffle=")
+        documents = item.read().without_empty()
+        rejects, parts = [*documents.rejects], [replace(documents, rejects=())]
+        if draw is not None:
+            parts = [documents.take(draw(len(documents)))]
+        if self.val_share:
+            is_val = parts[0].hashes(self.seed) * 2.0**-64 < self.val_share
+            parts = [parts[0].take(np.flatnonzero(some)) for some in (~is_val, is_val)]
+        if not self.source.has_ids and self.tokenizer is not None:
+            parts = [_encoded(part, self.tokenizer) for part in parts]
+        rejects += [reject for part in parts for reject in part.rejects]
+        first, *more = map(self._block, parts)
+        return [replace(first, rejects=tuple(rejects)), *more]
+
+    def _block(self, documents: Documents) -> Block:
+        documents = _narrow(documents, self.field)
+        if self.source.kind != "ids":
+            only_missing = self.source.kind != "text"
+            documents = _enclose(documents, self.bos, self.field.eod, only_missing=only_missing)
+        labels = documents.labels
+        if labels is not None and len(documents):
+            learned = np.append(0, np.cumsum(labels != IGNORED))
+            is_none = learned[documents.ends] == learned[documents.starts]
+            self.tally.add(NO_TARGET, int(is_none.sum()))
+        return block_of(documents.data, documents.ends, self.field.row_tokens, labels)
+
+
+def _encoded(documents: Documents, tokenizer: Tokenizer) -> Documents:
+    """Return the ids of documents, less those that the tokenizer does not encode."""
+    try:
+        return tokenizer.encode(documents).without_empty()
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # a panic of its library is no Exception
+        numbers = np.arange(len(documents))
+        if len(numbers) > 1:
+            return joined([_encoded(documents.take(numbers[[i]]), tokenizer) for i in numbers])
+        what = f"the tokenizer cannot encode the document ({type(error).__name__}: {error})"
+        reject = rejected(documents.place(0), what)
+        return replace(documents.take(numbers[:0]), rejects=(reject,))
+
+
+def _narrow(documents: Documents, field: Tokens) -> Documents:
+    """Return documents with ids as they are stored; SourceError with the place of an id or label that does not fit."""
+    ids, labels, dtype = documents.data, documents.labels, np.dtype(field.dtype)
+    limit = field.vocab_size or int(np.iinfo(dtype).max) + 1
+    if labels is not None:
+        most = min(limit, 1 << 31)  # labels are int32
+        bad = ((labels < 0) | (labels >= most)) & (labels != IGNORED)
+        if bad.any():
+            at = int(bad.argmax())
+            what = f"label {int(labels[at])} is not {IGNORED}, and not in [0, {most})"
+            raise SourceError(what, documents.place(at))
+    if len(ids) and (int(ids.max()) >= limit or int(ids.min()) < 0):
+        at = int(np.argmax((ids >= limit) | (ids < 0)))
+        what = f"id {int(ids[at])} is not in [0, {limit})"
+        raise SourceError(what, documents.place(at), "Pass vocab_size=, bin_dtype=")
+    return replace(documents, data=ids.astype(dtype, copy=False))
+
+
+def _ends_dtype(row_tokens: int) -> str:
     """Return the type of the positions, 1 to ``row_tokens``, at which documents end in a row."""
     return "uint16" if row_tokens < 1 << 16 else "uint32"
 
 
-def enclose(
+def _enclose(
     documents: Documents, bos: int | None, eod: int | None, *, only_missing: bool
 ) -> Documents:
     """Return ids with ``bos`` before and ``eod`` behind each document, None for none.
@@ -94,7 +225,7 @@ def _filled(values: npt.NDArray[Any], num_rows: int, row_tokens: int, rest: int)
 
 def _ends_column(ends: npt.NDArray[np.int64], num_rows: int, row_tokens: int) -> VarColumn:
     rows = (ends - 1) // row_tokens
-    inside = (ends - rows * row_tokens).astype(f"<u{np.dtype(ends_dtype(row_tokens)).itemsize}")
+    inside = (ends - rows * row_tokens).astype(f"<u{np.dtype(_ends_dtype(row_tokens)).itemsize}")
     lengths = np.bincount(rows, minlength=num_rows) * inside.itemsize
     last = np.cumsum(lengths, dtype=np.int64)
     return VarColumn(inside.view(np.uint8), last - lengths, lengths.astype(np.int64))

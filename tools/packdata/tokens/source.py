@@ -1,13 +1,16 @@
-"""A source of documents: files, what their rows hold, and the pieces of them that are packed one by one."""
+"""A source of documents: its files are cut into ranges, where documents end, and read by these on any thread."""
 
 from __future__ import annotations
 
-import json
-from contextlib import suppress
-from dataclasses import dataclass
-from datetime import date
-from itertools import islice
-from typing import TYPE_CHECKING, Any
+import threading
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from loaders.errors import SourceError
 from loaders.system.limits import usable_cores
@@ -16,23 +19,43 @@ from packdata.describe import counted
 from packdata.packing.pool import OrderedPool
 from packdata.reading import RemoteFile
 from packdata.sources.row_kinds import open_row_file
-from packdata.tokens.chat import Chat, open_template
-from packdata.tokens.contents import BESIDE_IDS, Ids, Texts, are_numbers, is_list_of_numbers
-from packdata.tokens.documents import DocumentFile, Recent, joined, texts_of
+from packdata.tokens.contents import BOM, content_of
+from packdata.tokens.documents import Documents, joined, rejected
 from packdata.tokens.files import IDS_KINDS, LINE_KINDS
-from packdata.tokens.ids import IdsFile
-from packdata.tokens.texts import BOM, CsvFile, TableFile, TextFile
+from packdata.tokens.ids import open_ids
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from packdata.tokens.contents import DocumentForm
-    from packdata.tokens.documents import Documents, Range
+    from packdata.tokens.documents import Place, Reject
     from packdata.tokens.files import SourceFile
     from packdata.tokens.options import TokenOptions
 
 _AT_ONCE = 16  # objects that are looked at
-_FIRST_BYTES, _FIRST_ROWS = 1 << 20, 64  # of the first file, looked at for lists beside the ids
+_CHECKED_BYTES = 64 << 10
+_MAX_NUL_SHARE = 10  # one in so many bytes
+_WINDOW_BYTES = 64 << 10  # looked at for a separator first
+_SCAN = 1 << 16  # ids
+
+
+class Range(NamedTuple):
+    """What is read of a file at once."""
+
+    file: DocumentFile
+    where: str  # for messages
+    start: int  # bytes, ids, or rows
+    stop: int
+    nbytes: int  # about what it holds
+    # What must be read from its beginning, and is kept by this key: an unpacked file, a group of rows.
+    key: Any = None
+    stored: RemoteFile | None = None  # has its bytes, if it lies in a store
+
+    def ahead(self) -> Range:
+        """Return the range with what fetches its bytes ahead."""
+        if self.stored is None:
+            return self
+        return self._replace(stored=self.stored.part(self.start, self.stop))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +98,7 @@ class TokenSource:
     ) -> None:
         are_ids = {file.kind in IDS_KINDS for file in files}
         rows = [file for file in files if file.kind in LINE_KINDS]
-        self.options, self._recent = options, Recent()
+        self.options, self._recent = options, _Recent()
         self.content = content_of(rows[0], options) if rows else None
         self.kind = "text" if self.content is None else self.content.kind
         self.kind = "ids" if True in are_ids else self.kind
@@ -97,7 +120,11 @@ class TokenSource:
         """List the ranges of all files: many are looked at where that is waiting for answers of a store."""
         are_stored, size = any(isinstance(file.file, RemoteFile) for file in files), 0
         num_threads = _AT_ONCE if are_stored else usable_cores()
-        with OrderedPool(self._ranges, num_threads) as pool:
+
+        def listed(file: SourceFile) -> list[Range]:
+            return [*self._open(file).ranges()]
+
+        with OrderedPool(listed, num_threads) as pool:
             for part in (part for ranges in pool.map(files) for part in ranges):
                 if not self._plan or size >= DocumentFile.piece_bytes:
                     goes_on = self._plan and part.key and self._plan[-1][0].key == part.key
@@ -107,13 +134,11 @@ class TokenSource:
                 self._plan[-1].append(part)
                 size += part.nbytes
 
-    def _ranges(self, file: SourceFile) -> list[Range]:
-        return [*self._open(file).ranges()]
-
     def _open(self, file: SourceFile) -> DocumentFile:
         options, content = self.options, self.content
         if file.kind in IDS_KINDS:
-            return IdsFile(file, options.bin_dtype, options.eod, self.cut)
+            eod = options.eod if isinstance(options.eod, int) else None
+            return IdsFile(file, options.bin_dtype, eod, self.cut)
         if content is None or file.kind == "text":
             return TextFile(file, options.documents, None, self._recent)
         if file.kind == "jsonl":
@@ -128,50 +153,259 @@ class TokenSource:
 
     def pieces(self, start: int = 0, step: int = 1) -> Iterator[Piece]:
         """Yield the pieces from number ``start`` on."""
-        for parts in map(self._plan.__getitem__, range(start, len(self), step)):
-            yield Piece([part.file.ahead(part) for part in parts])
+        for number in range(start, len(self), step):
+            yield Piece([part.ahead() for part in self._plan[number]])
 
     def texts(self, limit: int) -> Iterator[str]:
         """Yield the texts of pieces spread evenly over it, ``limit`` bytes or a little more; SourceError."""
         wanted = max(1, limit // DocumentFile.piece_bytes)
         for piece in self.pieces(step=max(1, len(self) // wanted)):
-            yield from texts_of(piece.read())
+            yield from map(bytes.decode, piece.read().slices())
 
 
-def content_of(file: SourceFile, options: TokenOptions) -> DocumentForm:
-    """Return what the rows of files hold, by the options, else by the columns of the first of them; SourceError."""
-    if options.chat_template is not None:
-        day = None if options.chat_date is None else date.fromisoformat(options.chat_date)
-        template = open_template(options.chat_template, options.tokenizer, day)
-        return Chat(options.messages_column or "messages", template)
-    names, rows = _first_rows(file)
-    means_text = options.tokenizer is not None or options.train_bpe is not None
-    if options.text_column is not None or (means_text and "text" in names):
-        return Texts(options.text_column or "text")
-    if options.ids_column is not None or "input_ids" in names:
-        lists = {name for name in BESIDE_IDS if any(are_numbers(row.get(name)) for row in rows)}
-        beside = tuple(name for name in BESIDE_IDS if name in lists - {*options.drop})
-        ids = Ids(options.ids_column or "input_ids", beside, options.drop)
-        ids.check_first(rows, file.path)
-        return ids
-    if "text" not in names and "messages" in names:
-        raise SourceError("conversations ('messages')", file.path, "Pass chat_template=")
-    return Texts("text")
+class DocumentFile(ABC):
+    """One file, whose documents are read range by range, each on any thread."""
+
+    piece_bytes = 4 << 20  # of a range, and of what is packed together
+    itemsize = 4  # of an id, of a file of ids
+
+    @abstractmethod
+    def ranges(self) -> Iterator[Range]:
+        """Yield all ranges; SourceError if the file cannot be read, or lacks a column."""
+
+    @abstractmethod
+    def read(self, given: Range) -> Documents:
+        """Return the documents of a range, less those that cannot be one; SourceError if it is damaged."""
 
 
-def _first_rows(file: SourceFile) -> tuple[Sequence[str], list[dict[str, Any]]]:
-    """Return the names of a file's columns, and of its first rows at least the lists of numbers."""
-    if file.kind == "csv":
-        return CsvRows(file.file).columns, []
-    if file.kind == "jsonl":
-        lines = file.head(_FIRST_BYTES).removeprefix(BOM).split(b"\n")
-        rows: list[Any] = []
-        with suppress(ValueError, RecursionError):  # the packing names what cannot be read
-            rows += map(json.loads, islice(filter(bytes.strip, lines), _FIRST_ROWS))
-        rows = [row for row in rows if isinstance(row, dict)]
-        return [name for row in rows[:1] for name in row], rows
-    table = open_row_file(file.file)
-    lists = [field.name for field in table.schema if is_list_of_numbers(field.type)]
-    firsts = table.groups[:1] if lists else []
-    batches = (batch for group in firsts for batch in table.batches(group, lists, _FIRST_ROWS))
-    return table.columns, [row for batch in islice(batches, 1) for row in batch.to_pylist()]
+class _Recent:
+    """Keeps the last two of what several threads read: unpacked files, groups of rows."""
+
+    def __init__(self) -> None:
+        self._lock, self._kept = threading.Lock(), dict[Any, Any]()
+
+    def __reduce__(self) -> tuple[type[_Recent], tuple[()]]:
+        return _Recent, ()
+
+    def get(self, key: Any, make: Callable[[], Any]) -> Any:
+        """Return what is kept by a key, made first if there is none."""
+        with self._lock:
+            if key not in self._kept:
+                self._kept = dict([*self._kept.items()][-1:])  # before more memory is taken
+                self._kept[key] = make()
+            return self._kept[key]
+
+
+# -- text, and JSON lines --------------------------------------------------------------------------
+
+
+class TextFile(DocumentFile):
+    """A file of text, or of JSON lines, read in ranges that end where a document does."""
+
+    def __init__(
+        self, file: SourceFile, documents: str, content: DocumentForm | None, recent: _Recent
+    ) -> None:
+        self._file, self._documents, self._recent = file, documents, recent
+        # The bytes behind which a document ends; none where the file is one.
+        self._mark = {"file": b"", "line": b"\n"}.get(documents, documents.encode())
+        split = partial(split_at, separator=self._mark, is_line=documents == "line")
+        self._split = split if content is None else content.of_lines
+
+    def ranges(self) -> Iterator[Range]:
+        file, data = self._file, self._file.unpacked()
+        read = file.read if data is None else lambda start, stop: data[start:stop]
+        size, start, mark = file.size if data is None else len(data), 0, self._mark
+        documents = self._documents
+        if "\n" in documents and "\r" not in documents:
+            head = read(0, _WINDOW_BYTES)
+            if 0 < head.count(b"\n") == head.count(b"\r\n"):
+                wanted = documents.replace("\n", "\r\n")
+                raise SourceError(r"lines end in \r\n", file.path, f"Pass documents={wanted!r}")
+        key = None if data is None else file.path
+        stored = file.file if data is None and isinstance(file.file, RemoteFile) else None
+        while start < size:
+            least = start + self.piece_bytes if mark else size
+            stop = _end_behind(read, start, least, size, mark)
+            where = file.name if stop - start == size else f"{file.name}, bytes {start} to {stop}"
+            yield Range(self, where, start, stop, stop - start, key, stored)
+            start = stop
+
+    def read(self, given: Range) -> Documents:
+        """Return the documents of a range, less those that are not UTF-8, or not JSON."""
+        blob = given.stored() if given.stored else self._bytes(given.start, given.stop)
+        if len(blob) < given.nbytes:
+            raise SourceError("the file became shorter while it was read", self._file.name)
+        rejects: list[Reject] = []
+        if blob.count(0, 0, _CHECKED_BYTES) > min(len(blob), _CHECKED_BYTES) // _MAX_NUL_SHARE:
+            hint = "UTF-16 becomes UTF-8 by iconv; ids are read from .npy or .bin"
+            what = "the file is full of NUL bytes, not text"
+            blob, rejects = b"", [rejected(given.where, what, hint)]
+        text = blob.removeprefix(BOM) if given.start == 0 else blob
+
+        @cache
+        def first_line() -> int:
+            starts = range(0, given.start, self.piece_bytes)
+            stops = (*starts[1:], given.start)
+            bounds = zip(starts, stops, strict=False)
+            return 1 + sum(self._bytes(*each).count(b"\n") for each in bounds)
+
+        def place(at: int) -> str:
+            return f"{self._file.name}, line {first_line() + text.count(10, 0, at)}"
+
+        found = self._split(text, place)
+        return replace(found, rejects=(*found.rejects, *rejects))
+
+    def _bytes(self, start: int, stop: int) -> bytes:
+        if not self._file.is_compressed:
+            return self._file.read(start, stop)
+        data: bytes = self._recent.get(self._file.path, self._file.unpacked)[start:stop]
+        return data
+
+
+def _end_behind(
+    read: Callable[[int, int], bytes], start: int, wanted: int, size: int, mark: bytes
+) -> int:
+    """Return where the first ``mark`` ends that begins at ``wanted`` or later, or else the file.
+
+    It overlaps no earlier one: blank lines in a row are a mark from every second on, and which those are, only their
+    first can tell.
+    """
+    first, window = max(start, wanted - len(mark) + 1), _WINDOW_BYTES
+    while wanted < size:
+        data, earlier = read(first, first + window), -len(mark)
+        at = data.find(mark)
+        while at >= 0:
+            if first + at >= wanted and at - earlier >= len(mark):
+                return first + at + len(mark)
+            earlier, at = at, data.find(mark, at + 1)
+        wanted = wanted if first + window < size else size
+        window *= 4
+    return size
+
+
+def split_at(data: bytes, place: Place, separator: bytes, *, is_line: bool = False) -> Documents:
+    r"""Make what lies between separators documents, without these, and lines without the rest of ``\r\n``.
+
+    Without a separator all is one document. What is not UTF-8 is left out.
+    """
+    parts = data.split(separator) if separator else [data]
+    starts = np.cumsum([0, *map(len, parts)]) + len(separator) * np.arange(len(parts) + 1)
+    if is_line:
+        parts[:-1] = [part.removesuffix(b"\r") for part in parts[:-1]]
+    if not parts[-1]:  # nothing follows the last separator
+        parts.pop()
+    lengths = np.fromiter(map(len, parts), np.int64, len(parts))
+    ends = np.cumsum(lengths)
+
+    def place_of(at: int) -> str:
+        number = int(np.searchsorted(ends, at, "right"))
+        return place(int(starts[number] + at - ends[number] + lengths[number]))
+
+    return Documents(np.frombuffer(b"".join(parts), np.uint8), ends, place_of).only_utf8()
+
+
+# -- columns ---------------------------------------------------------------------------------------
+
+
+class CsvFile(DocumentFile):
+    """A CSV file, of which a column holds texts; an empty cell is an empty document."""
+
+    def __init__(self, file: SourceFile, content: DocumentForm) -> None:
+        self._name, self._content, self._rows = file.name, content, CsvRows(file.file)
+        content.check(pa.schema(dict.fromkeys(self._rows.columns, pa.string())), file.path)
+
+    def ranges(self) -> Iterator[Range]:
+        for part in self._rows.parts():
+            where = f"{self._name}, from line {part.line}"
+            key = (self._name, part)
+            yield Range(self, where, part.start, part.stop, part.stop - part.start, key)
+
+    def read(self, given: Range) -> Documents:
+        name = self._content.column
+        (rows,) = self._rows.read(given.key[1], [name])
+        texts = pa.table({name: pc.fill_null(rows.table[name], "").cast(pa.large_string())})
+        found = self._content.of_table(texts, lambda row: f"{self._name}, line {rows.line(row)}")
+        bad = [rejected(f"{self._name}, line {line}", why) for line, why in rows.bad]
+        return replace(found, rejects=(*found.rejects, *bad))
+
+
+class TableFile(DocumentFile):
+    """A file of columns with types; its groups of rows are read as a whole."""
+
+    def __init__(self, file: SourceFile, content: DocumentForm, recent: _Recent) -> None:
+        self._file, self._content, self._recent = file, content, recent
+        self._rows = open_row_file(file.file)
+        content.check(self._rows.schema, file.path)
+        self._columns = [name for name in content.columns if name in self._rows.columns]
+
+    def ranges(self) -> Iterator[Range]:
+        for group in self._rows.groups:
+            rows = group.stop - group.line
+            size = max(1, self._rows.nbytes(group, self._columns))
+            step = max(1, rows * self.piece_bytes // size)
+            for start in range(group.line, group.stop, step):
+                stop = min(start + step, group.stop)
+                where = f"{self._file.name}, rows {start} to {stop - 1}"
+                nbytes = size * (stop - start) // rows
+                yield Range(self, where, start, stop, nbytes, (self._file.path, group))
+
+    def read(self, given: Range) -> Documents:
+        _, group = given.key
+        table = self._recent.get(given.key, partial(self._rows.table, group, self._columns))
+        table = table.slice(given.start - group.line, given.stop - given.start)
+        try:
+            if (kind := self._content.type) is not None:
+                table = table.cast(pa.schema(dict.fromkeys(self._columns, kind)))
+        except pa.ArrowException as error:
+            raise SourceError(f"values cannot be read ({error})", given.where) from error
+        name = self._file.name
+        return self._content.of_table(table, lambda row: f"{name}, row {given.start + row}")
+
+
+# -- ids -------------------------------------------------------------------------------------------
+
+
+class IdsFile(DocumentFile):
+    """A file of ids; it may be cut at multiples of ``cut`` of them, None: only where a document ends."""
+
+    piece_tokens = 2 << 20
+
+    def __init__(
+        self, file: SourceFile, bin_dtype: str | None, eod: int | None, cut: int | None
+    ) -> None:
+        self._name, self._cut, self._eod = file.name, cut, eod
+        self._ids, self._ends = open_ids(file, bin_dtype)
+        self.itemsize = self._ids.dtype.itemsize
+
+    def ranges(self) -> Iterator[Range]:
+        start, size = 0, len(self._ids)
+        while start < size:
+            stop = min(start + (self._cut or self.piece_tokens), size)
+            stop = stop if self._cut else self._next_end(stop)
+            where = f"{self._name}, ids {start} to {stop - 1}"
+            yield Range(self, where, start, stop, self.piece_bytes)  # a piece by itself
+            start = stop
+
+    def _next_end(self, position: int) -> int:
+        """Return the first position from ``position`` on behind which no document goes on."""
+        if self._ends is not None:
+            return int(self._ends[np.searchsorted(self._ends, position)])
+        if self._eod is not None:
+            # An end right before it will do.
+            for first in range(position - 1, len(self._ids), _SCAN):
+                found = np.flatnonzero(self._ids[first : first + _SCAN] == self._eod)
+                if len(found):
+                    return first + int(found[0]) + 1
+        return len(self._ids)
+
+    def read(self, given: Range) -> Documents:
+        """Return the ids and where documents end among them."""
+        ids, ends = self._ids[given.start : given.stop], np.empty(0, np.int64)
+        if self._ends is not None:
+            first, last = np.searchsorted(self._ends, [given.start, given.stop], "right")
+            ends = self._ends[first:last] - given.start
+        elif self._eod is not None:
+            ends = np.flatnonzero(ids == self._eod) + 1
+        if given.stop == len(self._ids):
+            ends = np.append(ends, len(ids))
+        return Documents(ids, np.unique(ends), lambda at: f"{self._name}, id {given.start + at}")

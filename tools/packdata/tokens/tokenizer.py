@@ -15,8 +15,9 @@ import numpy as np
 import xxhash
 
 from loaders.codecs.tokenizer import BytesDecoder, JsonDecoder, import_tokenizers
-from loaders.errors import SourceError
-from packdata.tokens.documents import IGNORED, Documents, texts_of
+from loaders.remote.url import place_of
+from packdata.reading import read_file
+from packdata.tokens.documents import IGNORED, Documents
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from loaders.schema import Tokens
 
 END_OF_TEXT = "<|endoftext|>"
 # Of GPT-2, GPT-NeoX and Qwen; Llama 2 and T5; Llama 3; Gemma; Mistral; DeepSeek.
@@ -88,7 +88,7 @@ class JsonTokenizer(JsonDecoder):
         has_labels = documents.labels is not None
         # Of a fast batch no places are known.
         encode = self._tokenizer.encode_batch if has_labels else self._tokenizer.encode_batch_fast
-        batch = encode(texts_of(documents), add_special_tokens=False)
+        batch = encode([*map(bytes.decode, documents.slices())], add_special_tokens=False)
         ids = [encoding.ids for encoding in batch]
         lengths = np.fromiter(map(len, ids), np.int64, len(ids))
         flat = np.fromiter(itertools.chain.from_iterable(ids), np.uint32, int(lengths.sum()))
@@ -130,6 +130,19 @@ def _without_draws(data: bytes) -> bytes:
     return json.dumps(content | {"model": model}).encode() if any(changed) else data
 
 
+def open_tokenizer(name: Path | str, *, is_chat: bool = False) -> Tokenizer:
+    """Return the tokenizer of a name: ``bytes``, or a ``tokenizer.json``.
+
+    Raises:
+        SourceError: It cannot be read, or is none.
+    """
+    if name == "bytes":
+        return BytesTokenizer()
+    path = place_of(name)
+    data = read_file(path, str(path), "Pass 'bytes' or the path of a tokenizer.json")
+    return JsonTokenizer(data, path, is_chat=is_chat)
+
+
 def train_bpe(texts: Iterable[str], vocab_size: int) -> bytes:
     """Make a byte-level BPE of a corpus, as a ``tokenizer.json``; the same texts give the same file.
 
@@ -161,21 +174,3 @@ def dtype_of(size: int | None, itemsize: int, **used: int | None) -> str:
         if token is not None and not 0 <= token < limit:
             raise ValueError(f"{name} must be an id below {limit}, got {token}")
     return next(f"uint{bits}" for bits in (8, 16, 32) if limit <= 1 << bits)
-
-
-def narrow(documents: Documents, field: Tokens) -> Documents:
-    """Return documents with ids as they are stored; SourceError with the place of an id or label that does not fit."""
-    ids, labels, dtype = documents.data, documents.labels, np.dtype(field.dtype)
-    limit = field.vocab_size or int(np.iinfo(dtype).max) + 1
-    if labels is not None:
-        most = min(limit, 1 << 31)  # labels are int32
-        bad = ((labels < 0) | (labels >= most)) & (labels != IGNORED)
-        if bad.any():
-            at = int(bad.argmax())
-            what = f"label {int(labels[at])} is not {IGNORED}, and not in [0, {most})"
-            raise SourceError(what, documents.place(at))
-    if len(ids) and (int(ids.max()) >= limit or int(ids.min()) < 0):
-        at = int(np.argmax((ids >= limit) | (ids < 0)))
-        what = f"id {int(ids[at])} is not in [0, {limit})"
-        raise SourceError(what, documents.place(at), "Pass vocab_size=, bin_dtype=")
-    return replace(documents, data=ids.astype(dtype, copy=False))
