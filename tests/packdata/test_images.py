@@ -717,8 +717,8 @@ class TestMasks:
         ("kind", "place"),
         [
             ("list", "src.csv, line 2 (images/a.jpg) (mask masks/a.png)"),
-            ("tar", "src.tar: a.jpg (mask a.mask.png)"),
-            ("parquet", "src.parquet, row 0"),
+            ("tar", "src.tar: a.jpg (mask)"),
+            ("parquet", "src.parquet, row 0 (mask)"),
         ],
     )
     def test_a_bad_mask_of_other_sources_is_named(

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from loaders import ShardDataset, augment
-from loaders.errors import LoadersError, SchemaError, SourceError
+from loaders.errors import LoadersError, PackError, SchemaError, SourceError
 from loaders.schema import Array, Boxes, Json, Keypoints
 from packdata.cli import main
 from packdata.images.fit import SizeOption
@@ -132,6 +132,16 @@ class TestColumns:
         dataset = ShardDataset(tmp_path / "out", fields=["image", "objects_bbox", "box_labels"])
         assert dataset[0].box_labels.tolist() == expected
         assert dataset.schema.fields["box_labels"].classes == classes  # type: ignore[attr-defined]
+
+    def test_boxes_of_another_form_are_another_packing(self, tmp_path: Path) -> None:
+        pictures(tmp_path, "a.png")
+        rows = [{"path": "a.png", "box": FORMS["xywh"], "kind": [1, 2]}]
+        source = listed(tmp_path, rows, "jsonl")
+
+        pack_images(source, tmp_path / "out", boxes="box:xywh", box_labels="kind")
+
+        with pytest.raises(PackError):
+            pack_images(source, tmp_path / "out", boxes="box:cxcywh", box_labels="kind")
 
     def test_four_numbers_alone_are_a_box_that_has_a_class(self, tmp_path: Path) -> None:
         pictures(tmp_path, "a.png")

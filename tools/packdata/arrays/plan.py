@@ -27,8 +27,6 @@ _LARGE_BYTES = 1 << 20  # from here on a value of its own is better than a long 
 class ArraysPlan(FilesPlan[ArraysRecipe]):
     """The plan of arrays."""
 
-    __slots__ = ()
-
     def notes(self, packed: Summary | None = None) -> list[str]:
         """Say where channels were guessed, too."""
         guesses = [(split, _guess(recipe)) for split, recipe in self.splits]
@@ -72,7 +70,7 @@ def plan_arrays(
     list_again = partial(open_splits, options=source.absolute(), kind=ARRAYS)
     largest = max(recipe.num_bytes for _, recipe in splits)
     chosen: Format = format or ("lmdb" if largest >= _LARGE_BYTES else "parquet")
-    return ArraysPlan.of(src, splits, chosen, list_again)
+    return ArraysPlan(src, splits, chosen, list_again)
 
 
 def pack_arrays(

@@ -25,7 +25,7 @@ from packdata.sources.listed import is_folder
 from packdata.wording import few
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence, Sized
+    from collections.abc import Mapping, Sequence
 
 LABEL = "label"
 _WHOLE = re.compile(r"[+-]?[0-9]+")
@@ -78,25 +78,20 @@ class LabelField:
 
     def _number(self, value: Any, where: str) -> int:
         """Return the number of a class: of its name, or of the number that the source gives it."""
-        if isinstance(value, int) and self.column.kind == "class":
-            if value == -1:  # Hugging Face's mark for "not labelled", in test splits
+        is_named = self.column.kind == "class"  # numbers are those of the source's own names
+        if isinstance(value, int) and (is_named or not self._has_digits):
+            if is_named and value == -1:  # Hugging Face's mark for "not labelled", in test splits
                 return -1
-            _check_number(value, self.column.classes, where)
+            num = len(self.column.classes if is_named else self._numbers)
+            if (is_named or num) and not 0 <= value < num:
+                what = f"class {value} is out of range: there are {num} classes, from 0"
+                raise SourceError(what, where)
+            if not is_named:
+                return value
             value = self.column.classes[value]
-        if isinstance(value, int) and not self._has_digits:
-            if self._numbers:
-                _check_number(value, self._numbers, where)
-            return value
         if (number := self._numbers.get(str(value))) is None:
             raise SourceError(f"class {value!r} is not known", where)
         return number
-
-
-def _check_number(number: int, classes: Sized, where: str) -> None:
-    if not 0 <= number < len(classes):
-        raise SourceError(
-            f"class {number} is out of range: there are {len(classes)} classes, from 0", where
-        )
 
 
 def label_fields(
@@ -121,21 +116,18 @@ def label_fields(
     """
     by_split = {split: _split_classes(source, separator) for split, source in sources.items()}
     columns = [pair for labels in by_split.values() for pair in labels.items()]
-    named = dict.fromkeys(name for name, column in columns if column.kind == "class")
-    lists = {name: _shared_classes([c for n, c in columns if n == name]) for name in named}
+    lists = {name: _shared_classes(name, columns) for name, c in columns if c.kind == "class"}
     if classes is not None:
         lists[LABEL] = read_classes(classes)
         _check_fixed(sources, by_split, lists[LABEL])
     gaps = {name for name, column in columns if column.num_missing}
-    return {
-        split: tuple(
-            LabelField(name, column, MultiLabel(lists[name]), separator)
-            if separator and name == LABEL
-            else LabelField(name, column, _field(name, column, lists.get(name), name in gaps))
-            for name, column in labels.items()
-        )
-        for split, labels in by_split.items()
-    }
+
+    def label(name: str, column: Column) -> LabelField:
+        if separator and name == LABEL:
+            return LabelField(name, column, MultiLabel(lists[name]), separator)
+        return LabelField(name, column, _field(name, column, lists.get(name), name in gaps))
+
+    return {s: tuple(label(*pair) for pair in labels.items()) for s, labels in by_split.items()}
 
 
 def _parts(cell: str, separator: str) -> list[str]:
@@ -154,11 +146,14 @@ def _split_classes(source: Source, separator: str) -> Mapping[str, Column]:
     return {**source.labels, LABEL: dataclasses.replace(column, classes=tuple(sorted(names)))}
 
 
-def _shared_classes(columns: Sequence[Column]) -> tuple[str, ...]:
-    named = [column for column in columns if column.kind == "class"]
-    if all(column.classes == named[0].classes for column in named):
-        return named[0].classes
-    return tuple(sorted({each for column in named for each in column.classes}))
+def _shared_classes(name: str, columns: Sequence[tuple[str, Column]]) -> tuple[str, ...]:
+    """Return the classes of a column: those that all sources have, or else all of them together, sorted."""
+    lists = {column.classes for n, column in columns if n == name and column.kind == "class"}
+    return (
+        lists.pop()
+        if len(lists) == 1
+        else tuple(sorted({name for each in lists for name in each}))
+    )
 
 
 def _field(name: str, column: Column, classes: tuple[str, ...] | None, has_gaps: bool) -> Field:
@@ -179,10 +174,8 @@ def _check_fixed(
 ) -> None:
     labels = {sources[n].name: each[LABEL] for n, each in columns.items() if LABEL in each}
     if not labels:
-        what = "classes are given, and there are no labels"
-        raise SourceError(
-            what, ", ".join(each.name for each in sources.values()), "Leave classes= out"
-        )
+        names = ", ".join(source.name for source in sources.values())
+        raise SourceError("no labels for the classes given", names, "Leave classes= out")
     known = set(fixed)
     for name, column in labels.items():
         if column.kind in ("float", "text", "json"):
@@ -202,7 +195,12 @@ def read_classes(classes: Sequence[str] | Path | str, field: str = LABEL) -> tup
         path = place_of(classes)
         if _is_dataset(path):
             return _classes_of_dataset(path, field)
-        names, place = tuple(_lines(path)), str(path)
+        place = str(path)
+        try:
+            lines = read_file(path, place).decode("utf-8-sig").splitlines()
+        except UnicodeDecodeError as error:
+            raise SourceError(f"class names are not UTF-8 ({error})", path) from error
+        names = tuple(filter(None, map(str.strip, lines)))
     else:
         names, place = tuple(classes), "classes"
     duplicates = [name for name, count in Counter(names).items() if count > 1]
@@ -224,11 +222,3 @@ def _classes_of_dataset(folder: Path, name: str) -> tuple[str, ...]:
         hint = "Give a file with one name a line"
         raise SourceError(f"{name} has no class names", folder, hint)
     return field.classes
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        text = read_file(path, str(path)).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise SourceError(f"class names are not UTF-8 ({error})", path) from error
-    return [line.strip() for line in text.splitlines() if line.strip()]

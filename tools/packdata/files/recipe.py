@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from loaders.errors import SourceError
 from loaders.remote.url import place_of
@@ -25,8 +24,7 @@ if TYPE_CHECKING:
     from packdata.packing.shards import Format
     from packdata.packing.summary import Summary
     from packdata.recipe import Target
-    from packdata.sources.base import Item, Source
-    from packdata.sources.folders import MaskFolder
+    from packdata.sources.base import Item
 
 _O = TypeVar("_O")  # the options of a recipe: what becomes of each file
 _R = TypeVar("_R", bound="FilesRecipe[Any]")
@@ -80,27 +78,26 @@ class FilesRecipe(Recipe, Generic[_O]):
         return item.where
 
 
-@dataclass(frozen=True, slots=True)
 class FilesPlan(Generic[_R]):
-    """The plan of pictures or arrays: a recipe for each split."""
+    """The plan of pictures or arrays: a recipe for each split.
 
-    sources: Sequence[Path | str]  # as they were given
-    splits: Sequence[tuple[str, _R]]  # (name, recipe) each
-    format: Format  # of the shards
-    list_again: Callable[[], Sequence[Split]]  # returns the splits as the source is now
+    Args:
+        src: The source, or several.
+        splits: (name, recipe) each.
+        format: Of the shards.
+        make: Lists sources again, from whatever working folder.
+    """
 
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         src: Path | str | Sequence[Path | str],
         splits: Sequence[tuple[str, _R]],
         format: Format,
-        make: Callable[[Sequence[Path | str]], Sequence[Split]],
-    ) -> Self:
-        """Return the plan of a source, or of several, which ``make`` lists again, also from another working folder."""
-        sources = listed_sources(src)
-        again = [place_of(path).absolute() for path in sources]
-        return cls([*map(place_of, sources)], splits, format, partial(make, again))
+        make: Callable[[Sequence[Path]], Sequence[Split]],
+    ) -> None:
+        self.sources = [*map(place_of, listed_sources(src))]
+        self.splits, self.format = splits, format
+        self._list_again = partial(make, [path.absolute() for path in self.sources])
 
     @property
     def recipes(self) -> list[_R]:
@@ -155,12 +152,11 @@ class FilesPlan(Generic[_R]):
     def is_unchanged(self) -> bool:
         """Tell whether the source is still as it was listed: names, sizes and times of its files and masks."""
         try:
-            now = [(split.source, split.masks) for split in self.list_again()]
+            now = _identities(self._list_again())
         except SourceError:  # what is gone has changed too
             return False
-        then = [(recipe.source, recipe.masks) for recipe in self.recipes]
-        return _identities(now) == _identities(then)
+        return now == _identities([recipe.split for recipe in self.recipes])
 
 
-def _identities(opened: Iterable[tuple[Source, MaskFolder | None]]) -> list[Any]:
-    return [(source.identity, None if m is None else m.identity) for source, m in opened]
+def _identities(splits: Iterable[Split]) -> list[Any]:
+    return [(split.source.identity, split.masks and split.masks.identity) for split in splits]

@@ -14,16 +14,15 @@ from packdata.describe import counted, passed_over
 from packdata.files.labels import LABEL, LabelField, label_fields
 from packdata.options import opt, parse_target
 from packdata.sources.base import LABEL_NAMES, PICTURES, FileKind, Source, suffix_of
-from packdata.sources.folders import FolderSource, MaskFolder, split_suffix
+from packdata.sources.folders import FolderSource, MaskFolder, check_classes, split_suffix
 from packdata.sources.listed import Listing, look_at
 from packdata.sources.opening import (
     Found,
-    are_of_one_archive,
     find_splits,
     joined_splits,
     open_source,
+    several_sources,
 )
-from packdata.sources.refused import check_classes
 from packdata.wording import few
 
 if TYPE_CHECKING:
@@ -105,21 +104,16 @@ def open_splits(
     options = options or SourceOptions()
     given = listed_sources(src)
     found = [*map(look_at, given)]
-    if len(found) > 1 and not are_of_one_archive(found):
-        what = f"several sources ({few(map(str, map(place_of, given)))})"
-        hint = "Pack each with the same classes=, then 'packdata merge' them"
-        raise SourceError(what, place_of(given[0]), hint)
-    folder = found[0] if isinstance(found[0], Listing) else None
+    folder = next((each for each in found if isinstance(each, Listing)), None)
+    if folder is not None and len(found) > 1:
+        raise several_sources([*map(place_of, given)])
     splits_of = None if folder is None else find_splits(folder, kind)
     files = [file for each in found if not isinstance(each, Listing) for file in each]
     parts = splits_of or {"": files if folder is None else folder}
     sources = {name: _open(each, options, kind) for name, each in parts.items()}
     for source in sources.values() if options.classes is None else ():
         if isinstance(source, FolderSource) and source.kind == "classes":
-            others = () if has_annotations else source.other_folders
-            is_all = splits_of is None and not has_annotations
-            classes = source.labels[LABEL].classes
-            check_classes(source.listing.root, classes, others, is_all=is_all)
+            check_classes(source, is_all=splits_of is None, has_annotations=has_annotations)
     if extend is not None:
         sources = {name: extend(source, name) for name, source in sources.items()}
     labels = label_fields(sources, options.classes, options.multi_label)

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 class ImagesPlan(FilesPlan[ImagesRecipe]):
     """The plan of pictures."""
 
-    __slots__ = ()
-
     def notes(self, packed: Summary | None = None) -> list[str]:
         """Say how many files were kept or changed, that 0 may be a class, and that samples lack labels, too."""
         found = _change_notes({} if packed is None else packed.counts)
@@ -83,7 +81,7 @@ def plan_images(
         extend=shapes.absolute().extend,
         has_annotations=has_annotations,
     )
-    return ImagesPlan.of(src, splits, format or _usual_format(splits), list_again)
+    return ImagesPlan(src, splits, format or _usual_format(splits), list_again)
 
 
 _NOTES = {

@@ -341,7 +341,7 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         read = item.read_mask if self.masks is None else self.masks.find(item)
         if read is None:
             raise SourceError("the mask is missing", item.where)
-        where = read.where if isinstance(read, File) else item.place_of_mask(item.mask_name)
+        where = read.where if isinstance(read, File) else f"{item.where} (mask)"
         marks, data = self.options.marks, read()
         try:
             decode = decode_mask if marks is None else marks.read

@@ -21,9 +21,16 @@ from loaders.remote.url import URL
 from loaders.schema import Array, Boxes, Json, Keypoints
 from packdata.readers import parse_json
 from packdata.reading import fetched_ahead
-from packdata.sources.base import BOX_LABELS, Column, ExtendedSource, FileHash, Source, suffix_of
+from packdata.sources.base import (
+    BOX_LABELS,
+    SPLIT_NAMES,
+    Column,
+    ExtendedSource,
+    Source,
+    hash_of_files,
+    suffix_of,
+)
 from packdata.sources.listed import Listing, look_at
-from packdata.sources.refused import SPLIT_NAMES
 from packdata.wording import few
 
 if TYPE_CHECKING:
@@ -36,26 +43,28 @@ BOXES, _SIZE = "boxes", "size"
 _NO_LABELS = frozenset({"classes.txt", "train.txt", "val.txt", "test.txt", "readme.txt"})
 _WORD = re.compile(r"left|right|[a-z]+|[0-9]+")  # of names such as left_eye, L_Eye, lefteye
 _OTHER_SIDE = {"left": "right", "l": "r"}
+_VOC_SIDES = ("xmin", "ymin", "xmax", "ymax")
 _POINTS_OF_POLYGON = 6  # numbers of the smallest one
 _STILL = "crops and flips do not change: {} of boxes"
 _NUMBERS = Array(dtype="int64", dims=(None,))
-# Of a picture, by field; ``size`` is the (height, width) of the picture that was annotated, if that is said.
+# Of a picture, by field: a list with a value for each box. ``size`` is the (height, width) of the picture that was
+# annotated, if that is said.
 Values = dict[str, Any]
-Pictures = dict[
-    str, Values
-]  # by path, as far as the annotations have it: with suffix in COCO's, else without
+_BAD = (ElementTree.ParseError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 @dataclass(slots=True)
 class Annotations:
-    """What is known of pictures, by what they are called."""
+    """What is known of pictures; the labels of boxes are names of classes, or numbers."""
 
     kind: str  # ``COCO``, ``VOC`` or ``YOLO``
     form: str  # how its boxes are written
     classes: Sequence[str]  # names by number
     more: dict[str, Column]  # what else there is of each box
-    pictures: Pictures  # labels are names of classes, or numbers
-    notes: tuple[str, ...] = ()
+    pictures: dict[
+        str, Values
+    ]  # by path, as far as it is known: with its suffix in COCO's, else without
+    notes: Sequence[str] = ()
 
     def name_of(self, item: Item) -> str | None:
         """Return what a picture is called here, None if it is not: of names that fit its path, the longest counts."""
@@ -63,23 +72,6 @@ class Annotations:
         parts = (path if self.kind == "COCO" else path.with_suffix("")).parts
         names = ("/".join(parts[i:]) for i in range(len(parts)))
         return next((name for name in names if name in self.pictures), None)
-
-    def number(self, classes: Sequence[str], path: Path | str) -> None:
-        """Number the classes, as ``classes`` has them if there are any; SourceError if that fails."""
-        new = {name: i for i, name in enumerate(classes or self.classes)}
-        if twice := [name for name, num in Counter(self.classes).items() if num > 1]:
-            raise SourceError(f"duplicate category {twice[0]!r}", path, "Rename them")
-        if missing := [name for name in self.classes if name not in new]:
-            raise SourceError(f"classes of boxes that are not given: {few(missing)}", path)
-        old = self.classes or [*new]  # whose numbers YOLO's labels are; without any they stay
-        for values in self.pictures.values():
-            numbers = [n for n in values[BOX_LABELS] if isinstance(n, int)]
-            if old and max(numbers, default=0) >= len(old):
-                what = f"class {max(numbers)} of a box, with {len(old)} classes"
-                raise SourceError(what, path)
-            named = (old[n] if old and isinstance(n, int) else n for n in values[BOX_LABELS])
-            values[BOX_LABELS] = [new.get(name, name) for name in named]
-        self.classes = [*new]
 
 
 def annotated(
@@ -93,11 +85,11 @@ def annotated(
         SourceError: There are no annotations, or of several kinds, or they cannot be read; none is of a picture of the
             source, or it has a column of the same name.
     """
-    found, files = _open(path, split or source.name)
-    found.number(classes, path)
+    found, digest = _read(path, split or source.name)
+    classes = _number(found, classes, path)
     columns = {
         BOXES: Column("json", form=found.form, field=Boxes()),
-        BOX_LABELS: Column("json", field=replace(_NUMBERS, classes=tuple(found.classes) or None)),
+        BOX_LABELS: Column("json", field=replace(_NUMBERS, classes=tuple(classes) or None)),
         **found.more,
     }
     labels = {} if source.kind == "classes" else dict(source.labels)
@@ -123,11 +115,11 @@ def annotated(
         "annotations of pictures that are not there": len(found.pictures) - len(names),
     }
     notes = [*source.notes, *found.notes, *(f"{what}: {n:,}" for what, n in counts.items() if n)]
-    identity = {"annotations": files, "classes": list(found.classes)}
+    identity = {"annotations": digest, "classes": classes}
     return ExtendedSource(source, labels | columns, identity, extend, notes)
 
 
-def _open(path: Path | str, split: str) -> tuple[Annotations, str]:
+def _read(path: Path | str, split: str) -> tuple[Annotations, str]:
     """Read annotations; return also a hash of their files."""
     found = look_at(path)
     if isinstance(found, Listing):
@@ -135,39 +127,58 @@ def _open(path: Path | str, split: str) -> tuple[Annotations, str]:
         root, folder, files = found.root, found.root, found.files(sorted(paths))
     else:
         root, folder, files = found[0].path, found[0].path.parent, found
-    kinds = {suffix for file in files if (suffix := suffix_of(file.path.name)) in _READERS}
+    kinds = {suffix for file in files if (suffix := suffix_of(file.path.name)) in _PARSERS}
     if len(kinds) != 1:
         what = f"annotations of several kinds ({', '.join(sorted(kinds))})"
         hint = "COCO has .json files, VOC .xml files, YOLO folders of .txt files"
         raise SourceError(what if kinds else "no annotations", root, hint)
-    chosen = [file for file in files if suffix_of(file.path.name) in kinds]
-    if kinds == {".json"}:
-        chosen = [_coco_file(root, chosen, split)]
-    hashed = FileHash()
-    names = {file: os.path.relpath(str(file.path), str(folder)) for file in chosen}
-    for file, name in names.items():
-        hashed.add(name, file.size, file.mark)
-    try:
-        return _READERS[kinds.pop()](root, names), hashed.hexdigest()
-    except (KeyError, TypeError, AttributeError) as error:
-        what = f"not COCO's, VOC's or YOLO's annotations ({type(error).__name__}: {error})"
-        raise SourceError(what, root) from error
+    (kind,) = kinds
+    files = [file for file in files if suffix_of(file.path.name) == kind]
+    files = [_coco_file(root, files, split)] if kind == ".json" else files
+    names = {file: os.path.relpath(str(file.path), str(folder)) for file in files}
+    digest = hash_of_files((name, file.size, file.mark) for file, name in names.items())
+    classes = _yolo_names(root) if kind == ".txt" else ()  # labels of poses are refused there
+    pictures = _parsed(names, *_PARSERS[kind])
+    if kind == ".json":
+        return pictures.popitem()[1], digest
+    return _of_voc(pictures) if kind == ".xml" else _of_yolo(pictures, classes), digest
 
 
-def _parsed(files: Mapping[File, str], parse: Callable[[bytes], Values]) -> Pictures:
-    """Return what is read from the file of each picture, by its path; those of a store are fetched ahead."""
-    pictures: Pictures = {}
+def _parsed(files: Mapping[File, str], kind: str, parse: Callable[[bytes], Any]) -> dict[str, Any]:
+    """Return what is read from each file, by the path of its picture; files of a store are fetched ahead."""
+    found: dict[str, Any] = {}
     with closing(fetched_ahead(iter(files))) as ahead:
         for (file, name), read in zip(files.items(), ahead, strict=True):
             # YOLO's labels lie in another folder, beside that of the pictures.
             parts = PurePath(name).with_suffix("").parts
             name = "/".join("images" if part == "labels" else part for part in parts)
             try:
-                pictures[name] = parse(read())
-            except (ElementTree.ParseError, ValueError, AttributeError, TypeError) as error:
-                hint = "Mend or remove the file"
-                raise SourceError(f"cannot be read ({error})", file.path, hint) from error
-    return pictures
+                found[name] = parse(read())
+            except SourceError:  # of a store
+                raise
+            except _BAD as error:
+                what = f"cannot be read as {kind} ({type(error).__name__}: {error})"
+                raise SourceError(what, file.path, "Mend or remove the file") from error
+    return found
+
+
+def _number(found: Annotations, classes: Sequence[str], path: Path | str) -> list[str]:
+    """Number the classes of boxes as ``classes`` are, if there are any, and return them; SourceError if that fails."""
+    new = {name: number for number, name in enumerate(classes or found.classes)}
+    old = found.classes or [*new]  # whose numbers YOLO's labels are; without any they stay
+    if twice := [name for name, num in Counter(found.classes).items() if num > 1]:
+        raise SourceError(f"duplicate category {twice[0]!r}", path, "Rename them")
+    if missing := [name for name in found.classes if name not in new]:
+        raise SourceError(f"classes of boxes that are not given: {few(missing)}", path)
+    for values in found.pictures.values():
+        labels = values[BOX_LABELS]
+        try:
+            named = [old[label] if old and isinstance(label, int) else label for label in labels]
+        except IndexError:
+            what = f"class {max(labels)} of a box, with {len(old)} classes"
+            raise SourceError(what, path) from None
+        values[BOX_LABELS] = [new.get(name, name) for name in named]
+    return [*new]
 
 
 # -- COCO ---------------------------------------------------------------------------------------------
@@ -193,53 +204,44 @@ def _coco_file(root: Path, files: Sequence[File], split: str) -> File:
     return files[0]
 
 
-def _read_coco(root: Path, files: Mapping[File, str]) -> Annotations:
-    (file,) = files
-    path = file.path
-    try:
-        data = parse_json(file())
-        images_of, annotations = data["images"], data["annotations"]
-    except (ValueError, RecursionError, KeyError, TypeError) as error:
-        what = f"not a COCO file of 'images' and 'annotations' ({error})"
-        raise SourceError(what, path) from error
-    boxes = [each for each in annotations if each.get("bbox")]
+def _coco(data: bytes) -> Annotations:
+    found = parse_json(data)
+    boxes = [each for each in found["annotations"] if each.get("bbox")]
     if not boxes:
-        raise SourceError("no boxes (bbox) in the annotations", path)
-    categories = {each["id"]: each for each in data.get("categories", ())}
+        raise ValueError("no annotation has a box: bbox")
+    categories = {each["id"]: each for each in found.get("categories", ())}
     names = {id: str(categories[id].get("name", id)) for id in sorted(categories)}
+    of: dict[Any, list[Values]] = {image["id"]: [] for image in found["images"]}
+    for each in boxes:
+        if each.get("image_id") not in of or each.get("category_id") not in names:
+            what = f"annotation {each.get('id')} is of an image or a category that is not listed"
+            raise ValueError(what)
+        of[each["image_id"]].append(each)
     columns = {n: c for n, (_, c) in _COCO.items() if any(n in each for each in boxes)}
-    images: dict[Any, Values] = {}
-    pictures: Pictures = {}
-    for image in images_of:
+    pictures: dict[str, Values] = {}
+    for image in found["images"]:
         # LVIS has the address in the place of the name.
         name = str(image.get("file_name") or PurePath(str(image["coco_url"])).name)
-        if name in pictures or image["id"] in images:
-            raise SourceError(f"duplicate image {name} or id {image['id']}", path)
-        images[image["id"]] = pictures[name] = {n: [] for n in (BOXES, BOX_LABELS, *columns)}
+        if name in pictures or image["id"] not in of:
+            raise ValueError(f"duplicate image {name} or id {image['id']}")
+        own = of.pop(image["id"])
+        values: Values = {n: [each.get(n, _COCO[n][0]) for each in own] for n in columns}
+        values[BOXES] = [each["bbox"] for each in own]
+        values[BOX_LABELS] = [names[each["category_id"]] for each in own]
         if image.get("height") and image.get("width"):
-            images[image["id"]][_SIZE] = int(image["height"]), int(image["width"])
-    for each in boxes:
-        if each.get("image_id") not in images or each.get("category_id") not in names:
-            what = f"annotation {each.get('id')} is of an image or a category that is not listed"
-            raise SourceError(what, path)
-        values = images[each["image_id"]]
-        values[BOXES].append(each["bbox"])
-        values[BOX_LABELS].append(names[each["category_id"]])
-        for name in columns:
-            values[name].append(each.get(name, _COCO[name][0]))
+            values[_SIZE] = int(image["height"]), int(image["width"])
+        pictures[name] = values
     if "keypoints" in columns:
-        field = _keypoints(images.values(), categories.values(), path)
+        field = _keypoints(pictures.values(), categories.values())
         columns["keypoints"] = replace(columns["keypoints"], field=field)
     still = [name for name in ("segmentation", "area") if name in columns]
-    without = len(annotations) - len(boxes)
+    without = len(found["annotations"]) - len(boxes)
     notes = [_STILL.format(" and ".join(still))] * bool(still)
     notes += [f"annotations without a box, skipped: {without:,}"] * bool(without)
-    return Annotations("COCO", "xywh", [*names.values()], columns, pictures, tuple(notes))
+    return Annotations("COCO", "xywh", [*names.values()], columns, pictures, notes)
 
 
-def _keypoints(
-    images: Iterable[Values], categories: Iterable[Mapping[str, Any]], file: Path
-) -> Keypoints:
+def _keypoints(images: Iterable[Values], categories: Iterable[Values]) -> Keypoints:
     """Return the field of keypoints; objects without any get the same number of unlabelled ones."""
     given = (points for values in images for points in values["keypoints"] if points is not None)
     nothing = [0] * len(next(given, [0] * 3))
@@ -247,8 +249,9 @@ def _keypoints(
         values["keypoints"] = [nothing if each is None else each for each in values["keypoints"]]
     points = [[*map(str, each["keypoints"])] for each in categories if each.get("keypoints")]
     if len({_mirrored(each) for each in points}) > 1:
-        what = "categories have keypoints whose left and right ones are not at the same places"
-        raise SourceError(what, file, "Pack each category by itself")
+        raise ValueError(
+            "left and right keypoints have other numbers by category: pack each by itself"
+        )
     is_one = len({len(each) for each in points}) == 1
     return Keypoints(len(points[0]) if is_one else None, _mirrored(points[0] if points else ()))
 
@@ -263,52 +266,40 @@ def _mirrored(names: Sequence[str]) -> tuple[tuple[int, int], ...]:
     words = [_WORD.findall(name.lower()) for name in names]
     places = {tuple(each): i for i, each in enumerate(words)}
     others = [tuple(_OTHER_SIDE.get(word, word) for word in each) for each in words]
-    return tuple(
-        (i, places[other])
-        for i, other in enumerate(others)
-        if other in places and other != tuple(words[i])
-    )
+    pairs = zip(words, others, strict=True)
+    return tuple((i, places[o]) for i, (w, o) in enumerate(pairs) if o != tuple(w) and o in places)
 
 
 # -- VOC ----------------------------------------------------------------------------------------------
 
 
-def _read_voc(root: Path, files: Mapping[File, str]) -> Annotations:
-    pictures = _parsed(files, _voc_values)
+def _voc(data: bytes) -> Values:
+    root = ElementTree.fromstring(data)
+    if root.tag != "annotation":
+        raise ValueError(f"the root is {root.tag!r}")
+    height, width = (int(root.findtext(f"size/{name}") or 0) for name in ("height", "width"))
+    things = root.findall(".//object")
+    sides = [[t.findtext(f"bndbox/{side}") for side in _VOC_SIDES] for t in things]
+    if any(None in box for box in sides):
+        raise ValueError("an object has no whole bndbox")
+    return {
+        BOXES: [[float(text) for text in box] for box in sides],  # type: ignore[arg-type]
+        BOX_LABELS: [(thing.findtext("name") or "").strip() for thing in things],
+        "difficult": [int(thing.findtext("difficult") or 0) for thing in things],
+        _SIZE: (height, width) if height and width else None,
+    }
+
+
+def _of_voc(pictures: dict[str, Values]) -> Annotations:
     classes = sorted({name for values in pictures.values() for name in values[BOX_LABELS]})
     more = {"difficult": Column("json", field=_NUMBERS)}
     return Annotations("VOC", "xyxy", classes, more, pictures)
 
 
-def _voc_values(data: bytes) -> Values:
-    root = ElementTree.fromstring(data)
-    if root.tag != "annotation":
-        raise ValueError(f"the root is {root.tag!r}")
-    height, width = (int(root.findtext(f"size/{name}") or 0) for name in ("height", "width"))
-    size = (height, width) if height and width else None
-    values: Values = {BOXES: [], BOX_LABELS: [], "difficult": [], _SIZE: size}
-    for thing in root.iter("object"):
-        texts = [thing.findtext(f"bndbox/{side}") for side in ("xmin", "ymin", "xmax", "ymax")]
-        if None in texts:
-            raise ValueError("an object has no whole bndbox")
-        values[BOXES].append([float(text) for text in texts])  # type: ignore[arg-type]
-        values[BOX_LABELS].append((thing.findtext("name") or "").strip())
-        values["difficult"].append(int(thing.findtext("difficult") or 0))
-    return values
-
-
 # -- YOLO ---------------------------------------------------------------------------------------------
 
 
-def _read_yolo(root: Path, files: Mapping[File, str]) -> Annotations:
-    classes, pictures = _yolo_names(root), _parsed(files, _yolo_values)
-    has_polygons = any(any(values["segmentation"]) for values in pictures.values())
-    more = {"segmentation": Column("json", field=Json())} if has_polygons else {}
-    notes = (_STILL.format("segmentation"),) * has_polygons
-    return Annotations("YOLO", "yolo", classes, more, pictures, notes)
-
-
-def _yolo_values(data: bytes) -> Values:
+def _yolo(data: bytes) -> Values:
     values: Values = {BOXES: [], BOX_LABELS: [], "segmentation": []}
     for line, text in enumerate(data.decode().splitlines(), start=1):
         words = text.split()
@@ -330,6 +321,13 @@ def _bounds(polygon: Sequence[float]) -> list[float]:
     left, right = min(polygon[::2]), max(polygon[::2])
     top, bottom = min(polygon[1::2]), max(polygon[1::2])
     return [(left + right) / 2, (top + bottom) / 2, right - left, bottom - top]
+
+
+def _of_yolo(pictures: dict[str, Values], classes: Sequence[str]) -> Annotations:
+    if not any(any(values["segmentation"]) for values in pictures.values()):
+        return Annotations("YOLO", "yolo", classes, {}, pictures)
+    more = {"segmentation": Column("json", field=Json())}
+    return Annotations("YOLO", "yolo", classes, more, pictures, [_STILL.format("segmentation")])
 
 
 def _yolo_names(root: Path) -> Sequence[str]:
@@ -373,4 +371,4 @@ def _yaml_names(given: File) -> Sequence[str]:
     return [str(numbered[number]) for number in range(len(numbered))]
 
 
-_READERS = {".json": _read_coco, ".xml": _read_voc, ".txt": _read_yolo}
+_PARSERS = {".json": ("COCO", _coco), ".xml": ("VOC", _voc), ".txt": ("YOLO", _yolo)}

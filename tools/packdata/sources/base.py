@@ -27,14 +27,12 @@ if TYPE_CHECKING:
     from loaders.schema import Field
 
 Pixels = npt.NDArray[np.uint8]
-_JPEG_SUFFIXES = {".jpg", ".jpeg", ".jpe", ".jfif"}
-_ODD_SUFFIXES = {".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".avif", ".jp2"}
-_PLUGIN_SUFFIXES = {".heic", ".heif", ".hif", ".jxl"}
-PICTURE_SUFFIXES = frozenset({".png", ".webp"} | _JPEG_SUFFIXES | _ODD_SUFFIXES | _PLUGIN_SUFFIXES)
-PATH_COLUMNS = (
-    *("path", "file", "filename", "image", "file_name", "filepath", "image_path", "images"),
+PICTURE_SUFFIXES = frozenset(
+    {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"}
+    | {".ppm", ".pgm", ".pbm", ".pnm", ".avif", ".jp2", ".heic", ".heif", ".hif", ".jxl"}
 )
 BOX_LABELS = "box_labels"
+SPLIT_NAMES = ("train", "training", "val", "valid", "validation", "test", "testing")
 LABEL_NAMES = ("label", "class", "target")  # the first that a list has becomes the field "label"
 _RESERVED = frozenset(
     {"image", "array", "mask", "key", "original_size", "sample_id", "count", "index", "label"}
@@ -90,9 +88,10 @@ class FileKind:
     option: str  # the option that names another column
 
 
-PICTURES = FileKind("pictures", PICTURE_SUFFIXES, PATH_COLUMNS, "image_column=")
-_ARRAY_COLUMNS = ("array", "volume", *PATH_COLUMNS)
-ARRAYS = FileKind("arrays", frozenset({".npy", ".npz"}), _ARRAY_COLUMNS, "array_column=")
+_PATHS = ("path", "file", "filename", "image", "file_name", "filepath", "image_path", "images")
+PICTURES = FileKind("pictures", PICTURE_SUFFIXES, _PATHS, "image_column=")
+_ARRAY_PATHS = ("array", "volume", *_PATHS)
+ARRAYS = FileKind("arrays", frozenset({".npy", ".npz"}), _ARRAY_PATHS, "array_column=")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +109,8 @@ class Item:
     labels: Mapping[str, Any] = field(default_factory=dict)
     # Returns the bytes of the mask, if the source has masks; SourceError.
     read_mask: Callable[[], bytes] | None = None
-    mask_name: str | None = None  # what the source calls the mask, where that is a file
     # Height and width of the picture that its boxes were drawn on, where that is said.
     drawn_on: tuple[int, int] | None = None
-
-    def place_of_mask(self, name: str | None) -> str:
-        """Return what messages about the item's mask begin with; they begin as those of the item."""
-        return f"{self.where} (mask {name})" if name else self.where
 
     @property
     def file(self) -> File | None:
@@ -163,22 +157,21 @@ class ColumnsSource(Source):
     _fields: Mapping[str, str]  # of the columns of labels, by name
 
     @abstractmethod
-    def _file(self, value: Any, where: str, what: str, folder: Path) -> tuple[Any, str | None]:
-        """Return what reads the picture or mask (``what``) of a cell, and its path, if it has one."""
+    def _file(self, value: Any, where: str, what: str, folder: Path) -> Any:
+        """Return what reads the picture or mask (``what``) of a cell."""
 
     def _item(self, key: str, where: str, row: Mapping[str, Any], folder: Path) -> Item:
         labels = {field: self._value(field, row[name]) for name, field in self._fields.items()}
         value = row[self._image]
         if self.has_several:
             cells = enumerate(value or ())
-            files = [self._file(each, where, f"picture {n}", folder)[0] for n, each in cells]
+            files = [self._file(each, where, f"picture {n}", folder) for n, each in cells]
             read: Any = partial(_read_each, files)
         else:
-            read, _ = self._file(value, where, "picture", folder)
+            read = self._file(value, where, "picture", folder)
         if self._mask is None:
             return Item(key, where, read, labels)
-        mask, name = self._file(row[self._mask], where, "mask", folder)
-        return Item(key, where, read, labels, mask, mask_name=name)
+        return Item(key, where, read, labels, self._file(row[self._mask], where, "mask", folder))
 
     def _value(self, field: str, value: Any) -> Any:
         column = self.labels[field]
@@ -206,7 +199,8 @@ class ExtendedSource(Source):
     ) -> None:
         self.source, self.labels, self._extend = source, labels, extend
         self.kind, self.name, self.listing = source.kind, source.name, source.listing
-        self.identity = {**source.identity, "columns": identity}
+        before = [source.identity["columns"]] if isinstance(source, ExtendedSource) else []
+        self.identity = {**source.identity, "columns": [*before, identity] if before else identity}
         self.has_masks, self.has_several = source.has_masks, source.has_several
         self.pixels, self.ignored = source.pixels, source.ignored
         self.notes = notes
@@ -242,6 +236,15 @@ def suffix_of(name: str) -> str:
     return os.path.splitext(name)[1].lower()
 
 
+def check_name(name: str, path: Path | str) -> None:
+    """Raise SourceError for a file name that is not text: keys are stored as UTF-8, and pyarrow opens nothing else."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        what = f"the name {name!r} is not UTF-8"
+        raise SourceError(what, ascii(str(path)), "Rename the file (see 'convmv')") from None
+
+
 def foreign_hint(name: str) -> str:
     """Return how to pack a file that is not read; "" for others."""
     return next((hint for mark, hint in _FOREIGN.items() if mark in name.lower()), "")
@@ -261,27 +264,19 @@ def shared_keys(files: Callable[[], Iterable[str]]) -> frozenset[str]:
     return frozenset(twice(lambda: map(key_of, files())))
 
 
-class FileHash:
-    """Hashes names, sizes and marks of files, so that an identity stays short."""
-
-    def __init__(self) -> None:
-        self._hash = xxhash.xxh3_128()
-
-    def add(self, name: str, size: int, mark: int) -> None:
-        """Add a file; its mark changes when it does."""
-        self._hash.update(f"{name}\0{size},{mark}\n".encode(errors="surrogateescape"))
-
-    def hexdigest(self) -> str:
-        """Return the hash so far, 32 hexadecimal digits."""
-        return self._hash.hexdigest()
+def hash_of_files(files: Iterable[tuple[str, int, int]]) -> str:
+    """Return 32 hexadecimal digits of names, sizes and marks, which change when one of the files does."""
+    state = xxhash.xxh3_128()
+    for name, size, mark in files:
+        state.update(f"{name}\0{size},{mark}\n".encode(errors="surrogateescape"))
+    return state.hexdigest()
 
 
 def files_identity(kind: str, files: Sequence[File]) -> dict[str, Any]:
     """Return the identity of a source made of a few large files."""
-    hashed = FileHash()
-    for file, name in zip(files, relative_names([file.path for file in files]), strict=True):
-        hashed.add(name, file.size, file.mark)
-    return {"kind": kind, "num_files": len(files), "files": hashed.hexdigest()}
+    names = relative_names([file.path for file in files])
+    states = [(name, file.size, file.mark) for file, name in zip(files, names, strict=True)]
+    return {"kind": kind, "num_files": len(files), "files": hash_of_files(states)}
 
 
 def relative_names(paths: Sequence[Path]) -> list[str]:

@@ -7,6 +7,7 @@ the folders below it sorted by path, in each of those the files sorted by name.
 from __future__ import annotations
 
 import os
+import re
 from array import array
 from collections import Counter
 from itertools import islice
@@ -16,25 +17,29 @@ from loaders.errors import SourceError
 from packdata.sources.base import (
     PICTURE_SUFFIXES,
     PICTURES,
+    SPLIT_NAMES,
     Column,
-    FileHash,
     FileKind,
     Item,
     Source,
+    check_name,
     check_unique,
+    hash_of_files,
     key_of,
     shared_keys,
     suffix_of,
 )
-from packdata.sources.refused import check_name
 from packdata.wording import few
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from packdata.reading import File
     from packdata.sources.listed import Listing
+
+
+_SPLIT = re.compile(rf"({'|'.join(SPLIT_NAMES)})[-_.]?v?[0-9.]*", re.IGNORECASE)  # train2017
+_BESIDE_IMAGES = frozenset({"masks", "labels", "annotations"})
 
 
 class _Chosen:
@@ -43,9 +48,24 @@ class _Chosen:
     def __init__(self, listing: Listing, kind: FileKind, without: str = "") -> None:
         self._listing, self._numbers = listing, array("I")
         self.ignored = Counter[str]()  # others, by suffix
-        self.counts: Counter[str] = Counter()  # by class: the first folder
-        hashed = FileHash()
-        for folder in sorted(listing.folders, key=lambda path: (_class_of(f"{path}/"), path)):
+        self.classes: dict[str, None] = {}  # the first folders, "" of files that are in none
+        digest = hash_of_files(self._choose(kind, without))
+        self.identity = {"num_files": len(self), "files": digest}
+        if not self._numbers:
+            seen = ", ".join(
+                f"{count} x {suffix}" for suffix, count in self.ignored.most_common(5)
+            )
+            hint = f"{kind.names.capitalize()} end in {' '.join(sorted(kind.suffixes))}"
+            if kind is PICTURES:
+                hint += (
+                    "; tar, Parquet and IDX files are looked for in this folder alone, not below"
+                )
+            raise SourceError(f"no {kind.names}, but {seen or 'no files'}", listing.root, hint)
+
+    def _choose(self, kind: FileKind, without: str) -> Iterator[tuple[str, int, int]]:
+        """Note numbers and classes of the files, and yield their paths, sizes and marks."""
+        listing = self._listing
+        for folder in sorted(listing.folders, key=lambda path: (path.partition("/")[0], path)):
             inside = listing.inside(folder)
             for number, path in zip(inside, listing.paths(inside), strict=True):
                 suffix = suffix_of(path)
@@ -56,11 +76,8 @@ class _Chosen:
                     continue
                 check_name(path, listing.root / path)
                 self._numbers.append(number)
-                self.counts[_class_of(path)] += 1
-                hashed.add(path, *listing.state(number))
-        if not self._numbers:
-            raise _no_files(listing.root, kind, self.ignored)
-        self.identity = {"num_files": len(self), "files": hashed.hexdigest()}
+                self.classes[folder.partition("/")[0]] = None
+                yield path, *listing.state(number)
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -70,10 +87,6 @@ class _Chosen:
 
     def __getitem__(self, number: int) -> tuple[str, File]:
         return self._listing.at(self._numbers[number])
-
-
-def _class_of(path: str) -> str:
-    return path.partition("/")[0] if "/" in path else ""
 
 
 class FolderSource(Source):
@@ -87,22 +100,18 @@ class FolderSource(Source):
     def __init__(self, listing: Listing, kind: FileKind = PICTURES, without: str = "") -> None:
         self.listing, self.name = listing, listing.name
         self._files = files = _Chosen(listing, kind, without)
-        num_top, folders = files.counts[""], listing.subfolders()
-        classes = [folder for folder in folders if files.counts[folder]]
-        if num_top and classes:
-            top = few(islice(files, num_top), 3)
+        folders, classes = listing.subfolders(), [*filter(None, files.classes)]
+        if "" in files.classes and classes:
+            top = few((path for path in islice(files, 4) if "/" not in path), 3)
             what = f"{top} beside folders of {kind.names} ({few(classes)})"
             hint = "Move them into the folder of their class, or out of this one"
             raise SourceError(what, listing.root, hint)
-        self.kind = "folder" if num_top else "classes"
-        self.labels = {} if num_top else {"label": Column("class", tuple(classes))}
-        self.other_folders = [name for name in folders if not files.counts[name]]
+        self.kind = "classes" if classes else "folder"
+        self.labels = {"label": Column("class", tuple(classes))} if classes else {}
+        self.other_folders = [name for name in folders if name not in files.classes]
         self.ignored = dict(files.ignored)
-        self.identity = {
-            "kind": self.kind,
-            "classes": [] if num_top else folders,
-            **files.identity,
-        }
+        names = folders if classes else []
+        self.identity = {"kind": self.kind, "classes": names, **files.identity}
         self._shared = shared_keys(lambda: files)
         if self._shared:  # else all keys were compared there
             check_unique(lambda: zip(self.keys(), files, strict=True), listing.root)
@@ -113,19 +122,37 @@ class FolderSource(Source):
     def items(self, start: int = 0) -> Iterator[Item]:
         for number in range(start, len(self)):
             path, file = self._files[number]
-            labels = {} if self.kind == "folder" else {"label": _class_of(path)}
+            labels = {"label": path.partition("/")[0]} if self.labels else {}
             yield Item(key_of(path, self._shared), file.where, file, labels)
 
     def keys(self) -> Iterator[str]:
         return (key_of(path, self._shared) for path in self._files)
 
 
-def _no_files(root: Path, kind: FileKind, ignored: Counter[str]) -> SourceError:
-    seen = ", ".join(f"{count} x {suffix}" for suffix, count in ignored.most_common(5))
-    hint = f"{kind.names.capitalize()} end in {' '.join(sorted(kind.suffixes))}"
-    if kind is PICTURES:
-        hint += "; tar, Parquet and IDX files are looked for in this folder alone, not below"
-    return SourceError(f"no {kind.names}, but {seen or 'no files'}", root, hint)
+def check_classes(source: FolderSource, *, is_all: bool, has_annotations: bool) -> None:
+    """Raise SourceError if folders that would be classes are something else.
+
+    Args:
+        source: A folder, or one of a split.
+        is_all: True if no split may have more classes.
+        has_annotations: Whether there are annotations, with which folders are no classes.
+    """
+    folders, root = source.labels["label"].classes, source.listing.root
+    names = {name.lower(): name for name in folders}
+    if not has_annotations:
+        names |= {name.lower(): name for name in source.other_folders}
+    splits = [name for name in folders if _SPLIT.fullmatch(name)]
+    beside = sorted(names[name] for name in _BESIDE_IMAGES & names.keys())
+    if splits:
+        what, hint = f"splits ({few(splits)}) are not classes", "Pack each split by itself"
+    elif "images" in names and beside:
+        what = f"{few([names['images'], *beside])} are not classes"
+        hint = f"Pack {root / names['images']}, with masks= or annotations="
+    elif is_all and not has_annotations and len(folders) == 1:
+        what, hint = f"{folders[0]} would be the only class", f"Pack {root / folders[0]}"
+    else:
+        return
+    raise SourceError(what, root, f"{hint}; if these are classes, name them with classes=")
 
 
 def split_suffix(suffix: str) -> tuple[str, str]:
@@ -145,26 +172,21 @@ class MaskFolder:
     """
 
     def __init__(self, listing: Listing, kind: FileKind = PICTURES, suffix: str = "") -> None:
-        self._files = files = _Chosen(listing, kind)
+        self.root, self._files = listing.root, _Chosen(listing, kind)
         self._old, self._new = split_suffix(suffix)
+        self._usual = min(kind.suffixes - PICTURE_SUFFIXES, default=".png")
         self._numbers: dict[str, int] = {}
-        for number, path in enumerate(files):
+        for number, path in enumerate(self._files):
             if (key := key_of(path)).endswith(self._new):
                 picture = key[: len(key) - len(self._new)] + self._old
-                if picture in self._numbers:
-                    what = (
-                        f"two masks of {picture!r}: {files[self._numbers[picture]][0]} and {path}"
-                    )
-                    raise SourceError(what, listing.root, "Rename or remove one")
-                self._numbers[picture] = number
+                if (other := self._numbers.setdefault(picture, number)) != number:
+                    what = f"two masks of {picture!r}: {self._files[other][0]} and {path}"
+                    raise SourceError(what, self.root, "Rename or remove one")
         if not self._numbers:
-            what = f"none of {len(files)} files ends in {self._new!r}, such as {files[0][0]}"
-            raise SourceError(what, listing.root, "Check mask_suffix=")
-        self.root, self._suffix = (
-            listing.root,
-            min(kind.suffixes - PICTURE_SUFFIXES, default=".png"),
-        )
-        self.identity: dict[str, Any] = files.identity
+            first, _ = self._files[0]
+            what = f"none of {len(self._files)} files ends in {self._new!r}, such as {first}"
+            raise SourceError(what, self.root, "Check mask_suffix=")
+        self.identity: dict[str, Any] = self._files.identity
         if suffix:
             self.identity["suffix"] = suffix
 
@@ -172,10 +194,10 @@ class MaskFolder:
         """Return the mask for a picture; SourceError if there is none."""
         if (name := self.name(item.key)) is None:
             name = os.path.join(self.root, item.key.removesuffix(self._old) + self._new)
-            hint = f"The mask is looked for as {name}{self._suffix}, say; mask_suffix= says how names end"
+            hint = f"The mask is looked for as {name}{self._usual}, say; mask_suffix= says how names end"
             raise SourceError("the mask is missing", item.where, hint)
         _, file = self._files[self._numbers[item.key]]
-        return file.placed(item.place_of_mask(name))
+        return file.placed(f"{item.where} (mask {name})")
 
     def name(self, key: str) -> str | None:
         """Return the path of the mask for a picture, beginning as the folder's was given."""

@@ -19,11 +19,10 @@ import numpy as np
 
 from loaders.errors import SourceError
 from packdata.sources.base import Column, Item, Pixels, Source, files_identity
-from packdata.sources.listed import files_at, is_file
+from packdata.sources.listed import Listing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from packdata.reading import File
 
@@ -42,14 +41,16 @@ class IdxSource(Source):
             raise SourceError(f"no pictures: the shape is {images.shape}", self.path)
         self._images = images
         self.pixels = (images.shape[1], images.shape[2])
-        beside = _labels_beside(self.path)
+        name = re.sub(r"\.gz$", "", re.sub("(?i)images([-.])idx3", r"labels\1idx1", self.name))
+        names = (name, f"{name}.gz")
+        beside = Listing(self.path.parent, deep=False).files(names)[:1]
         self._labels = _read_idx(beside[0], num_axes=1) if beside else None
         if self._labels is not None and len(self._labels) != len(images):
             what = f"{len(self._labels)} labels for {len(images)} images of {self.name}"
             raise SourceError(what, beside[0].path)
         self.labels = {"label": Column("int")} if beside else {}
         if not beside:
-            self.notes = [f"no label: {_labels_name(self.path)} is not beside {self.name}"]
+            self.notes = [f"no label: {name} is not beside {self.name}"]
         self.identity = files_identity(self.kind, [file, *beside])
 
     def __len__(self) -> int:
@@ -64,18 +65,6 @@ class IdxSource(Source):
     def keys(self) -> Iterator[str]:
         digits = len(str(len(self._images) - 1))
         return (f"{i:0{digits}d}" for i in range(len(self._images)))
-
-
-def _labels_name(path: Path) -> str:
-    plain = re.sub(r"\.gz$", "", path.name)
-    return re.sub("(?i)images([-.])idx3", r"labels\1idx1", plain)
-
-
-def _labels_beside(path: Path) -> list[File]:
-    for end in ("", ".gz"):
-        if is_file(place := path.with_name(_labels_name(path) + end)):
-            return files_at(place)
-    return []
 
 
 def _read_idx(file: File, num_axes: int) -> Pixels:

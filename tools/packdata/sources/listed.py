@@ -8,9 +8,10 @@ from __future__ import annotations
 import os
 import stat
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from copy import copy
 from glob import glob
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,9 +33,9 @@ if TYPE_CHECKING:
 
 _MARKS = 1 << 64
 _AT_ONCE = 1024  # names
-_Row = tuple[
-    str, str, int, int
-]  # folder, name, size and mark of a file; "" as name for the folder
+# In front of a folder and of a name in keys: files come before folders, and a folder before what is called longer.
+_FOLDER, _NAME = b"\0\1", b"\0\0"
+_File = tuple[bytes, int, int]  # key, size, and mark, which changes when the file does
 
 
 class Listing:
@@ -55,64 +56,27 @@ class Listing:
 
     def __init__(self, root: Path, *, deep: bool = True) -> None:
         self._set_root(root)
-        self._sort(self._walk(deep) if self._bucket is None else _objects(self._bucket, deep))
+        bucket, folders = self._bucket, {""}
+        found = _objects(bucket, deep, folders) if bucket else _walk(root, deep, folders)
+        data, ends, sizes, marks = bytearray(), array("q", [0]), array("Q"), array("Q")
+        for key, size, mark in found:
+            data += key
+            ends.append(len(data))
+            sizes.append(size)
+            marks.append(mark)
+        buffers = [None, pa.py_buffer(ends), pa.py_buffer(data)]
+        # As they were listed: tens of millions are not moved, they have an order.
+        self._keys = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(sizes), buffers)
+        self._sizes, self._marks = np.asarray(sizes), np.asarray(marks)
+        self._order = pc.array_sort_indices(self._keys).to_numpy().astype(np.uint32)
+        self._above = b""  # what all keys begin with
+        self.folders = sorted(folders, key=lambda folder: folder.split("/"))
 
     def _set_root(self, root: Path) -> None:
         self.root = root
-        self._absolute = str(
-            root.absolute()
-        )  # the working folder may change before files are read
+        # The working folder may change before files are read.
+        self._absolute = str(root.absolute())
         self._bucket = bucket_at(root) if isinstance(root, URL) else None
-
-    def _walk(self, deep: bool) -> Iterator[_Row]:
-        pending = [("", {*map(str, Path(os.path.realpath(self.root)).parents)})]
-        while pending:
-            folder, above = pending.pop()
-            place = self.root / folder
-            if (real := os.path.realpath(place)) in above:
-                raise SourceError("link to a folder above", place, "Remove the link")
-            yield folder, "", 0, 0
-            try:
-                with os.scandir(place) as found:
-                    for entry in found:
-                        path = f"{folder}/{entry.name}".lstrip("/")
-                        if is_hidden(entry.name):
-                            continue
-                        if not entry.is_dir():
-                            yield folder, entry.name, *_state_of(entry.stat())
-                        elif deep:
-                            pending.append((path, above | {real}))
-                        else:
-                            yield path, "", 0, 0
-            except OSError as error:
-                what = f"cannot be listed ({error.strerror})"
-                raise SourceError(what, error.filename or place) from error
-
-    def _sort(self, rows: Iterable[_Row]) -> None:
-        numbers, data, ends = {"": 0}, bytearray(), array("q", [0])
-        folders, sizes, marks = array("I"), array("Q"), array("Q")
-        for folder, name, size, mark in rows:
-            number = numbers.setdefault(folder, len(numbers))
-            if name:
-                data += os.fsencode(name)
-                ends.append(len(data))
-                folders.append(number)
-                sizes.append(size)
-                marks.append(mark)
-        for folder in [*numbers]:  # those above may hold no files
-            while folder := folder.rpartition("/")[0]:
-                numbers.setdefault(folder, len(numbers))
-        self.folders = sorted(numbers, key=lambda folder: folder.split("/"))
-        ranks = np.empty(len(numbers), np.uint32)
-        ranks[[numbers[folder] for folder in self.folders]] = np.arange(len(numbers))
-        rank, buffers = ranks[np.asarray(folders)], [None, pa.py_buffer(ends), pa.py_buffer(data)]
-        # As they were listed: tens of millions are not moved, they have an order.
-        self._names = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(rank), buffers)
-        self._sizes, self._marks = np.asarray(sizes), np.asarray(marks)
-        keys = pa.table({"folder": rank, "name": self._names})
-        order = pc.sort_indices(keys, [("folder", "ascending"), ("name", "ascending")])
-        self._order = order.to_numpy().astype(np.uint32)
-        self._starts = np.append(0, np.cumsum(np.bincount(rank, minlength=len(numbers))))
 
     def __len__(self) -> int:
         return len(self._order)
@@ -125,10 +89,11 @@ class Listing:
         """Yield the relative paths of some files."""
         for first in range(0, len(numbers), _AT_ONCE):
             some = np.asarray(numbers[first : first + _AT_ONCE], np.int64)
-            folders = np.searchsorted(self._starts, some, "right") - 1
-            names = self._names.take(pa.array(self._order[some])).to_pylist()
-            for folder, name in zip(folders.tolist(), names, strict=True):
-                yield f"{self.folders[folder]}/{os.fsdecode(name)}".lstrip("/")
+            yield from map(self._path, self._keys.take(pa.array(self._order[some])).to_pylist())
+
+    def _path(self, key: bytes) -> str:
+        path = key[len(self._above) :].replace(_NAME, b"/").replace(_FOLDER, b"/")
+        return os.fsdecode(path[1:])
 
     @property
     def name(self) -> str:
@@ -137,10 +102,14 @@ class Listing:
 
     def inside(self, folder: str = "") -> range:
         """Return the numbers of the files directly in a folder."""
-        at = bisect_left(self.folders, folder.split("/"), key=lambda folder: folder.split("/"))
-        if self.folders[at : at + 1] != [folder]:
-            return range(0)
-        return range(int(self._starts[at]), int(self._starts[at + 1]))
+        key = self._above + _key(f"{folder}/" if folder else "")
+        return range(self._place(key), self._place(key.removesuffix(_NAME) + _FOLDER))
+
+    def _place(self, key: bytes) -> int:
+        return bisect_left(range(len(self)), key, key=self._key)
+
+    def _key(self, number: int) -> bytes:
+        return self._keys[self._order[number]].as_py()  # type: ignore[no-any-return]
 
     def names(self, folder: str = "") -> Iterator[str]:
         """Yield the names of the files directly in a folder."""
@@ -152,14 +121,14 @@ class Listing:
 
     def below(self, folder: str) -> Listing:
         """Return what lies in a folder and below it."""
-        part, cut = copy(self), len(folder) + 1
-        part._set_root(self.root / folder)
         if folder not in self.folders:
             raise SourceError("there is no such folder", self.root / folder)
-        inner = [i for i, f in enumerate(self.folders) if f"{f}/".startswith(f"{folder}/")]
-        part.folders = [self.folders[i][cut:] for i in inner]
-        starts = self._starts[inner[0] : inner[-1] + 2]
-        part._order, part._starts = self._order[starts[0] : starts[-1]], starts - starts[0]
+        part, above = copy(self), self._above + _key(f"{folder}/").removesuffix(_NAME)
+        part._set_root(self.root / folder)
+        start, stop = self._place(above + _NAME), self._place(above + b"\1")
+        part._above, part._order = above, self._order[start:stop]
+        inner = [each for each in self.folders if f"{each}/".startswith(f"{folder}/")]
+        part.folders = [each[len(folder) + 1 :] for each in inner]
         return part
 
     def state(self, number: int) -> tuple[int, int]:
@@ -167,22 +136,17 @@ class Listing:
         row = self._order[number]
         return int(self._sizes[row]), int(self._marks[row])
 
-    def _name(self, number: int) -> bytes:
-        return self._names[self._order[number]].as_py()  # type: ignore[no-any-return]
-
     def at(self, number: int) -> tuple[str, File]:
         """Return the relative path of a file, and what reads it from whatever working folder."""
-        folder = self.folders[bisect_right(self._starts, number) - 1]
-        path = f"{folder}/{os.fsdecode(self._name(number))}".lstrip("/")
+        path = self._path(self._key(number))
         return path, self._file(path, number, self._absolute)
 
     def find(self, path: str) -> File | None:
         """Return the file of a relative path, called as the root was given; None if there is none."""
-        folder, _, name = path.rpartition("/")
-        wanted, inside = os.fsencode(name), self.inside(folder)
-        at = bisect_left(inside, wanted, key=self._name)
-        is_there = at < len(inside) and self._name(inside[at]) == wanted
-        return self._file(path, inside[at], str(self.root)) if is_there else None
+        key = self._above + _key(path)
+        number = self._place(key)
+        is_there = number < len(self) and self._key(number) == key
+        return self._file(path, number, str(self.root)) if is_there else None
 
     def files(self, paths: Iterable[str]) -> list[File]:
         """Return the files of some relative paths, but for those that are not there."""
@@ -195,21 +159,53 @@ class Listing:
         return LocalFile(os.path.join(root, path), where, *state)
 
 
+def _key(path: str) -> bytes:
+    *folders, name = os.fsencode(path).split(b"/")
+    return b"".join(_FOLDER + folder for folder in folders) + _NAME + name
+
+
+def _walk(root: Path, deep: bool, folders: set[str]) -> Iterator[_File]:
+    """Yield the files of a folder, and add the folders in it."""
+    pending = [("", {*map(str, Path(os.path.realpath(root)).parents)})]
+    while pending:
+        folder, above = pending.pop()
+        place, key = root / folder, _key(f"{folder}/" if folder else "")
+        if (real := os.path.realpath(place)) in above:
+            raise SourceError("link to a folder above", place, "Remove the link")
+        try:
+            with os.scandir(place) as found:
+                for entry in found:
+                    path = f"{folder}/{entry.name}".lstrip("/")
+                    if is_hidden(entry.name):
+                        continue
+                    if not entry.is_dir():
+                        yield key + os.fsencode(entry.name), *_state_of(entry.stat())
+                        continue
+                    folders.add(path)
+                    if deep:
+                        pending.append((path, above | {real}))
+        except OSError as error:
+            what = f"cannot be listed ({error.strerror})"
+            raise SourceError(what, error.filename or place) from error
+
+
+def _objects(bucket: Bucket, deep: bool, folders: set[str]) -> Iterator[_File]:
+    """Yield objects, and add folders; names that end in a slash stand for the folder, as some tools make."""
+    entries, inner = ([], []) if deep else bucket.in_folder()
+    folders.update(folder.rstrip("/") for folder in inner)
+    keys: dict[str, bytes] = {}
+    for entry in (each for some in bucket.below() for each in some) if deep else entries:
+        folder, slash, name = entry.name.rpartition("/")
+        if folder not in keys:
+            parts = folder.split("/")
+            keys[folder] = b"" if any(map(is_hidden, parts)) else _key(folder + slash)
+            folders.update(accumulate(parts, "{}/{}".format) if keys[folder] else ())
+        if keys[folder] and not is_hidden(name):
+            yield keys[folder] + os.fsencode(name), entry.size, entry.mark
+
+
 def _state_of(found: os.stat_result) -> tuple[int, int]:
     return found.st_size, found.st_mtime_ns % _MARKS
-
-
-def _objects(bucket: Bucket, deep: bool) -> Iterator[_Row]:
-    """Yield objects; names that end in a slash stand for the folder, as some tools make."""
-    entries, folders = ([], []) if deep else bucket.in_folder()
-    yield from ((folder.rstrip("/"), "", 0, 0) for folder in folders)
-    shown: dict[str, bool] = {}
-    for entry in (each for some in bucket.below() for each in some) if deep else entries:
-        folder, _, name = entry.name.rpartition("/")
-        if folder not in shown:
-            shown[folder] = not any(map(is_hidden, folder.split("/")))
-        if shown[folder] and not is_hidden(name):
-            yield folder, name, entry.size, entry.mark
 
 
 def look_at(place: Path | str, *, deep: bool = True) -> Listing | list[File]:
@@ -235,25 +231,23 @@ def files_at(path: Path) -> list[File]:
             entry = bucket.look(path.name)
             files = [RemoteFile(bucket, entry, str(path))] if entry else []
     else:
-        matches = sorted(glob(str(path), recursive=True)) if not _stat_of(path) else [str(path)]
-        files = [_file_at(Path(match)) for match in matches if not os.path.isdir(match)]
+        is_there = os.path.exists(path)
+        matches = [str(path)] if is_there else sorted(glob(str(path), recursive=True))
+        files = [_file_at(match) for match in matches if not os.path.isdir(match)]
     if not files:
         hint = "Check the path; '*' is for local files: at a URL give a folder, or objects"
         raise SourceError("there is no such file or folder", path, hint)
     return files
 
 
-def _file_at(path: Path) -> File:
-    found = os.stat(path)
+def _file_at(path: str) -> File:
+    try:
+        found = os.stat(path)
+    except OSError as error:  # such as a link that leads nowhere
+        raise SourceError(f"cannot be read ({error.strerror})", path) from error
     if not stat.S_ISREG(found.st_mode):
         raise SourceError("not a regular file", path)
-    return LocalFile(str(path), str(path), *_state_of(found))
-
-
-def is_folder(path: Path) -> bool:
-    """Tell whether a folder is there; SourceError if it may not be read."""
-    found = _stat_of(path)
-    return found is not None and stat.S_ISDIR(found.st_mode)
+    return LocalFile(path, path, *_state_of(found))
 
 
 def is_file(path: Path) -> bool:
@@ -263,10 +257,11 @@ def is_file(path: Path) -> bool:
     return path.exists() and not path.is_dir()
 
 
-def _stat_of(path: Path) -> os.stat_result | None:
+def is_folder(path: Path) -> bool:
+    """Tell whether a folder is there; SourceError if it may not be read."""
     try:
-        return path.stat()
+        return stat.S_ISDIR(path.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: a NUL in the name
-        return None
+        return False
     except OSError as error:
         raise SourceError(f"cannot be read ({error.strerror})", path) from error

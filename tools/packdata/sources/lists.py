@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from array import array
 from collections import Counter
 from functools import partial
@@ -19,6 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from loaders.data.formats import hash_file
 from loaders.errors import SourceError
@@ -31,7 +31,6 @@ from packdata.sources.base import (
     OWN_KEYS,
     PICTURES,
     ColumnsSource,
-    FileHash,
     FileKind,
     Item,
     check_unique,
@@ -39,6 +38,7 @@ from packdata.sources.base import (
     fail,
     field_names,
     first_named,
+    hash_of_files,
     is_missing,
     key_of,
     shared_keys,
@@ -47,17 +47,17 @@ from packdata.sources.listed import Listing
 from packdata.types import NO_VALUES, type_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
 LIST_SUFFIXES = (*DELIMITED, *JSON_LINES)
-_MISSING = frozenset(("", *NO_VALUES))
 _SIDES = frozenset({"xmin", "ymin", "xmax", "ymax"})
 ROWS_OF_BOXES = (
     "Group the rows by picture, with a list of boxes each: docs/masks.md has ten lines for it"
 )
 _encode = json.JSONEncoder(ensure_ascii=False).encode
-_NAN = re.compile(r"[+-]?nan", re.IGNORECASE)  # of a label, a missing one
 _AT_ONCE = 1024  # rows
+_NO_LABEL = r"(?i)^([+-]?nan)?$"
+_STORED = {"int": pa.int64(), "flag": pa.int64(), "float": pa.float64(), "text": pa.string()}
 
 
 class ListSource(ColumnsSource):
@@ -111,7 +111,12 @@ class ListSource(ColumnsSource):
         has_names = not self._has_keys and not self.has_several
         self._shared = shared_keys(self._files) if has_names else frozenset()
         check_unique(self._placed_keys, path, f"{OWN_KEYS}. A row a box: {ROWS_OF_BOXES}")
-        self.identity = self._identity(hash_file(file.local()))
+        self.identity = {
+            "kind": self.kind,
+            "list": hash_file(file.local()),
+            "columns": [self._image, self._mask],
+            "files": hash_of_files(self._states()),
+        }
 
     def _check_rows(self) -> None:
         """Raise SourceError for a row without a path, or without a key where others have one."""
@@ -153,12 +158,11 @@ class ListSource(ColumnsSource):
             yield from zip(self._lines[start : start + num], rows, strict=True)
             start, num = start + num, min(2 * num, _AT_ONCE)
 
-    def _file(self, value: Any, where: str, what: str, folder: Path) -> tuple[Any, str | None]:
+    def _file(self, value: Any, where: str, what: str, folder: Path) -> Any:
         if value is None:
             hint = f"Give each row a path in column {self._mask!r}, or leave the column out"
-            return partial(fail, f"the {what} is missing, others have one", where, hint), None
-        place = where if what == "picture" else f"{where} ({what} {value})"
-        return self._at(str(value), place), str(value)
+            return partial(fail, f"the {what} is missing, others have one", where, hint)
+        return self._at(str(value), where if what == "picture" else f"{where} ({what} {value})")
 
     def _at(self, cell: str, where: str) -> File:
         """Return the file at the path or URL in a cell."""
@@ -190,13 +194,12 @@ class ListSource(ColumnsSource):
             return os.path.relpath(name, self._folder)
         return str(PurePosixPath(name)) if "./" in name or "//" in name else name
 
-    def _identity(self, digest: str) -> dict[str, Any]:
-        files, columns = FileHash(), [self._image, self._mask]
-        cells = map(self._values, filter(None, columns))
+    def _states(self) -> Iterator[tuple[str, int, int]]:
+        """Yield path, size and mark of each picture and mask."""
+        cells = map(self._values, filter(None, (self._image, self._mask)))
         for image, *mask in zip(*cells, strict=True):
-            for cell in [*self._listed(image), *mask]:
-                files.add(str(cell), *_state(self._at(str(cell), "")))
-        return {"kind": self.kind, "list": digest, "columns": columns, "files": files.hexdigest()}
+            for cell in map(str, [*self._listed(image), *mask]):
+                yield cell, *_state(self._at(cell, ""))
 
 
 def _state(file: File) -> tuple[int, int]:
@@ -261,24 +264,11 @@ def _typed(texts: pa.ChunkedArray, field: str) -> pa.ChunkedArray:
     kind = "text" if field == "key" else type_of(texts)
     if kind == "text" and field not in ("key", "label"):
         return texts
-    read, arrow, missing = _READS[kind]
-    is_label = field == "label"
-
-    def value(cell: str) -> Any:
-        cell = cell.strip()  # blanks around what names something do not count
-        return None if cell in missing or (is_label and _NAN.fullmatch(cell)) else read(cell)
-
-    chunks = (map(value, chunk.to_pylist()) for chunk in texts.chunks)
-    return pa.chunked_array([pa.array([*values], arrow) for values in chunks])
-
-
-def _flag(text: str) -> int:
-    return int(text.lower() == "true")
-
-
-_READS: dict[str, tuple[Callable[[str], Any], pa.DataType, frozenset[str]]] = {
-    "int": (int, pa.int64(), _MISSING),
-    "float": (float, pa.float64(), _MISSING),
-    "flag": (_flag, pa.int64(), _MISSING),
-    "text": (str, pa.string(), frozenset({""})),
-}
+    texts = pc.utf8_trim_whitespace(texts)  # blanks around what names something do not count
+    if kind != "text":
+        texts = pc.utf8_ltrim(texts, "+")
+        nothing = pc.is_in(texts, value_set=pa.array(["", *NO_VALUES]))
+    else:
+        nothing = pc.match_substring_regex(texts, _NO_LABEL if field == "label" else "^$")
+    texts = pc.if_else(nothing, pa.scalar(None, pa.string()), texts)
+    return pc.cast(pc.cast(texts, pa.bool_()) if kind == "flag" else texts, _STORED[kind])

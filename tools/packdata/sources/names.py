@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,12 +25,8 @@ def twice(names: Callable[[], Iterable[str]]) -> set[str]:
     hashes = np.fromiter(map(hash_of, names()), np.uint64)
     hashes.sort()
     same = {*hashes[1:][hashes[1:] == hashes[:-1]].tolist()}
-    seen: set[str] = set()
-    found: set[str] = set()
-    for name in names() if same else ():
-        if hash_of(name) in same:
-            (found if name in seen else seen).add(name)
-    return found
+    counts = Counter(name for name in names() if hash_of(name) in same) if same else {}
+    return {name for name, num in counts.items() if num > 1}
 
 
 def row_hashes(column: Column) -> npt.NDArray[np.uint64]:

@@ -6,15 +6,15 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from loaders.data.manifest import MANIFEST_NAME
 from loaders.errors import SourceError
 from packdata.reading import File, opened_in_order
 from packdata.rows import suffix_inside
-from packdata.sources.base import PICTURES, FileKind, Source, foreign_hint, suffix_of
+from packdata.sources.base import PICTURES, SPLIT_NAMES, FileKind, Source, foreign_hint, suffix_of
 from packdata.sources.folders import FolderSource
 from packdata.sources.idx import IDX_SUFFIXES, IdxSource
 from packdata.sources.listed import Listing, look_at
 from packdata.sources.lists import LIST_SUFFIXES, ListSource
-from packdata.sources.refused import SPLIT_NAMES, check_folder
 from packdata.sources.row_kinds import ROW_KINDS, listed_files, row_kind, saved_splits
 from packdata.sources.rows import RowsSource
 from packdata.sources.tars import TAR_SUFFIX, TarSource
@@ -28,6 +28,10 @@ _ARCHIVES = (
     ", WebDataset .tar files, .parquet files with pictures, folders of datasets.save_to_disk, or MNIST's "
     "images-idx3-ubyte"
 )
+# Of Delta Lake, Iceberg and Hudi, by how a file in them ends: files of rows that were deleted since stay in the folder.
+_LOGS = {"_delta_log": ".json", "metadata": ".metadata.json", ".hoodie": "hoodie.properties"}
+# The columns that a kind of source can be given; any of what is no source.
+_COLUMNS = {"folder": (), "idx": (), "tar": ("label_column",)}
 Found = Listing | list[File]  # a folder, or files that are one source
 
 
@@ -55,36 +59,56 @@ def open_source(
         "mask_column": mask_column,
         "label_column": label_column,
     }
-    files = found if isinstance(found, list) else _files_of(found, kind)
-    if isinstance(found, Listing) and not files:
-        _check_columns_unused(found.root, columns)
-        return FolderSource(found, kind, without)
-    first = files[0].path
-    name = first.name if len(files) == 1 else first.parent.name
     if isinstance(found, Listing):
-        name = found.name
+        check_folder(found)
+        place, name, files = found.root, found.name, _files_of(found, kind)
+    else:
+        place, files = found[0].path, found
+        name = place.parent.name if files[1:] else place.name
+    place = files[0].path if files else place
+    archive = _kind_of_all(files, kind) if files else "folder"
+    takes = _COLUMNS.get(archive, columns)
+    if unused := [value for column, value in columns.items() if value and column not in takes]:
+        raise SourceError(f"no columns, so none is called {unused[0]!r}", place)
+    if isinstance(found, Listing) and not files:
+        return FolderSource(found, kind, without)
     opened_in_order(files)
-    archive = _one_kind(files) if kind is PICTURES else ""
     if archive == "tar":
-        _check_columns_unused(first, columns | {"label_column": None})
         return TarSource(files, name, label_column=label_column)
     if archive in ROW_KINDS:
         return RowsSource(files, name, **columns)
-    if len(files) > 1:
-        names = few([file.path.name for file in files], 3)
-        raise SourceError(f"several sources ({names})", first.parent, "Choose one")
+    if files[1:]:
+        raise several_sources([file.path for file in files])
     if archive == "idx":
-        _check_columns_unused(first, columns)
         return IdxSource(files[0])
-    if suffix_inside(first.name) in LIST_SUFFIXES:
+    if suffix_inside(place.name) in LIST_SUFFIXES:
         return ListSource(files[0], kind, **columns)
-    hint = foreign_hint(first.name) or (
+    hint = foreign_hint(place.name) or (
         f"Give a folder of {kind.names} ({' '.join(sorted(kind.suffixes))}) or of one folder per class, a .csv, .tsv "
         f"or .jsonl list of such files{_ARCHIVES if kind is PICTURES else ''}"
     )
-    if suffix_of(first.name) in kind.suffixes:
+    if suffix_of(place.name) in kind.suffixes:
         hint = "Give the folder that holds it, with a file for each sample; packdata.pack takes the rows of one array"
-    raise SourceError("this kind of source is not known", first, hint)
+    raise SourceError("this kind of source is not known", place, hint)
+
+
+def several_sources(paths: Sequence[Path]) -> SourceError:
+    """Return the error for sources that cannot be read as one."""
+    hint = "Pack each with the same classes=, then 'packdata merge' them"
+    return SourceError(f"several sources ({few(map(str, paths), 3)})", paths[0], hint)
+
+
+def check_folder(listing: Listing) -> None:
+    """Raise SourceError for a dataset that is packed already, or a table that has a log of its files."""
+    if listing.find(MANIFEST_NAME) is not None:
+        hint = "'packdata copy', 'split', 'merge' and 'extend' work on packed datasets"
+        raise SourceError("a packed dataset cannot be a source", listing.root, hint)
+    for folder in listing.folders:
+        end, log = _LOGS.get(folder.rpartition("/")[2]), listing.root / folder
+        if end and any(name.endswith(end) for name in Listing(log, deep=False).names()):
+            what = f"the table has a log ({log}): rows that were deleted or replaced may lie in its files"
+            hint = "Write the rows that it has to a Parquet file; a pattern such as '*.parquet' takes all of them"
+            raise SourceError(what, log.parent, hint)
 
 
 def find_splits(listing: Listing, kind: FileKind = PICTURES) -> Mapping[str, Found] | None:
@@ -98,33 +122,36 @@ def find_splits(listing: Listing, kind: FileKind = PICTURES) -> Mapping[str, Fou
         SourceError: Two or more folders or files are splits and others are not, or folders and files
             are, or pictures lie beside them: no reading is safe.
     """
-    archives = _archives(listing) if kind is PICTURES else []
     if kind is PICTURES and (saved := saved_splits(listing)):
         return saved
-    folders = listing.subfolders()
-    splits = {name: listing.below(name) for name in folders if name.lower() in SPLIT_NAMES}
+    folders, archives = listing.subfolders(), _archives(listing, kind)
+    splits: dict[str, Found] = {
+        name: listing.below(name) for name in folders if name.lower() in SPLIT_NAMES
+    }
     others = [name for name in folders if name not in splits]
     if splits:  # what holds no files of the kind is neither a split nor a class
         others = [name for name in others if _holds(kind, listing.below(name))]
-    if not splits or (others and len(splits) == 1):
-        return _split_files(listing, archives)
-    known = {None, *(name.lower() for name in splits)}
-    others += [f.path.name for f in archives if _named_split(f.path.name) not in known]
-    others += [name for name in listing.names() if suffix_of(name) in kind.suffixes]
+    if splits and not (others and len(splits) == 1):
+        known = {None, *(name.lower() for name in splits)}
+        others += [f.path.name for f in archives if _named_split(f.path.name) not in known]
+        others += [name for name in listing.names() if suffix_of(name) in kind.suffixes]
+    else:
+        named = [(_named_split(file.path.name), file) for file in archives]
+        splits = {name: [f for split, f in named if split == name] for name, _ in named if name}
+        if len(splits) < 2:
+            return None
+        others = [file.path.name for split, file in named if split is None]
     if others:
-        raise _no_safe_reading(listing, splits, others)
+        what = f"splits ({', '.join(splits)}) beside {few(others)}"
+        hint = "Pack each split by itself, or move the others away"
+        raise SourceError(what, listing.root, hint)
+    if isinstance(next(iter(splits.values())), list):
+        _check_alone(listing, archives)
     return {name: splits[name] for name in sorted(splits, key=_split_rank)}
 
 
 def _holds(kind: FileKind, listing: Listing) -> bool:
     return any(suffix_of(path) in kind.suffixes for path in listing)
-
-
-def _no_safe_reading(
-    listing: Listing, splits: Mapping[str, object], others: Sequence[str]
-) -> SourceError:
-    what = f"splits ({', '.join(splits)}) beside {few(others)}"
-    return SourceError(what, listing.root, "Pack each split by itself, or move the others away")
 
 
 def joined_splits(files: Sequence[Path]) -> list[str]:
@@ -149,20 +176,6 @@ def _split_rank(name: str) -> tuple[int, str]:
     return SPLIT_NAMES.index(name.lower()), name
 
 
-def _split_files(listing: Listing, archives: Sequence[File]) -> dict[str, list[File]] | None:
-    """Group ``train.tar``, ``train-00000-of-00002.parquet`` or MNIST's two files by split."""
-    splits: dict[str, list[File]] = {}
-    for file in archives:
-        splits.setdefault(_named_split(file.path.name) or "", []).append(file)
-    others = splits.pop("", [])
-    if len(splits) < 2:
-        return None
-    if others:
-        raise _no_safe_reading(listing, splits, [file.path.name for file in others])
-    _check_alone(listing, archives)
-    return {name: splits[name] for name in sorted(splits, key=_split_rank)}
-
-
 def _check_alone(listing: Listing, archives: Sequence[File]) -> None:
     """Raise SourceError if pictures lie beside tar, IDX or files of rows, or in folders there."""
     if _holds(PICTURES, listing):
@@ -171,8 +184,10 @@ def _check_alone(listing: Listing, archives: Sequence[File]) -> None:
         raise SourceError(what, listing.root, hint)
 
 
-def _archives(listing: Listing) -> list[File]:
+def _archives(listing: Listing, kind: FileKind) -> list[File]:
     """Return the tar, IDX and files of rows; of an IDX file that is there twice, not the .gz."""
+    if kind is not PICTURES:
+        return []
     if (listed := listed_files(listing)) is not None:
         return listed
     names = dict.fromkeys(name for name in listing.names() if _archive_kind(name))
@@ -185,9 +200,9 @@ def _archive_kind(name: str) -> str:
     return row_kind(name) or ("idx" if name.lower().endswith(IDX_SUFFIXES) else "")
 
 
-def _one_kind(files: Sequence[File]) -> str:
+def _kind_of_all(files: Sequence[File], kind: FileKind) -> str:
     """Return the kind of archive that files are, "" for others; SourceError if they are of several."""
-    kinds = {_archive_kind(file.path.name) for file in files}
+    kinds = {_archive_kind(file.path.name) if kind is PICTURES else "" for file in files}
     if len(kinds) > 1:
         names = few([file.path.name for file in files])
         hint = "Pack the files of each kind by themselves"
@@ -195,26 +210,10 @@ def _one_kind(files: Sequence[File]) -> str:
     return kinds.pop()
 
 
-def are_of_one_archive(found: Sequence[Found]) -> bool:
-    """Tell whether sources are tars, or files of rows of one kind, all of them."""
-    kinds = {
-        "" if isinstance(each, Listing) or each[1:] else _archive_kind(each[0].path.name)
-        for each in found
-    }
-    return len(kinds) == 1 and kinds <= {"tar", *ROW_KINDS}
-
-
 def _files_of(listing: Listing, kind: FileKind) -> list[File]:
     """Return the files of a folder that are its source; none if it is one of pictures."""
-    check_folder(listing)
-    files = _archives(listing) if kind is PICTURES else []
-    if files and not any(suffix_of(name) in kind.suffixes for name in listing.names()):
-        _check_alone(listing, files)
-        return files
-    return []
-
-
-def _check_columns_unused(path: Path, columns: Mapping[str, str | None]) -> None:
-    for column in columns.values():
-        if column is not None:
-            raise SourceError(f"no columns, so none is called {column!r}", path)
+    files = _archives(listing, kind)
+    if not files or any(suffix_of(name) in kind.suffixes for name in listing.names()):
+        return []
+    _check_alone(listing, files)
+    return files

@@ -109,14 +109,14 @@ class RowsSource(ColumnsSource):
                 yield self._item(key, f"{file.path}, row {i}", row, folder)
             number += len(batch)
 
-    def _file(self, value: Any, where: str, what: str, folder: Path) -> tuple[Any, str | None]:
+    def _file(self, value: Any, where: str, what: str, folder: Path) -> Any:
         path = value.get("path") if isinstance(value, Mapping) else None
         data = value.get("bytes") if isinstance(value, Mapping) else value
         if data is not None:
-            return partial(bytes, data), path
+            return partial(bytes, data)
         if path:
-            return partial(read_file, folder / path, f"{where} ({path})"), path
-        return partial(fail, f"the {what} is missing", where), path
+            return partial(read_file, folder / path, f"{where} ({path})")
+        return partial(fail, f"the {what} is missing", where)
 
     def _label(self, name: str, field: str) -> Column:
         file, types = self._files[0], pa.types

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import tarfile
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
@@ -25,13 +26,13 @@ from packdata.sources.base import (
     Column,
     Item,
     Source,
+    check_name,
     check_unique,
     column_of,
     fail,
     files_identity,
     is_hidden,
 )
-from packdata.sources.refused import check_name
 from packdata.wording import few
 
 if TYPE_CHECKING:
@@ -60,30 +61,26 @@ class _Sample:
         """Say where a member is."""
         return f"{self.tar.path}: {self.members[role][0]}"
 
-    def read(self, file: IO[bytes], role: str) -> bytes:
-        """Return a member, from the opened tar; SourceError if it is not whole."""
+    def read(self, role: str, opened: IO[bytes] | None = None) -> bytes:
+        """Return a member, from the opened tar if that is given; SourceError if it is not whole."""
         _, offset, size = self.members[role]
-        file.seek(offset)
-        data = file.read(size)
+        with open_file(self.tar) if opened is None else nullcontext(opened) as file:
+            file.seek(offset)
+            data = file.read(size)
         if len(data) < size:
             what = f"{len(data)} of {size} bytes are there"
             raise SourceError(what, self.place(role), "Was the file changed?")
         return data
 
-    def value(self, file: IO[bytes], role: str) -> Any:
+    def value(self, role: str, opened: IO[bytes]) -> Any:
         """Return what a member holds; of ``.cls`` its text."""
-        data = self.read(file, role)
+        data = self.read(role, opened)
         try:
             if role == "json":
                 return parse_json(data)
             return data.decode().strip() if role == "cls" else data.decode()
         except (ValueError, RecursionError) as error:
             raise SourceError(f"cannot be read ({error})", self.place(role)) from error
-
-    def read_anew(self, role: str) -> bytes:
-        """Return a member of the tar, which is opened for it."""
-        with open_file(self.tar) as file:
-            return self.read(file, role)
 
 
 class TarSource(Source):
@@ -104,7 +101,7 @@ class TarSource(Source):
         without = next((each for each in self._samples if _IMAGE not in each.members), None)
         if without or not self._samples:
             key = without.key if without else "KEY"
-            what = f"sample {key!r} has no picture, such as {key}.jpg, but {few(ignored)}"
+            what = f"no picture {key}.jpg, or .png, but {few(ignored) or 'no files'}"
             hint = "packdata.pack takes samples of several pictures, and pictures called otherwise"
             raise SourceError(what, without.tar.path if without else self.paths[0], hint)
         self.ignored = dict(ignored)
@@ -146,7 +143,7 @@ class TarSource(Source):
 
     def _values(self, role: str) -> Iterator[Any]:
         """Yield what all samples have of a role."""
-        return (each.value(file, role) for each, file in self._opened() if role in each.members)
+        return (each.value(role, file) for each, file in self._opened() if role in each.members)
 
     def _opened(self, start: int = 0) -> Iterator[tuple[_Sample, IO[bytes]]]:
         """Yield samples with their tar, opened once."""
@@ -166,21 +163,18 @@ class TarSource(Source):
         return (sample.key for sample in self._samples)
 
     def _item(self, sample: _Sample, file: IO[bytes]) -> Item:
-        read, where = partial(sample.read_anew, _IMAGE), sample.place(_IMAGE)
+        read, where = partial(sample.read, _IMAGE), sample.place(_IMAGE)
+        mask = partial(sample.read, _MASK) if _MASK in sample.members else None
         try:
-            labels = self._labels(file, sample)
+            return Item(sample.key, where, read, self._labels(file, sample), mask)
         except SourceError as error:
             return Item(sample.key, where, partial(fail, error.what, where, error.hint))
-        if _MASK not in sample.members:
-            return Item(sample.key, where, read, labels)
-        mask, name = partial(sample.read_anew, _MASK), sample.members[_MASK][0]
-        return Item(sample.key, where, read, labels, mask, mask_name=name)
 
     def _labels(self, file: IO[bytes], sample: _Sample) -> dict[str, Any]:
         labels = dict.fromkeys(self.labels)
         for role in self._roles:
             if role in sample.members:
-                value = sample.value(file, role)
+                value = sample.value(role, file)
                 is_number = role == "cls" and self.labels[_LABEL].kind == "int"
                 labels[_FIELDS[role]] = int(value) if is_number else value
                 if role == "json" and self._label_key is not None:

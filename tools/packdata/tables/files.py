@@ -21,7 +21,7 @@ from packdata.reading import File, opened_in_order
 from packdata.rows import COMPRESSIONS, DELIMITED, JSON_LINES, PART_ROWS, RowFile, suffix_inside
 from packdata.sources.base import files_identity, foreign_hint, suffix_of
 from packdata.sources.listed import Listing, look_at
-from packdata.sources.refused import check_folder
+from packdata.sources.opening import check_folder
 from packdata.sources.row_kinds import ArrowRows, ParquetRows, listed_files
 from packdata.types import plain, shown
 from packdata.wording import few

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 from loaders.errors import SourceError
 from packdata.reading import LocalFile, RemoteFile, opened_in_order
 from packdata.rows import DELIMITED, JSON_LINES, compression_of, open_text, suffix_inside
-from packdata.sources.base import foreign_hint, suffix_of
+from packdata.sources.base import check_name, foreign_hint, suffix_of
 from packdata.sources.listed import Listing, look_at
-from packdata.sources.refused import check_folder, check_name
+from packdata.sources.opening import check_folder
 from packdata.sources.row_kinds import ROW_KINDS, listed_files
 
 if TYPE_CHECKING:
