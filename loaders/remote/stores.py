@@ -265,7 +265,8 @@ def _open_obstore(
     timeout_s = float(options.pop("timeout", _TIMEOUT_S))
     deadline_s = float(options.pop("retry_timeout", DEADLINE_S))
     client: dict[str, Any] = {"connect_timeout": "5s"}
-    client |= {name: options.pop(name) for name in _CLIENT_OPTIONS & {*options}}
+    given = {name: options.pop(name) for name in _CLIENT_OPTIONS & {*options}}
+    client |= {name: str(value) if type(value) is int else value for name, value in given.items()}
     endpoint = endpoint_of(url.scheme, options, environment)
     if kind == "http" or endpoint.startswith("http://"):
         client.setdefault("allow_http", True)

@@ -153,6 +153,15 @@ def test_a_server_is_given_by_any_of_its_names(
     assert endpoint_of("s3", {name: server}, {}) == server
 
 
+@pytest.mark.parametrize("given", [5, "7"])
+def test_options_of_the_client_are_numbers_or_their_texts(given: Any) -> None:
+    options = {"skip_signature": True, "pool_max_idle_per_host": given}
+
+    objects: Any = open_objects(URL("s3://bucket/packed"), options, {})
+
+    assert objects.deadline_s > 0
+
+
 @pytest.mark.parametrize(("given", "seconds"), [(7, 7), ("1.5", 1.5)])
 def test_how_long_to_wait_is_seconds(given: Any, seconds: float) -> None:
     options = {"skip_signature": True, "retry_timeout": given}
