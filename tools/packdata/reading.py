@@ -21,7 +21,7 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
@@ -154,9 +154,13 @@ File = LocalFile | RemoteFile
 def read_file(path: Path | str, where: str, hint: str = "") -> bytes:
     """Return the bytes of a file, also of one at a URL; SourceError that names ``where`` if that fails."""
     with _explained(where, hint):
-        if is_url(path):
-            return _read_object(place_of(path))
-        return read_regular(path)
+        if not is_url(path):
+            return read_regular(path)
+        url = place_of(path)
+        data, _ = bucket_at(str(url.parent)).read(url.name)
+        if data is None:
+            raise FileNotFoundError("there is no such object")
+        return data
 
 
 def open_file(file: File) -> BinaryIO:
@@ -174,13 +178,6 @@ def _explained(where: str, hint: str = "") -> Iterator[None]:
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         reason = getattr(error, "strerror", None) or error
         raise SourceError(f"cannot be read ({reason})", where, hint) from error
-
-
-def _read_object(url: Path) -> bytes:
-    data, _ = bucket_at(str(url.parent)).read(url.name)
-    if data is None:
-        raise FileNotFoundError("there is no such object")
-    return data
 
 
 def opened_in_order(files: Iterable[object]) -> None:
@@ -358,8 +355,8 @@ def fetched_ahead(items: Iterator[T]) -> Generator[T]:
     fetched.
     """
     first = list(islice(items, 1))
+    items = chain(first, items)
     if not any(map(_files, first)):
-        yield from first
         yield from items
         return
     pool = ThreadPoolExecutor(_ASKS, "fetch-ahead")
@@ -368,9 +365,9 @@ def fetched_ahead(items: Iterator[T]) -> Generator[T]:
     try:
         while True:
             while len(ahead) < _ASKS and sum(map(_nbytes, ahead)) < _ASKS * _ASK_BYTES:
-                if not (some := _some(first, items, most)):
+                if not (some := _some(items, most)):
                     break
-                first, most = [], min(2 * most, _ASK_ITEMS)
+                most = min(2 * most, _ASK_ITEMS)
                 _expect(pool, some)
                 ahead.append(some)
             if is_over := not ahead:
@@ -380,9 +377,9 @@ def fetched_ahead(items: Iterator[T]) -> Generator[T]:
         pool.shutdown(wait=not is_over, cancel_futures=not is_over)
 
 
-def _some(first: list[T], items: Iterator[T], most: int) -> list[T]:
+def _some(items: Iterator[T], most: int) -> list[T]:
     """Return the next items that one question is for."""
-    some, nbytes = [*first], 0
+    some, nbytes = list[T](), 0
     for item in items:
         some.append(item)
         nbytes += _nbytes([item])

@@ -6,7 +6,7 @@ A stream of tokens is divided by documents: its rows are where it was cut for st
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +34,7 @@ from packdata.tokens.rows import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
 
     from loaders.data.view import View
     from loaders.schema import Field
@@ -110,16 +110,9 @@ class ViewContent:
 def written_fields(
     view: View, added: Mapping[str, Field], known: Schema, recoding: Recoding
 ) -> tuple[Schema, dict[str, Recode]]:
-    """Return the fields that are written of a view, and what stores pictures anew.
+    """Return the fields of a view and those that are added, and what stores pictures anew.
 
-    Args:
-        view: Its fields are written.
-        added: Fields beside those or in their place; new ones are served by default.
-        known: All that is stored: boxes are in pixels of its first image.
-        recoding: How pictures are to be stored.
-
-    Raises:
-        SchemaError: The fields do not fit together.
+    Boxes are in pixels of the first image of all that is stored (``known``). SchemaError where fields do not fit.
     """
     lost = {TOKENS, NUM_TOKENS, DOCUMENT_ENDS} - {*view.schema.fields}
     if has_tokens(known) and lost:
@@ -183,13 +176,17 @@ class DocumentContent:
             first = max(0, first - len(block))
 
     def _blocks(self) -> Iterator[Block]:
-        fields = self.view.schema.fields
-        field = fields[TOKENS]
+        fields = self.schema.fields
+        names, field = [name for name in (TOKENS, LABELS) if name in fields], fields[TOKENS]
         assert isinstance(field, Tokens)
-        names = [name for name in (TOKENS, LABELS) if name in fields]
         chosen = np.zeros(count(self.view)[1] + 2, bool)  # the last document may have no end
         chosen[self.documents] = True
         values, ends = [np.empty(0, fields[name].dtype) for name in names], np.empty(0, np.int64)
+
+        def rows(num: int) -> Block:
+            ids, *labels = (each[:num] for each in values)
+            return block_of(ids, ends[ends <= num], field.row_tokens, *labels)
+
         for more_ends, *more in streams_of(self.view, names):
             lengths = np.diff(more_ends, prepend=0, append=len(more[0]))
             keep = np.repeat(chosen[: len(lengths)], lengths)
@@ -199,15 +196,10 @@ class DocumentContent:
             values = [np.concatenate([v, m[keep]]) for v, m in zip(values, more, strict=True)]
             full = len(values[0]) // field.row_tokens * field.row_tokens
             if full:
-                yield _rows(values, ends[ends <= full], full, field.row_tokens)
+                yield rows(full)
             values, ends = [v[full:] for v in values], ends[ends > full] - full
         if len(values[0]):
-            yield _rows(values, ends, len(values[0]), field.row_tokens)
+            yield rows(len(values[0]))
 
 
 Content = ViewContent | DocumentContent  # the samples of a dataset, as records
-
-
-def _rows(values: Sequence[npt.NDArray[Any]], ends: Indices, num: int, row_tokens: int) -> Block:
-    ids, *labels = (v[:num] for v in values)
-    return block_of(ids, ends, row_tokens, *labels)
