@@ -10,6 +10,7 @@ import pytest
 from loaders.data.formats import open_checksums, open_columns
 from loaders.data.manifest import MANIFEST_NAME, read_manifest
 from loaders.errors import ManifestError, ShardError
+from loaders.progress import Meter
 from loaders.schema import Array, Field, Image, Label, Text
 from packdata.cli import main
 from packdata.inspect.stats import stats
@@ -247,12 +248,12 @@ def test_decode_finds_records_that_are_whole_but_wrong(tmp_path: Path) -> None:
 
 def test_progress_counts_every_byte(tmp_path: Path) -> None:
     folder = pack_samples(tmp_path / "a", 10)
-    seen: list[int] = []
+    meter = Meter("verifying", "bytes")
 
-    report = verify(folder, tick=seen.append)
+    report = verify(folder, progress=meter)
 
     assert report.manifest is not None
-    assert sum(seen) == report.manifest.size_bytes
+    assert meter.done == report.manifest.size_bytes
 
 
 # The manifest

@@ -20,6 +20,7 @@ from packdata.cli import main
 from packdata.packed.derive import copy_dataset as upload
 from packdata.packed.derive import merge
 from packdata.packed.views import write as write_view
+from packdata.packing.progress import Quiet
 from packdata.parts.joining import finish
 from tests.remote import servers
 from tests.remote.conftest import SETTINGS, Store, storage
@@ -133,12 +134,19 @@ def test_of_two_who_publish_at_one_place_one_is_refused(
         assert main(["copy", str(folder), str(other), "--where", f"label == {3 + overwrite}"]) == 0
         others = iter([other])
 
-        def meet(_: int, others: Iterator[Path] = others, overwrite: bool = overwrite) -> None:
-            for source in others:
-                upload(source, OUT, overwrite=overwrite)
+        class Meets(Quiet):
+            def advance(
+                self,
+                rejected: int,
+                samples: int = 1,
+                others: Iterator[Path] = others,
+                overwrite: bool = overwrite,
+            ) -> None:
+                for source in others:
+                    upload(source, OUT, overwrite=overwrite)
 
         with pytest.raises(PackError):
-            upload(folder, OUT, overwrite=overwrite, tick=meet)
+            upload(folder, OUT, overwrite=overwrite, progress=Meets())
 
         assert read_manifest(target).fingerprint == read_manifest(other).fingerprint
 

@@ -92,8 +92,8 @@ def copy(args: Namespace) -> int:
     with usage_errors(args, schema=True):
         options = CopyOptions(**given(args, args.declared))
     how = given(args, ("format", "shard_bytes", "overwrite", "workers"))
-    with usage_errors(args, schema=False), Meter("writing", "samples") as meter:
-        how |= {"tick": meter.tick, "note": show_note}
+    how |= {"progress": Meter("writing", "samples"), "note": show_note}
+    with usage_errors(args, schema=False):
         return _show(args, copy_dataset(args.src, args.dst, options, **how))
 
 
@@ -141,8 +141,8 @@ def split(args: Namespace) -> int:
     if len(parts) < len(args.parts):
         args.parser.error(f"duplicate part in --parts, got {', '.join(n for n, _ in args.parts)}")
     how = given(args, ("by", "stratify", "seed", "format", "shard_bytes", "overwrite"))
-    with usage_errors(args, schema=False), Meter("writing", "samples") as meter:
-        how |= {"tick": meter.tick, "note": show_note}
+    how |= {"progress": Meter("writing", "samples"), "note": show_note}
+    with usage_errors(args, schema=False):
         made = derive.split(args.src, args.dst, parts, **how)
     data = {name: _made(args.dst / name, each) for name, each in made.items()}
     show_result(args, data, (_made_line(args.dst / name, each) for name, each in made.items()))

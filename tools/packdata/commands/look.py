@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loaders.commandline import show
 from loaders.data.manifest import FORMAT_VERSION, read_manifest
-from loaders.errors import ManifestError
 from loaders.progress import Meter
 from loaders.remote.options import add_remote
 from loaders.schema import Label, MultiLabel
@@ -158,13 +156,10 @@ def stats(args: Namespace) -> int:
 
     With --json the result is what Normalize.from_stats reads: mean and std in pixel units.
     """
-    from loaders.data.view import open_view
     from packdata.inspect.stats import stats
 
-    view = open_view(args.dataset)
-    num = len(view) if args.limit is None else min(args.limit, len(view.first_at_url()))
-    with Meter("reading", "samples", num) as meter:
-        found = stats(args.dataset, **given(args, ("limit", "workers")), tick=meter.tick)
+    meter = Meter("reading", "samples")
+    found = stats(args.dataset, **given(args, ("limit", "workers")), progress=meter)
     show_result(args, found.to_json(), _stats_lines(found))
     return 0
 
@@ -244,22 +239,16 @@ def verify(args: Namespace) -> int:
 
     Every fault is listed with file, field, rows and keys; the exit status is then 1.
     """
+    from packdata.inspect.verify import verify
+
     if not args.dataset.is_dir():
         read_manifest(args.dataset)  # says what is there instead: a wrong path is no fault
-    reports = [_report(folder, args) for folder in datasets_at(args.dataset)]
+    how = given(args, ("quick", "decode", "workers"))
+    meters = ((folder, Meter("verifying", "bytes")) for folder in datasets_at(args.dataset))
+    reports = [verify(folder, **how, progress=meter) for folder, meter in meters]
     found = [report.to_json() for report in reports]
     _show_each(args, found, chain.from_iterable(map(_verify_lines, reports)))
     return 0 if all(report.ok for report in reports) else 1
-
-
-def _report(folder: Path, args: Namespace) -> Report:
-    from packdata.inspect.verify import verify
-
-    total = 0
-    with suppress(ManifestError):  # verify will say so
-        total = read_manifest(folder).size_bytes
-    with Meter("verifying", "bytes", total) as meter:
-        return verify(folder, **given(args, ("quick", "decode", "workers")), tick=meter.tick)
 
 
 def _verify_lines(report: Report) -> Iterator[str]:

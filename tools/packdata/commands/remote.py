@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from loaders.commandline import show
-from loaders.data.manifest import read_manifest
 from loaders.progress import Meter
 from loaders.remote.options import add_remote
 from loaders.text import describe_size
@@ -32,9 +31,7 @@ def fetch(args: Namespace) -> int:
     from packdata.packed import remote
     from packdata.packed.views import write
 
-    total = read_manifest(args.url).size_bytes
-    with Meter("fetching", "bytes", total) as meter:
-        num, size = remote.fetch(args.url, meter.tick)
+    num, size = remote.fetch(args.url, Meter("fetching", "bytes"))
     show(f"{counted(num, 'shard')}, {describe_size(size)}: all here")
     if args.folder is not None:
         write(open_view(args.url), args.folder)

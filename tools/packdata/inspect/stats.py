@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -29,14 +30,15 @@ from loaders.system import opencv
 from loaders.system.limits import usable_cores
 from packdata.moments import Moments, percentiles
 from packdata.packing.pool import OrderedPool
+from packdata.packing.progress import Quiet
 from packdata.tokens.rows import DOCUMENT_ENDS, has_tokens, token_stats
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from loaders.data.view import View
     from loaders.schema import Field
+    from packdata.packing.progress import Progress
 
 
 @dataclass(slots=True)
@@ -68,13 +70,12 @@ def stats(
     *,
     limit: int | None = None,
     workers: int | None = None,
-    tick: Callable[[int], object] = int,
+    progress: Progress | None = None,
 ) -> Stats:
     """Compute the statistics of a packed dataset, on all cores.
 
     With a ``limit``, only so many samples are decoded, evenly spread; classes, sizes in bytes and single numbers are
-    of all. At a URL everything is then of the samples of the first two shards. ``tick`` is called with the number of
-    samples decoded, one at a time.
+    of all. At a URL everything is then of the samples of the first two shards. ``progress`` counts those decoded.
 
     Raises:
         SampleError: A record cannot be decoded.
@@ -95,12 +96,14 @@ def stats(
         return [_Gathered.of(fields[name], sample[name]) for name in gathered]
 
     found = {name: {"kind": kind.kind} | _of_all(view, name) for name, kind in fields.items()}
-    with opencv.one_thread(), OrderedPool(measure, workers or usable_cores()) as pool:
+    shown, pool = progress or Quiet(), OrderedPool(measure, workers or usable_cores())
+    with closing(shown), opencv.one_thread(), pool:
+        shown.start(num, 0)
         indices = (i * len(view) // num for i in range(num if gathered else 0))
         for each in pool.map(indices):
             for total, one in zip(gathered.values(), each, strict=True):
                 total.add(one)
-            tick(1)
+            shown.advance(0)
     for name, total in gathered.items():
         found[name] |= total.to_json(fields[name])
     nbytes = sum(map(view.lengths, fields), np.zeros(len(view), np.int64))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,14 +22,16 @@ from loaders.schema import Field, Text
 from loaders.system.limits import usable_cores
 from packdata.describe import counted
 from packdata.packing.pool import OrderedPool
+from packdata.packing.progress import Quiet
 from packdata.packing.store import size_fault
 from packdata.sources.names import repeated
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from loaders.data.columns import Column
     from loaders.data.formats.checksums import Checksums
+    from packdata.packing.progress import Progress
 
 _OWN_FILES = frozenset({MANIFEST_NAME, "rejected.jsonl"})
 _Rows = tuple[int, int]  # first and last
@@ -56,7 +58,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was found."""
+    """The faults of a dataset, and what is worth knowing of it."""
 
     path: Path
     # All that is wrong, in the order of the shards; none if the dataset is whole.
@@ -89,7 +91,7 @@ def verify(
     quick: bool = False,
     decode: bool = False,
     workers: int | None = None,
-    tick: Callable[[int], object] = int,
+    progress: Progress | None = None,
 ) -> Report:
     """Check a packed dataset and return all of its faults.
 
@@ -98,7 +100,7 @@ def verify(
         quick: Check sizes and hashes of the files alone: no row or key is named.
         decode: Also decode every record, which takes as long as an epoch without augmentation.
         workers: Shards checked at once; None for all usable cores.
-        tick: Called with the bytes of each shard when it is done, possibly on another thread.
+        progress: Counts the bytes.
 
     Raises:
         RemoteError: What lies at the URL cannot be fetched.
@@ -111,15 +113,16 @@ def verify(
         return Report(folder, (Fault(MANIFEST_NAME, what),))
 
     def check(shard: FileShard) -> list[Fault]:
-        try:
-            with _file_of(shard) as file:
-                return [*_faults(file, shard, quick, decode)]
-        finally:
-            tick(shard.info.size_bytes)
+        with _file_of(shard) as file:
+            return [*_faults(file, shard, quick, decode)]
 
+    faults, shown = list[Fault](), progress or Quiet()
     workers = max(1, min(workers or usable_cores(), len(shards)))
-    with OrderedPool(check, workers) as pool:
-        faults = [fault for found in pool.map(shards) for fault in found]
+    with closing(shown), OrderedPool(check, workers) as pool:
+        shown.start(manifest.size_bytes, 0)
+        for shard, found in zip(shards, pool.map(shards), strict=True):
+            faults += found
+            shown.advance(0, shard.info.size_bytes)
     for name, expected in manifest.schema.files.items():
         file = origin_of(folder).small_file(name) if is_url(folder) else folder / name
         if not file.is_file() or hash_file(file) != expected:

@@ -6,6 +6,7 @@ A stream of tokens is divided by documents: its rows are where it was cut for st
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -107,10 +108,14 @@ class ViewContent:
         )
 
 
-def written_fields(
-    view: View, added: Mapping[str, Field], known: Schema, recoding: Recoding
-) -> tuple[Schema, dict[str, Recode]]:
-    """Return the fields of a view and those that are added, and what stores pictures anew.
+def content_of(
+    view: View,
+    known: Schema,
+    recoding: Recoding,
+    added: Mapping[str, tuple[Field, Column]] = MappingProxyType({}),
+    workers: int | None = None,
+) -> ViewContent:
+    """Return the samples of a view, their pictures stored anew, with the fields and records that are added.
 
     Boxes are in pixels of the first image of all that is stored (``known``). SchemaError where fields do not fit.
     """
@@ -120,7 +125,8 @@ def written_fields(
         raise SchemaError(f"{what} {', '.join(sorted(lost))}: keep them, too")
     old = view.schema.fields
     recoders = recoders_of({n: f for n, f in old.items() if n not in added}, recoding)
-    fields = {**old, **added, **{name: each.field for name, each in recoders.items()}}
+    fields = {**old, **{name: field for name, (field, _) in added.items()}}
+    fields |= {name: each.field for name, each in recoders.items()}
     before, after = (
         next((name for name, field in each.items() if isinstance(field, Image)), None)
         for each in (known.fields, fields)
@@ -130,7 +136,9 @@ def written_fields(
         what = f"boxes {boxes[0]!r} are in pixels of {before!r}, the first image"
         raise SchemaError(f"{what}: keep it, before {after!r}, or leave out the boxes")
     new = [name for name in added if name not in old]
-    return Schema(fields, (*view.schema.defaults, *new)), recoders
+    values = {name: column for name, (_, column) in added.items()}
+    schema = Schema(fields, (*view.schema.defaults, *new))
+    return ViewContent(view, schema, recoders, values, workers)
 
 
 def check_keys(view: View, keys: Column | None = None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -21,7 +21,7 @@ from packdata.packed.content import (
     ViewContent,
     check_keys,
     check_no_stream,
-    written_fields,
+    content_of,
 )
 from packdata.packed.recode import Recoding
 from packdata.packed.rewrite import Written, format_of, plan_of, write_datasets
@@ -90,11 +90,11 @@ def copy_dataset(
     options = options or CopyOptions()
     view, asked = open_view(src), changed(options)
     chosen = view.with_fields(options.fields or [*view.schema.fields])
-    schema, recoders = written_fields(chosen, {}, view.schema, options)
+    content = content_of(chosen, view.schema, options, workers=workers)
     if options.where is not None:
         check_no_stream(view)
         chosen = chosen.select(np.flatnonzero(matching(view, options.where)))
-    content = ViewContent(chosen, schema, recoders, workers=workers)
+        content = replace(content, view=chosen)
     written = Written(content, {"command": "copy", "source": origin_of(view), "options": asked})
     is_usual = settings.get("format") in (None, format_of(view))
     is_usual &= settings.get("shard_bytes") in (None, DEFAULT_SHARD_BYTES)

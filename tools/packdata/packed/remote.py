@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any
 
 from loaders.data.manifest import read_manifest
-from loaders.data.shards import open_manifest
+from loaders.data.shards import FileShard, open_manifest
 from loaders.errors import CacheError, ManifestError
 from loaders.remote.folder import VERSION, Cache, default_folder, shard_path
 from loaders.remote.origin import origin_of
 from loaders.remote.wire import MAX_CONNECTIONS
+from packdata.packing.progress import Quiet
 from packdata.packing.target import size_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
-    from loaders.data.shards import FileShard
+    from packdata.packing.progress import Progress
 
 
-def fetch(place: Path, tick: Callable[[int], object] = bool) -> tuple[int, int]:
+def fetch(place: Path, progress: Progress | None = None) -> tuple[int, int]:
     """Bring all shards of a dataset at a URL to the cache; return how many there are, and their bytes.
 
-    ``tick`` is called with the bytes of each shard when it is there, on another thread.
+    ``progress`` counts the bytes.
 
     Raises:
         CacheError: The cache is too small for all of them.
@@ -37,12 +37,11 @@ def fetch(place: Path, tick: Callable[[int], object] = bool) -> tuple[int, int]:
         what = f"the cache may hold {budget:,} bytes, the dataset has {manifest.size_bytes:,}"
         raise CacheError(what, origin.inside.parent, "Pass a larger one: --cache")
 
-    def one(shard: FileShard) -> None:
-        shard.fetch()
-        tick(shard.info.size_bytes)
-
-    with ThreadPoolExecutor(MAX_CONNECTIONS, "fetch") as pool:
-        list(pool.map(one, shards))
+    shown = progress or Quiet()
+    with closing(shown), ThreadPoolExecutor(MAX_CONNECTIONS, "fetch") as pool:
+        shown.start(manifest.size_bytes, 0)
+        for shard, _ in zip(shards, pool.map(FileShard.fetch, shards), strict=True):
+            shown.advance(0, shard.info.size_bytes)
     return len(shards), manifest.size_bytes
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -17,6 +18,7 @@ from loaders.system.regular import read_regular
 from packdata.bucket import target_at
 from packdata.packing.journal import Reached, flatten_plan
 from packdata.packing.packing import MADE, Made, Packing
+from packdata.packing.progress import Progress, Quiet
 from packdata.packing.provenance import PACKER
 from packdata.packing.shards import (
     DEFAULT_SHARD_BYTES,
@@ -27,6 +29,7 @@ from packdata.packing.shards import (
     shard_format,
 )
 from packdata.packing.target import check_outside
+from packdata.tokens.rows import has_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -47,7 +50,7 @@ class WriteSettings(TypedDict, total=False):
     shard_bytes: int | None
     overwrite: bool
     link: bool
-    tick: Callable[[int], object]
+    progress: Progress | None
     note: Note
 
 
@@ -85,7 +88,7 @@ def write_datasets(
     shard_bytes: int | None = None,
     overwrite: bool = False,
     link: bool = True,
-    tick: Callable[[int], object] = int,
+    progress: Progress | None = None,
     note: Note = str,
 ) -> dict[str, Manifest]:
     """Write samples as packed datasets, by their folder below ``dst``; all of them appear, or none.
@@ -102,7 +105,7 @@ def write_datasets(
         shard_bytes: A shard ends with the sample that reaches this size; 64 MiB by default.
         overwrite: Replace datasets that are there.
         link: Link whole shards, where the file system has links.
-        tick: Called with the number of samples written since the last call.
+        progress: Counts the samples.
         note: Called with what is no error and deserves a look, such as that all was done before.
 
     Raises:
@@ -122,28 +125,30 @@ def write_datasets(
             )
             raise PackError("there is no sample to write", place / folder, hint)
     plan = plan_of(command, sources, **options, format=format, shard_bytes=shard_bytes)
-    with Packing(
-        place, [*datasets], plan, kind="command", overwrite=overwrite, link=link
-    ) as packing:
+    shown = progress or Quiet()
+    how: Any = {"kind": "command", "overwrite": overwrite, "link": link}
+    with closing(shown), Packing(place, [*datasets], plan, **how) as packing:
         if packing.is_published:
             note(f"{place}: {MADE}")
             return packing.manifests()
+        total = sum(len(each.content) for each in datasets.values())
+        shown.start(None if has_tokens(sources[0].schema) else total, 0)  # no number of rows
         made = dict[str, Made]()
         for folder, each in datasets.items():
             content, schema = each.content, each.content.schema
             beside = files_beside(schema, content.view.folders)
             made[folder] = Made(schema, each.provenance, beside, each.whole or ())
             if each.whole:
-                tick(len(content))
+                shown.advance(0, len(content))
                 continue
             write = partial(packing.write, folder, schema, format)
             builder = ShardBuilder(schema, format, shard_bytes, write)
             done = packing.state.num_samples(folder)
-            tick(done)
+            shown.advance(0, done)
             for block in content.blocks(done):
                 check_records(block, schema, format)
                 builder.add(block, lambda _: Reached())
-                tick(len(block))
+                shown.advance(0, len(block))
             builder.end(Reached)
             packing.wait()
         packing.publish(made)

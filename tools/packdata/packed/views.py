@@ -18,10 +18,9 @@ from loaders.data.view import KEY_FIELD, View, open_view
 from loaders.errors import CodecError, SchemaError
 from loaders.schema import Array, Bytes, Field, Json, Schema, Text
 from packdata.images.fit import SizeOption
-from packdata.packed.content import ViewContent, check_keys, check_no_stream, written_fields
+from packdata.packed.content import ViewContent, check_keys, check_no_stream, content_of
 from packdata.packed.recode import Recoding
 from packdata.packed.rewrite import Written, write_datasets
-from packdata.packing.progress import Progress, Quiet
 from packdata.packing.provenance import origin
 from packdata.packing.settings import check_workers
 from packdata.packing.summary import summary_of
@@ -33,6 +32,8 @@ if TYPE_CHECKING:
 
     from loaders.data.columns import Column
     from packdata.images.fit import Size
+    from packdata.packed.rewrite import WriteSettings
+    from packdata.packing.progress import Progress
     from packdata.packing.shards import Format
     from packdata.packing.summary import Summary
 
@@ -91,40 +92,24 @@ def write(
     source, known = _as_view(view)
     resize = None if size is None else SizeOption.parse(size, fit)
     added = {n: _added(n, each, known.fields.get(n), source) for n, each in (add or {}).items()}
-    fields = {name: field for name, (field, _) in added.items()}
-    values = {name: column for name, (_, column) in added.items()}
-    schema, recoders = written_fields(
-        source, fields, known, Recoding(codec, quality, resize=resize)
-    )
+    recoding = Recoding(codec, quality, resize=resize)
+    content = content_of(source, known, recoding, added, check_workers(workers))
     if source.numbers is not None:
         check_no_stream(source)
-    _check_keys(source, schema, values.get(KEY_FIELD))
-    is_changed = bool(shard_bytes or recoders or values)
+    _check_keys(content)
+    is_changed = bool(shard_bytes or content.recoders or added)
     whole = source.whole_shards if link and not is_changed else None
     if format and {shard.path.suffix for shard in whole or ()} != {f".{format}"}:
         whole = None
     given = {"codec": codec, "size": size, "fit": size and fit, "quality": quality}
     options: dict[str, Any] = {n: value for n, value in given.items() if value is not None}
-    options |= {"add": sorted(values)} if values else {}
-    content = ViewContent(source, schema, recoders, values, check_workers(workers))
+    options |= {"add": sorted(added)} if added else {}
     written = Written(content, {"command": "write", **_made_of(source), "options": options}, whole)
-    identity = {**_identity(source, schema, values), "link": whole is not None}
-    progress = Quiet() if progress is None else progress
-    progress.start(len(source), 0)
-    try:
-        manifest = write_datasets(
-            dst,
-            "write",
-            [source],
-            {"": written},
-            options | identity,
-            format=format,
-            shard_bytes=shard_bytes,
-            overwrite=overwrite,
-            tick=lambda num: progress.advance(0, num),
-        )[""]
-    finally:
-        progress.close()
+    identity = {**_identity(content), "link": whole is not None}
+    how: WriteSettings = {"format": format, "shard_bytes": shard_bytes}
+    how |= {"overwrite": overwrite, "progress": progress}
+    asked = options | identity
+    manifest = write_datasets(dst, "write", [source], {"": written}, asked, **how)[""]
     seconds = time.monotonic() - began
     return summary_of(dst, {"": manifest}, (), [""], seconds, manifest.num_samples)
 
@@ -147,11 +132,13 @@ def _as_view(data: Any) -> tuple[View, Schema]:
     return view.verified(), data.schema
 
 
-def _check_keys(view: View, schema: Schema, keys: Column | None) -> None:
+def _check_keys(content: ViewContent) -> None:
     """Raise SchemaError for duplicate keys; samples of one whole dataset have none."""
+    view, keys = content.view, content.values.get(KEY_FIELD)
     files = [shard.path for shard in view.store.shards]
     is_whole = view.numbers is None and len({*files}) == len(files) and len(view.folders) == 1
-    if isinstance(schema.fields.get(KEY_FIELD), Text) and (keys is not None or not is_whole):
+    has_keys = isinstance(content.schema.fields.get(KEY_FIELD), Text)
+    if has_keys and (keys is not None or not is_whole):
         check_keys(view, keys)
 
 
@@ -162,11 +149,12 @@ def _made_of(view: View) -> dict[str, Any]:
     return {"source": origins[0]} if len(origins) == 1 else {"sources": origins}
 
 
-def _identity(view: View, schema: Schema, values: Mapping[str, Column]) -> dict[str, Any]:
+def _identity(content: ViewContent) -> dict[str, Any]:
     """Return what tells samples, fields and added values from others."""
-    which = None if view.numbers is None else xxh3_128_hexdigest(view.numbers.tobytes())
-    digests = {n: xxh3_128_hexdigest(row_hashes(c).tobytes()) for n, c in values.items()}
-    return {"samples": which, "schema": schema.to_json(), "values": digests}
+    numbers, hashes = content.view.numbers, {n: row_hashes(c) for n, c in content.values.items()}
+    which = None if numbers is None else xxh3_128_hexdigest(numbers.tobytes())
+    digests = {name: xxh3_128_hexdigest(each.tobytes()) for name, each in hashes.items()}
+    return {"samples": which, "schema": content.schema.to_json(), "values": digests}
 
 
 def _added(name: str, values: Any, field: Field | None, view: View) -> tuple[Field, Column]:
