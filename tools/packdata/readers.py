@@ -69,8 +69,8 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) < len(pairs):
         names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"duplicate key {twice!r} in one object")
+        repeated = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"duplicate key {repeated!r} in one object")
     return value
 
 

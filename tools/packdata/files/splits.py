@@ -109,8 +109,17 @@ def open_splits(
         raise several_sources([*map(place_of, given)])
     splits_of = None if folder is None else find_splits(folder, kind)
     files = [file for each in found if not isinstance(each, Listing) for file in each]
-    parts = splits_of or {"": files if folder is None else folder}
-    sources = {name: _open(each, options, kind) for name, each in parts.items()}
+    parts: Mapping[str, Found] = splits_of or {"": files if folder is None else folder}
+    columns = {
+        "image_column": options.column,
+        "mask_column": options.mask_column,
+        "label_column": options.label_column,
+    }
+    without = split_suffix(options.mask_suffix)[1] if options.masks is None else ""
+    sources = {
+        name: open_source(each, kind=kind, without=without, **columns)
+        for name, each in parts.items()
+    }
     for source in sources.values() if options.classes is None else ():
         if isinstance(source, FolderSource) and source.kind == "classes":
             check_classes(source, is_all=splits_of is None, has_annotations=has_annotations)
@@ -132,17 +141,6 @@ def open_splits(
 def listed_sources(src: Path | str | Sequence[Path | str]) -> list[Path | str]:
     """Return sources as a list."""
     return [src] if isinstance(src, Path | str) else list(src)
-
-
-def _open(found: Found, options: SourceOptions, kind: FileKind) -> Source:
-    return open_source(
-        found,
-        kind=kind,
-        image_column=options.column,
-        mask_column=options.mask_column,
-        label_column=options.label_column,
-        without=split_suffix(options.mask_suffix)[1] if options.masks is None else "",
-    )
 
 
 def _masks_of(
@@ -169,7 +167,7 @@ def _check_masks_apart(splits: Sequence[Split]) -> None:
     for name, source, _, masks, _ in splits:
         if masks is None:
             continue
-        for file in filter(None, map(masks.name, source.keys())):
+        for file in filter(None, (masks.name(item.key) for item in source.items())):
             other = taken.setdefault(file, name)
             if other != name:
                 what = f"{file} would be a mask of both {other} and {name}"

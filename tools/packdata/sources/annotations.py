@@ -61,9 +61,8 @@ class Annotations:
     form: str  # how its boxes are written
     classes: Sequence[str]  # names by number
     more: dict[str, Column]  # what else there is of each box
-    pictures: dict[
-        str, Values
-    ]  # by path, as far as it is known: with its suffix in COCO's, else without
+    # By path, as far as it is known: with its suffix in COCO's, else without.
+    pictures: dict[str, Values]
     notes: Sequence[str] = ()
 
     def name_of(self, item: Item) -> str | None:
@@ -79,7 +78,8 @@ def annotated(
 ) -> Source:
     """Return a source with the annotations of its pictures from a file or folder; folders are no classes then.
 
-    Of COCO's files the one that is of a split is read, or in a folder so called. ``classes`` are all names by number.
+    Of several COCO files the one is read whose name or folder has the name of the split. ``classes`` are all names by
+    number.
 
     Raises:
         SourceError: There are no annotations, or of several kinds, or they cannot be read; none is of a picture of the
@@ -93,8 +93,8 @@ def annotated(
         **found.more,
     }
     labels = {} if source.kind == "classes" else dict(source.labels)
-    if twice := labels.keys() & columns.keys():
-        raise SourceError(f"duplicate column {min(twice)!r}", source.name, "Rename the column")
+    if taken := labels.keys() & columns.keys():
+        raise SourceError(f"duplicate column {min(taken)!r}", source.name, "Rename the column")
     names = Counter(map(found.name_of, source.items()))
     without = names.pop(None, 0)
     if not names:
@@ -166,8 +166,8 @@ def _number(found: Annotations, classes: Sequence[str], path: Path | str) -> lis
     """Number the classes of boxes as ``classes`` are, if there are any, and return them; SourceError if that fails."""
     new = {name: number for number, name in enumerate(classes or found.classes)}
     old = found.classes or [*new]  # whose numbers YOLO's labels are; without any they stay
-    if twice := [name for name, num in Counter(found.classes).items() if num > 1]:
-        raise SourceError(f"duplicate category {twice[0]!r}", path, "Rename them")
+    if repeated := [name for name, num in Counter(found.classes).items() if num > 1]:
+        raise SourceError(f"duplicate category {repeated[0]!r}", path, "Rename them")
     if missing := [name for name in found.classes if name not in new]:
         raise SourceError(f"classes of boxes that are not given: {few(missing)}", path)
     for values in found.pictures.values():
@@ -211,20 +211,20 @@ def _coco(data: bytes) -> Annotations:
         raise ValueError("no annotation has a box: bbox")
     categories = {each["id"]: each for each in found.get("categories", ())}
     names = {id: str(categories[id].get("name", id)) for id in sorted(categories)}
-    of: dict[Any, list[Values]] = {image["id"]: [] for image in found["images"]}
+    by_image: dict[Any, list[Values]] = {image["id"]: [] for image in found["images"]}
     for each in boxes:
-        if each.get("image_id") not in of or each.get("category_id") not in names:
+        if each.get("image_id") not in by_image or each.get("category_id") not in names:
             what = f"annotation {each.get('id')} is of an image or a category that is not listed"
             raise ValueError(what)
-        of[each["image_id"]].append(each)
+        by_image[each["image_id"]].append(each)
     columns = {n: c for n, (_, c) in _COCO.items() if any(n in each for each in boxes)}
     pictures: dict[str, Values] = {}
     for image in found["images"]:
         # LVIS has the address in the place of the name.
         name = str(image.get("file_name") or PurePath(str(image["coco_url"])).name)
-        if name in pictures or image["id"] not in of:
+        if name in pictures or image["id"] not in by_image:
             raise ValueError(f"duplicate image {name} or id {image['id']}")
-        own = of.pop(image["id"])
+        own = by_image.pop(image["id"])
         values: Values = {n: [each.get(n, _COCO[n][0]) for each in own] for n in columns}
         values[BOXES] = [each["bbox"] for each in own]
         values[BOX_LABELS] = [names[each["category_id"]] for each in own]

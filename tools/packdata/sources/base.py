@@ -18,7 +18,7 @@ import xxhash
 
 from loaders.errors import SourceError
 from packdata.reading import File
-from packdata.sources.names import twice
+from packdata.sources.names import duplicates
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
@@ -144,10 +144,6 @@ class Source(ABC):
     def items(self, start: int = 0) -> Iterator[Item]:
         """Yield items from number ``start`` on, always in the same order."""
 
-    @abstractmethod
-    def keys(self) -> Iterator[str]:
-        """Yield the key of each item, without a look at pictures."""
-
 
 class ColumnsSource(Source):
     """A source of rows with a column of files, or of lists of them, and others of masks and labels."""
@@ -215,9 +211,6 @@ class ExtendedSource(Source):
             except SourceError as error:
                 yield Item(item.key, item.where, partial(fail, error.what, item.where, error.hint))
 
-    def keys(self) -> Iterator[str]:
-        return self.source.keys()
-
 
 def fail(what: str, where: str, hint: str = "") -> Any:
     """Raise SourceError in the place of a file that an item lacks: it is rejected in its turn."""
@@ -261,7 +254,7 @@ def shared_keys(files: Callable[[], Iterable[str]]) -> frozenset[str]:
 
     ``files`` gives their names, each time the same.
     """
-    return frozenset(twice(lambda: map(key_of, files())))
+    return frozenset(duplicates(lambda: map(key_of, files())))
 
 
 def hash_of_files(files: Iterable[tuple[str, int, int]]) -> str:
@@ -289,14 +282,10 @@ def check_unique(
     keys: Callable[[], Iterable[tuple[str, str]]], path: Path | str, hint: str = _RENAME
 ) -> None:
     """Raise SourceError if two items share a key; ``keys`` yields pairs of key and place, each time the same."""
-    if found := twice(lambda: (key for key, _ in keys())):
-        seen: dict[str, str] = {}
-        for key, where in keys():
-            if key in seen:
-                what = f"two samples have the key {key!r}: {seen[key]} and {where}"
-                raise SourceError(what, path, hint)
-            if key in found:
-                seen[key] = where
+    if found := duplicates(lambda: (key for key, _ in keys())):
+        first = min(found)
+        one, other, *_ = (where for key, where in keys() if key == first)
+        raise SourceError(f"two samples have the key {first!r}: {one} and {other}", path, hint)
 
 
 def first_named(columns: Sequence[str], names: Iterable[str]) -> str | None:

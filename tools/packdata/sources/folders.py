@@ -74,7 +74,8 @@ class _Chosen:
                 if suffix not in kind.suffixes:
                     self.ignored[suffix or "no suffix"] += 1
                     continue
-                check_name(path, listing.root / path)
+                if not path.isascii():
+                    check_name(path, listing.root / path)
                 self._numbers.append(number)
                 self.classes[folder.partition("/")[0]] = None
                 yield path, *listing.state(number)
@@ -114,7 +115,7 @@ class FolderSource(Source):
         self.identity = {"kind": self.kind, "classes": names, **files.identity}
         self._shared = shared_keys(lambda: files)
         if self._shared:  # else all keys were compared there
-            check_unique(lambda: zip(self.keys(), files, strict=True), listing.root)
+            check_unique(lambda: ((key_of(p, self._shared), p) for p in files), listing.root)
 
     def __len__(self) -> int:
         return len(self._files)
@@ -124,9 +125,6 @@ class FolderSource(Source):
             path, file = self._files[number]
             labels = {"label": path.partition("/")[0]} if self.labels else {}
             yield Item(key_of(path, self._shared), file.where, file, labels)
-
-    def keys(self) -> Iterator[str]:
-        return (key_of(path, self._shared) for path in self._files)
 
 
 def check_classes(source: FolderSource, *, is_all: bool, has_annotations: bool) -> None:

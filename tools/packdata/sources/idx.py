@@ -12,7 +12,6 @@ import re
 import struct
 import zlib
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -57,27 +56,21 @@ class IdxSource(Source):
         return len(self._images)
 
     def items(self, start: int = 0) -> Iterator[Item]:
-        for i, key in enumerate(islice(self.keys(), start, None), start):
+        digits = len(str(len(self) - 1))
+        for i in range(start, len(self)):
             labels = {} if self._labels is None else {"label": int(self._labels[i])}
             read = partial(self._images.__getitem__, i)
-            yield Item(key, f"{self.path}, image {i}", read, labels)
-
-    def keys(self) -> Iterator[str]:
-        digits = len(str(len(self._images) - 1))
-        return (f"{i:0{digits}d}" for i in range(len(self._images)))
+            yield Item(f"{i:0{digits}d}", f"{self.path}, image {i}", read, labels)
 
 
 def _read_idx(file: File, num_axes: int) -> Pixels:
-    path, data, start = file.path, file(), 4 + 4 * num_axes
+    data, start = file(), 4 + 4 * num_axes
     try:
-        data = gzip.decompress(data) if path.name.endswith(".gz") else data
+        data = gzip.decompress(data) if file.path.name.endswith(".gz") else data
         shape = struct.unpack_from(f">{num_axes}I", data, 4)
+        if data[:4] != bytes([0, 0, 8, num_axes]) or len(data) != start + math.prod(shape):
+            raise EOFError(f"{len(data)} bytes, shape {shape}")
     except (OSError, EOFError, zlib.error, struct.error) as error:
-        what = f"not a whole IDX file ({error})"
-        raise SourceError(what, path, "Copy or download it again") from error
-    if data[:4] != bytes([0, 0, 8, num_axes]) or len(data) != start + math.prod(shape):
-        what = (
-            f"not a whole IDX file of bytes with {num_axes} axes: {len(data)} bytes, shape {shape}"
-        )
-        raise SourceError(what, path, "Copy or download it again")
+        what = f"not a whole IDX file of bytes with {num_axes} axes ({error})"
+        raise SourceError(what, file.path, "Copy or download it again") from error
     return np.frombuffer(data, np.uint8, math.prod(shape), start).reshape(shape)

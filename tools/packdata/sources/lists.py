@@ -47,7 +47,7 @@ from packdata.sources.listed import Listing
 from packdata.types import NO_VALUES, type_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 LIST_SUFFIXES = (*DELIMITED, *JSON_LINES)
 _SIDES = frozenset({"xmin", "ymin", "xmax", "ymax"})
@@ -102,15 +102,16 @@ class ListSource(ColumnsSource):
         self.has_several = kind is PICTURES and any(
             isinstance(cell, list) for cell in self._values(self._image)
         )
-        self._check_rows()
         self.labels = {
             field: column_of(field, self._values(name)) for name, field in self._fields.items()
         }
         self.has_masks = self._mask is not None
         self._beside = Listing(path.parent) if isinstance(path, URL) else None
         has_names = not self._has_keys and not self.has_several
-        self._shared = shared_keys(self._files) if has_names else frozenset()
-        check_unique(self._placed_keys, path, f"{OWN_KEYS}. A row a box: {ROWS_OF_BOXES}")
+        files = lambda: (self._inside(path) for _, _, (path,) in self._named())  # noqa: E731
+        self._shared = shared_keys(files) if has_names else frozenset()
+        keys = lambda: ((self._key(*row), f"line {row[0]}") for row in self._named())  # noqa: E731
+        check_unique(keys, path, f"{OWN_KEYS}. A row a box: {ROWS_OF_BOXES}")
         self.identity = {
             "kind": self.kind,
             "list": hash_file(file.local()),
@@ -118,13 +119,15 @@ class ListSource(ColumnsSource):
             "files": hash_of_files(self._states()),
         }
 
-    def _check_rows(self) -> None:
-        """Raise SourceError for a row without a path, or without a key where others have one."""
+    def _named(self) -> Iterator[tuple[int, Any, list[Any]]]:
+        """Yield line, key and paths of each row; SourceError where a path is missing, or a key that others have."""
         keys = self._values("key") if self._has_keys else repeat("")
-        for line, cell, key in zip(self._lines, self._values(self._image), keys, strict=False):
-            if key is None or not all(isinstance(each, str) for each in self._listed(cell)):
+        for line, key, cell in zip(self._lines, keys, self._values(self._image), strict=False):
+            paths = self._listed(cell)
+            if key is None or not all(isinstance(path, str) for path in paths):
                 column = "key" if key is None else self._image
                 raise SourceError(f"no value in column {column!r}", f"{self.path}, line {line}")
+            yield line, key, paths
 
     def _values(self, name: str) -> Iterator[Any]:
         """Yield the values of a column, None where one is missing."""
@@ -144,9 +147,10 @@ class ListSource(ColumnsSource):
         for line, row in self._numbered(start):
             values = {name: _json(cell) for name, cell in row.items()} if self._is_json else row
             cell, where = values[self._image], f"{self.path}, line {line}"
-            key = self._key(line, values.get("key"), cell)
+            paths = self._listed(cell)
+            key = self._key(line, values.get("key"), paths)
             if self.has_several:
-                values = {**values, self._image: self._listed(cell)}
+                values = {**values, self._image: paths}
             else:
                 where = f"{where} ({cell})"
             yield self._item(key, where, values, self.path.parent)
@@ -170,22 +174,12 @@ class ListSource(ColumnsSource):
             return found.placed(where)
         return LocalFile(os.path.join(self._folder, cell), where)
 
-    def keys(self) -> Iterator[str]:
-        keys = self._values("key") if self._has_keys else repeat(None)
-        return map(self._key, self._lines, keys, self._values(self._image))
-
-    def _placed_keys(self) -> Iterator[tuple[str, str]]:
-        return zip(self.keys(), (f"line {line}" for line in self._lines), strict=True)
-
-    def _key(self, line: int, key: Any, cell: Any) -> str:
+    def _key(self, line: int, key: Any, paths: Sequence[str]) -> str:
         if self._has_keys:
             return str(key)
         if self.has_several:
             return f"{self.path.stem}/{line:08d}"
-        return key_of(self._inside(cell), self._shared)
-
-    def _files(self) -> Iterator[str]:
-        return map(self._inside, self._values(self._image))
+        return key_of(self._inside(paths[0]), self._shared)
 
     def _inside(self, cell: str) -> str:
         """Return a path or URL, from the list's folder on."""
@@ -196,9 +190,9 @@ class ListSource(ColumnsSource):
 
     def _states(self) -> Iterator[tuple[str, int, int]]:
         """Yield path, size and mark of each picture and mask."""
-        cells = map(self._values, filter(None, (self._image, self._mask)))
-        for image, *mask in zip(*cells, strict=True):
-            for cell in map(str, [*self._listed(image), *mask]):
+        masks = map(str, self._values(self._mask)) if self._mask else repeat("")
+        for (_, _, paths), mask in zip(self._named(), masks, strict=False):
+            for cell in [*paths, mask] if self._mask else paths:
                 yield cell, *_state(self._at(cell, ""))
 
 

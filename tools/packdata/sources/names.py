@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from loaders.data.columns import Column
 
 
-def twice(names: Callable[[], Iterable[str]]) -> set[str]:
+def duplicates(names: Callable[[], Iterable[str]]) -> set[str]:
     """Return the duplicates among names.
 
     ``names`` yields them, each time the same: once for their hashes, and only where two of these are equal once more.

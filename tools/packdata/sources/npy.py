@@ -106,20 +106,6 @@ def _member(archive: zipfile.ZipFile, where: str, name: str | None) -> zipfile.Z
 
 
 def _read_header(file: IO[bytes], size: int, where: str) -> ArrayHeader:
-    shape, is_fortran, dtype = _parse(file, where)
-    if dtype.hasobject:
-        hint = "Save it as numbers: array.astype('float32'), say"
-        raise SourceError("Python objects: a pickle, never loaded", where, hint)
-    if dtype.kind not in "uifb":
-        raise SourceError(f"{dtype}, not numbers", where)
-    header = ArrayHeader(shape, dtype, is_fortran, file.tell())
-    there = size - header.offset
-    if there != header.nbytes:
-        raise SourceError(f"{there} bytes of numbers, the header says {header.nbytes}", where)
-    return header
-
-
-def _parse(file: IO[bytes], where: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     npy = np.lib.format
     try:
         with _PARSING:
@@ -131,4 +117,12 @@ def _parse(file: IO[bytes], where: str) -> tuple[tuple[int, ...], bool, np.dtype
             shape, is_fortran, dtype = read(file)
     except (ValueError, TypeError, SyntaxError, RecursionError) as error:
         raise SourceError(f"not a .npy file ({error})", where) from error
-    return tuple(shape), bool(is_fortran), dtype
+    if dtype.hasobject:
+        hint = "Save it as numbers: array.astype('float32'), say"
+        raise SourceError("Python objects: a pickle, never loaded", where, hint)
+    if dtype.kind not in "uifb":
+        raise SourceError(f"{dtype}, not numbers", where)
+    header = ArrayHeader(tuple(shape), dtype, bool(is_fortran), file.tell())
+    if (there := size - header.offset) != header.nbytes:
+        raise SourceError(f"{there} bytes of numbers, the header says {header.nbytes}", where)
+    return header

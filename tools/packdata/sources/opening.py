@@ -39,14 +39,13 @@ def open_source(
     # A folder, a file, or a pattern of tar or Parquet files (``data/train-*.tar``); or what was found there.
     path: Path | str | Found,
     *,
-    # The column of paths in a list, or of pictures in Parquet; None for the usual names, as for the other columns.
-    image_column: str | None = None,
-    mask_column: str | None = None,
-    label_column: str | None = None,
     # Which files are looked for. Other kinds than pictures come in folders and lists.
     kind: FileKind = PICTURES,
     # Files of a folder whose names end so are skipped: masks beside their pictures.
     without: str = "",
+    # ``image_column`` of paths in a list, or of pictures in Parquet, ``mask_column``, ``label_column``; None for the
+    # usual names.
+    **columns: str | None,
 ) -> Source:
     """Recognize what lies at a path and list its items.
 
@@ -54,18 +53,13 @@ def open_source(
         SourceError: There is nothing, nothing known, or nothing that can be listed.
     """
     found = look_at(path) if isinstance(path, Path | str) else path
-    columns = {
-        "image_column": image_column,
-        "mask_column": mask_column,
-        "label_column": label_column,
-    }
     if isinstance(found, Listing):
         check_folder(found)
-        place, name, files = found.root, found.name, _files_of(found, kind)
+        name, files = found.name, _files_of(found, kind)
+        place = files[0].path if files else found.root
     else:
         place, files = found[0].path, found
         name = place.parent.name if files[1:] else place.name
-    place = files[0].path if files else place
     archive = _kind_of_all(files, kind) if files else "folder"
     takes = _COLUMNS.get(archive, columns)
     if unused := [value for column, value in columns.items() if value and column not in takes]:
@@ -74,7 +68,7 @@ def open_source(
         return FolderSource(found, kind, without)
     opened_in_order(files)
     if archive == "tar":
-        return TarSource(files, name, label_column=label_column)
+        return TarSource(files, name, label_column=columns.get("label_column"))
     if archive in ROW_KINDS:
         return RowsSource(files, name, **columns)
     if files[1:]:
@@ -185,7 +179,7 @@ def _check_alone(listing: Listing, archives: Sequence[File]) -> None:
 
 
 def _archives(listing: Listing, kind: FileKind) -> list[File]:
-    """Return the tar, IDX and files of rows; of an IDX file that is there twice, not the .gz."""
+    """Return the tar, IDX and files of rows; of an IDX file beside its .gz, the file."""
     if kind is not PICTURES:
         return []
     if (listed := listed_files(listing)) is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain, repeat
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -90,12 +90,6 @@ class RowsSource(ColumnsSource):
                 if start < group.stop:
                     yield from self._rows(file, group, start)
             start = max(0, start - file.num_rows)
-
-    def keys(self) -> Iterator[str]:
-        for file in self._files:
-            keys = _read_column(file, "key").to_pylist() if self._has_keys else repeat(None)
-            for row, key in zip(range(file.num_rows), keys, strict=False):
-                yield str(key) if self._has_keys else self._row_key(file.path, row)
 
     def _row_key(self, path: Path, row: int) -> str:
         return f"{self._stems[path]}/{row:08d}"

@@ -102,7 +102,7 @@ class TarSource(Source):
         if without or not self._samples:
             key = without.key if without else "KEY"
             what = f"no picture {key}.jpg, or .png, but {few(ignored) or 'no files'}"
-            hint = "packdata.pack takes samples of several pictures, and pictures called otherwise"
+            hint = "packdata.pack takes samples of several pictures, and pictures with other names"
             raise SourceError(what, without.tar.path if without else self.paths[0], hint)
         self.ignored = dict(ignored)
         self.has_masks = _MASK in roles
@@ -147,7 +147,7 @@ class TarSource(Source):
 
     def _opened(self, start: int = 0) -> Iterator[tuple[_Sample, IO[bytes]]]:
         """Yield samples with their tar, opened once."""
-        samples = self._samples[start:] if start else self._samples
+        samples = map(self._samples.__getitem__, range(start, len(self)))
         for tar, some in groupby(samples, attrgetter("tar")):
             with open_file(tar) as file:
                 for sample in some:
@@ -158,9 +158,6 @@ class TarSource(Source):
 
     def items(self, start: int = 0) -> Iterator[Item]:
         return (self._item(sample, file) for sample, file in self._opened(start))
-
-    def keys(self) -> Iterator[str]:
-        return (sample.key for sample in self._samples)
 
     def _item(self, sample: _Sample, file: IO[bytes]) -> Item:
         read, where = partial(sample.read, _IMAGE), sample.place(_IMAGE)
