@@ -103,7 +103,7 @@ def test_parts_know_their_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     file = CsvRows(files_at(tmp_path / "t.csv")[0])
 
     found = []
-    for part in file.parts(0):
+    for part in file.parts():
         for rows in file.read(part, None, {}):
             found += [(value, rows.line(i)) for i, value in enumerate(rows.table["a"].to_pylist())]
 

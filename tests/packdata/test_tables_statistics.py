@@ -182,6 +182,6 @@ def test_columns_with_a_number_in_each_row_are_measured_as_others_are() -> None:
     names = {"x": pa.array(values), "y": halves}
     others = {"x": pa.array(values.astype(np.int64)), "y": halves.cast(pa.decimal128(9, 1))}
 
-    fast, plain = (plan_tables(pa.table(each)).recipe.columns for each in (names, others))
+    fast, plain = (plan_tables(pa.table(each)).recipe.schema for each in (names, others))
 
     assert fast == plain

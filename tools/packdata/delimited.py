@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import starmap
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,16 +19,15 @@ import pyarrow.csv
 from loaders.errors import SourceError
 from packdata.options import check_options, opt, unescaped
 from packdata.readers import UTF8_HINT, csv_rows
-from packdata.rows import ANY_KIND, MAX_ROW_BYTES, Rows, TextRows, suffix_inside
+from packdata.rows import MAX_ROW_BYTES, NO_KINDS, Rows, TextRows, suffix_inside
+from packdata.types import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from packdata.reading import File
-    from packdata.rows import Part
-    from packdata.types import Kind
+    from packdata.rows import Kinds, Part
 
-_PIECE_BYTES = 1 << 17
 _BOM = b"\xef\xbb\xbf"
 _QUOTE = ord('"')
 
@@ -69,7 +67,7 @@ class CsvRows(TextRows):
     Texts that are ``missing`` stand for no value, as an empty cell does; ``dialect`` is of rows that Python reads.
     """
 
-    guesses = ANY_KIND  # a CSV file declares nothing
+    guesses = frozenset[Kind](("number", "code", "flag", "date", "zoned"))
 
     def __init__(
         self,
@@ -121,21 +119,13 @@ class CsvRows(TextRows):
             return begin, line, cells
         return begin + len(row), line + row.count(b"\n"), cells
 
-    def parts(self, number: int = 0) -> Iterator[Part]:
+    def parts(self) -> Iterator[Part]:
         """List pieces of whole rows."""
-        delimiter = ord(self.delimiter)
-        ends = lambda data: last_record_end(data, delimiter)  # noqa: E731
-        return self._cut(number, ends, self._begin, self._line)
-
-    def _check_last(self, data: bytes, line: int) -> None:
-        if not last_record_end(data + b"\n", ord(self.delimiter)):
-            raise SourceError("a quote is opened and never closed", f"{self.path}, line {line}")
+        last_end = partial(last_record_end, delimiter=ord(self.delimiter))
+        return self._cut(last_end, self._begin, self._line)
 
     def read(
-        self,
-        part: Part,
-        columns: Sequence[str] | None = None,
-        kinds: Mapping[str, Kind] = MappingProxyType({}),
+        self, part: Part, columns: Sequence[str] | None = None, kinds: Kinds = NO_KINDS
     ) -> Iterator[Rows]:
         """Parse a part into texts, null where a cell is empty."""
         data, names = self._bytes(part), [*(self.columns if columns is None else columns)]
@@ -144,11 +134,8 @@ class CsvRows(TextRows):
             yield self._by_hand(part, names)
             return
 
-        @cache
-        def lines() -> list[int]:
-            """Read the part once more, when somebody asks where a row is."""
-            return [line for line, *_ in self.records(part)]
-
+        # The part is read once more when a message says where a row is.
+        lines = cache(lambda: [line for line, *_ in self.records(part)])
         yield Rows(table, lambda row: lines()[row])
 
     def _parsed(self, data: bytes, names: list[str]) -> pa.Table | None:
@@ -188,7 +175,7 @@ class CsvRows(TextRows):
         kept = [(line, cells) for line, cells, why in found if not why]
         places = {name: place for place, name in enumerate(self.columns)}
         columns = ([cells[places[name]] for _, cells in kept] for name in names)
-        texts = [[None if cell in none else cell for cell in column] for column in columns]
+        texts = ([None if cell in none else cell for cell in column] for column in columns)
         table = pa.Table.from_arrays([pa.array(each, pa.string()) for each in texts], names=names)
         return Rows(table, [line for line, _ in kept].__getitem__, bad)
 
@@ -214,9 +201,7 @@ def last_record_end(data: bytes, delimiter: int) -> int:
     if end < 0 or data.find(b'"') < 0:
         return end + 1
     text = np.frombuffer(data, np.uint8)
-    starts = range(0, len(text), _PIECE_BYTES)  # pieces that the cache holds
-    places = [np.flatnonzero(text[at : at + _PIECE_BYTES] == _QUOTE) + at for at in starts]
-    quotes = np.concatenate(places)
+    quotes = np.flatnonzero(text == _QUOTE)
     if not _alternate(text, quotes, delimiter):
         return _whole_rows(delimiter).match(data).end()  # type: ignore[union-attr]
     while end >= 0:

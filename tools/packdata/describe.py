@@ -97,14 +97,6 @@ def row_text(kind: Features | Categories, value: npt.NDArray[Any]) -> str:
     return " ".join(f"{name}={text}" for name, text in zip(kind.columns, texts, strict=True))
 
 
-def describe_values(field: Field) -> str:
-    """Return in words what a field holds."""
-    if field.shape is None:
-        return {"text": "str", "json": "JSON values", "bytes": "bytes"}.get(field.kind, field.kind)
-    shape = ", ".join("any" if n is None else str(n) for n in field.shape)
-    return f"{field.dtype} of ({shape})" if field.shape else f"one {field.dtype}"
-
-
 @contextmanager
 def numbered(number: int) -> Iterator[None]:
     """Say of which picture of a sample an error is; that of a file says which file it is."""

@@ -5,38 +5,33 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from itertools import islice
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from packdata.readers import arrow_lines, filled_lines, json_object
-from packdata.rows import DATES, Rows, TextRows
-from packdata.types import as_text
+from packdata.rows import NO_KINDS, Rows, TextRows
+from packdata.types import Kind, as_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from packdata.rows import Part
-    from packdata.types import Kind
+    from packdata.rows import Kinds, Part
 
 
 class JsonRows(TextRows):
     """Rows that name their own columns."""
 
     columns = None
-    guesses = DATES  # JSON has texts, numbers and flags, but no dates
+    guesses = frozenset[Kind](("date", "zoned"))  # JSON has texts, numbers and flags, but no dates
 
-    def parts(self, number: int = 0) -> Iterator[Part]:
+    def parts(self) -> Iterator[Part]:
         """List pieces of whole lines."""
-        return self._cut(number, lambda data: data.rfind(b"\n") + 1)
+        return self._cut(lambda data: data.rfind(b"\n") + 1)
 
     def read(
-        self,
-        part: Part,
-        columns: Sequence[str] | None = None,
-        kinds: Mapping[str, Kind] = MappingProxyType({}),
+        self, part: Part, columns: Sequence[str] | None = None, kinds: Kinds = NO_KINDS
     ) -> Iterator[Rows]:
         """Parse a part: by Arrow, or where it refuses a line or reads something else, line by line."""
         table = _parsed(self._bytes(part), kinds)
@@ -61,7 +56,7 @@ class JsonRows(TextRows):
             except ValueError as error:
                 yield line, {}, str(error)
 
-    def _by_hand(self, part: Part, kinds: Mapping[str, Kind]) -> Rows:
+    def _by_hand(self, part: Part, kinds: Kinds) -> Rows:
         """Take what JSON says as it is; lines without an object are bad."""
         found = [(line, *_flat(row, why)) for line, row, why in self.records(part)]
         bad = [(line, why) for line, _, why in found if why]
@@ -84,7 +79,7 @@ def _some_of(table: pa.Table, columns: Sequence[str] | None) -> pa.Table:
     return pa.Table.from_arrays(arrays, names=[*columns])
 
 
-def _parsed(data: bytes, kinds: Mapping[str, Kind]) -> pa.Table | None:
+def _parsed(data: bytes, kinds: Kinds) -> pa.Table | None:
     """Let Arrow parse; None where it would not get what JSON says."""
     if (table := arrow_lines(data, pa.schema([]), with_others=True)) is None:
         return None

@@ -7,22 +7,20 @@ texts; ``packdata.types`` tells what they stand for.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
 import weakref
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, partial
-from itertools import accumulate
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from loaders.errors import SourceError
 from loaders.system.regular import regular
@@ -30,7 +28,7 @@ from packdata.readers import UTF8_HINT
 from packdata.types import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from packdata.reading import File
 
@@ -39,19 +37,16 @@ JSON_LINES = (".jsonl", ".ndjson")
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}  # by suffix
 PART_BYTES = 4 << 20  # of text: large enough for few calls, small enough for many workers
 _PART_COLUMNS = 1 << 10  # where there are more, parts are larger: each takes time for each column
-PART_ROWS = 1 << 16  # of columns that are declared
-FEW_ROWS = 32  # of pictures, say
 MAX_ROW_BYTES = 64 << 20
 HEAD_BYTES = 1 << 16  # looked at first
-# What a text may be where nothing says, and where a file has numbers and flags of its own, but no dates.
-ANY_KIND = frozenset[Kind](("number", "code", "flag", "date", "zoned"))
-DATES = frozenset[Kind](("date", "zoned"))
+Kinds = Mapping[str, Kind]  # what some columns are wanted as
+NO_KINDS: Kinds = MappingProxyType({})
 
 
 class Part(NamedTuple):
     """One stretch of a file."""
 
-    file: int  # number of the file
+    file: int  # number of the file among others; 0 of one alone
     start: int  # where it begins: an offset in bytes, or the number of a row group or row
     stop: int  # where it ends: an offset in bytes, or a row
     line: int  # number of its first line, from 1; of its first row, from 0, if it has no lines
@@ -88,98 +83,20 @@ class RowFile(ABC):
         return f"{self.path}, {self.unit} {line}"
 
     @abstractmethod
-    def parts(self, number: int = 0) -> Iterator[Part]:
-        """List the parts of the file, which is the ``number``-th; SourceError if it cannot be read."""
+    def parts(self) -> Iterator[Part]:
+        """List the parts of the file; SourceError if it cannot be read."""
 
     @abstractmethod
     def read(
-        self,
-        part: Part,
-        columns: Sequence[str] | None = None,
-        kinds: Mapping[str, Kind] = MappingProxyType({}),
+        self, part: Part, columns: Sequence[str] | None = None, kinds: Kinds = NO_KINDS
     ) -> Iterator[Rows]:
         """Read columns (None: all) of a part, piece by piece: as the file declares them, those of CSV as texts.
 
-        ``kinds`` says what some columns are wanted as: JSON has values of several kinds in one column.
+        ``kinds`` counts for JSON, which has values of several kinds in one column.
 
         Raises:
             SourceError: The part cannot be read.
         """
-
-
-class TypedRows(RowFile):
-    """A file that declares its columns; its groups of rows are read by themselves.
-
-    Attributes:
-        schema: Its columns, with what Hugging Face's ``datasets`` wrote of them.
-        groups: Its groups, each a part.
-        num_rows: Rows of all groups.
-    """
-
-    def __init__(self, path: Path, schema: pa.Schema, sizes: Sequence[int]) -> None:
-        self.path, self.schema = path, schema
-        self.columns: tuple[str, ...] = tuple(schema.names)
-        self.classes = class_names(schema)
-        ends = [*accumulate(sizes)]
-        sized = enumerate(zip(sizes, ends, strict=True))
-        self.groups = [Part(0, group, end, end - size) for group, (size, end) in sized]
-        self.num_rows = sum(sizes)
-
-    @abstractmethod
-    def nbytes(self, group: Part, columns: Sequence[str]) -> int:
-        """Return about how many bytes some columns of a group take."""
-
-    @abstractmethod
-    def batches(
-        self, part: Part, columns: Sequence[str] | None = None, num_rows: int = FEW_ROWS
-    ) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a part, so many at a time; SourceError where they cannot be read."""
-
-    def table(self, part: Part, columns: Sequence[str]) -> pa.Table:
-        """Return some columns of a part; SourceError if they cannot be read."""
-        schema = pa.schema([self.schema.field(name) for name in columns])
-        batches = self.batches(part, columns, max(1, part.stop - part.line))
-        return pa.Table.from_batches(batches, schema)
-
-    def parts(self, number: int = 0) -> Iterator[Part]:
-        """List the groups."""
-        return (group._replace(file=number) for group in self.groups)
-
-    def read(
-        self,
-        part: Part,
-        columns: Sequence[str] | None = None,
-        kinds: Mapping[str, Kind] = MappingProxyType({}),
-    ) -> Iterator[Rows]:
-        """Read a part, ``PART_ROWS`` rows at a time; numbers of classes become their names."""
-        names, row = list(self.columns if columns is None else columns), part.line
-        # A small part is read as a whole, however many batches an Arrow file has of it.
-        is_small = part.stop - part.line <= PART_ROWS
-        whole = self.table(part, names).combine_chunks().to_batches() if is_small else ()
-        for batch in whole or self.batches(part, names, PART_ROWS):
-            named = zip(names, batch.columns, strict=True)
-            arrays = [_named(array, self.classes.get(name)) for name, array in named]
-            yield Rows(pa.Table.from_arrays(arrays, names=names), partial(int.__add__, row))
-            row += len(batch)
-
-
-def class_names(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
-    """Return the names of classes by column, as Hugging Face's ``datasets`` wrote them into the schema."""
-    try:
-        features = json.loads(schema.metadata[b"huggingface"])["info"]["features"].items()
-        features = [(name, each) for name, each in features if isinstance(each, dict)]  # no lists
-        labels = {n: each for n, each in features if each.get("_type") == "ClassLabel"}
-        return {n: tuple(map(str, each["names"])) for n, each in labels.items() if each["names"]}
-    except (TypeError, KeyError, ValueError, AttributeError):  # none, or of another tool
-        return {}
-
-
-def _named(array: pa.Array, classes: tuple[str, ...] | None) -> pa.Array:
-    """Return numbers of classes by their names; -1 stands for none."""
-    if classes is None or not pa.types.is_integer(array.type):
-        return array
-    numbers = pc.if_else(pc.equal(array, -1), pa.scalar(None, array.type), array).cast(pa.int32())
-    return pa.DictionaryArray.from_arrays(numbers, pa.array(classes, pa.string()))
 
 
 def compression_of(name: str) -> str | None:
@@ -263,9 +180,9 @@ class TextRows(RowFile):
         return data
 
     def _cut(
-        self, number: int, last_end: Callable[[bytes], int], begin: int = 0, line: int = 1
+        self, last_end: Callable[[bytes], int], begin: int = 0, line: int = 1
     ) -> Iterator[Part]:
-        """List pieces of whole rows, the last one though its row may have no end.
+        """List pieces of whole rows, the last one though its row may have no line end.
 
         ``last_end`` returns where the last row of some bytes ends, 0 if none does; the first row begins at ``begin``,
         on ``line``.
@@ -280,7 +197,7 @@ class TextRows(RowFile):
                     break
                 length = last_end(data)
                 if length:
-                    yield Part(number, start, start + length, line)
+                    yield Part(0, start, start + length, line)
                     start += length
                     line += data.count(b"\n", 0, length)
                 elif len(data) > MAX_ROW_BYTES:
@@ -289,8 +206,7 @@ class TextRows(RowFile):
                     raise SourceError(what, f"{self.path}, line {line}", hint)
                 rest = len(data) - length
             if data.strip(b"\r\n"):
-                self._check_last(data, line)
-                yield Part(number, start, start + len(data), line)
-
-    def _check_last(self, data: bytes, line: int) -> None:
-        """Look at a last row without an end, and its line."""
+                if not last_end(data + b"\n"):
+                    what = "a quote is opened and never closed"
+                    raise SourceError(what, f"{self.path}, line {line}")
+                yield Part(0, start, start + len(data), line)

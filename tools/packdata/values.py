@@ -21,7 +21,7 @@ from loaders.codecs.raw import RawCodec, cast_exactly
 from loaders.data.columns import Column, FixedColumn, column_of
 from loaders.errors import CodecError, SourceError
 from loaders.schema import Array, Boxes, Field, Image, Images, Keypoints, Label, Mask, MultiLabel
-from packdata.describe import describe_values, numbered
+from packdata.describe import describe_field, numbered
 from packdata.geometry import to_keypoints
 from packdata.reading import read_file
 from packdata.wording import few
@@ -195,27 +195,25 @@ class Preparer:
         if isinstance(value, str | Path):
             path = Path(value)
             place = path.absolute()  # now: the working folder may change before a thread reads it
-            return Work(lambda: self._from_file(place, path, field))
+            return Work(lambda: self._stored(read_file(place, str(path)), field, path))
         data = bytes(value)
-        return Work(lambda: self._from_bytes(data, field), nbytes=len(data))
+        return Work(lambda: self._stored(data, field), nbytes=len(data))
 
     def _encode_picture(self, array: np.ndarray[Any, Any]) -> bytes:
         with self._telling(array):
             return self.codec.encode(array)
 
-    def _from_file(self, place: Path, path: Path, field: Image | Mask) -> Encoded:
-        """Encode the file at ``place``, which was given as ``path``."""
-        data = read_file(place, str(path))
-        try:
-            return self._from_bytes(data, field)
-        except CodecError as error:
-            raise SourceError(str(error), path) from error
-
-    def _from_bytes(self, data: bytes, field: Image | Mask) -> Encoded:
+    def _stored(self, data: bytes, field: Image | Mask, path: Path | None = None) -> Encoded:
+        """Return what is stored of the bytes of a file; errors name its path, if it has one."""
         from packdata.images.stored import stored_picture
 
-        record, size = stored_picture(data, field, self.codec, self._max_picture_mb)
-        _check_size(size, field)
+        try:
+            record, size = stored_picture(data, field, self.codec, self._max_picture_mb)
+            _check_size(size, field)
+        except CodecError as error:
+            if path is None:
+                raise
+            raise SourceError(str(error), path) from error
         return Encoded(record, size)
 
 
@@ -289,7 +287,7 @@ def _wanted(field: Field) -> str:
     if isinstance(field, Image | Mask):
         channels = f" x {field.channels}" if isinstance(field, Image) else ""
         return f"{field.dtype} of H x W{channels}"
-    return describe_values(field)
+    return describe_field(field)
 
 
 def _shown(value: Any) -> str:

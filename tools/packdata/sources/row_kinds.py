@@ -9,23 +9,102 @@ from __future__ import annotations
 
 import json
 import os
+from abc import abstractmethod
+from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from loaders.errors import SourceError
 from packdata.reading import RemoteFile
-from packdata.rows import FEW_ROWS, PART_ROWS, Part, TypedRows
+from packdata.rows import NO_KINDS, Kinds, Part, RowFile, Rows
 from packdata.sources.base import STREAMING_HINT, suffix_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
     from packdata.reading import File
     from packdata.sources.listed import Listing
 
+PART_ROWS = 1 << 16
+_FEW_ROWS = 32  # of pictures, say
 _WHOLE_BYTES = 8 << 20  # an object of a store that is fetched whole
+
+
+class TypedRows(RowFile):
+    """A file that declares its columns; its groups of rows are read by themselves.
+
+    Attributes:
+        schema: Its columns, with what Hugging Face's ``datasets`` wrote of them.
+        groups: Its groups, each a part.
+        num_rows: Rows of all groups.
+    """
+
+    def __init__(self, path: Path, schema: pa.Schema, sizes: Sequence[int]) -> None:
+        self.path, self.schema = path, schema
+        self.columns: tuple[str, ...] = tuple(schema.names)
+        self.classes = _class_names(schema)
+        ends = [*accumulate(sizes)]
+        sized = enumerate(zip(sizes, ends, strict=True))
+        self.groups = [Part(0, group, end, end - size) for group, (size, end) in sized]
+        self.num_rows = sum(sizes)
+
+    @abstractmethod
+    def nbytes(self, group: Part, columns: Sequence[str]) -> int:
+        """Return about how many bytes some columns of a group take."""
+
+    @abstractmethod
+    def batches(
+        self, part: Part, columns: Sequence[str] | None = None, num_rows: int = _FEW_ROWS
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a part, so many at a time; SourceError where they cannot be read."""
+
+    def table(self, part: Part, columns: Sequence[str]) -> pa.Table:
+        """Return some columns of a part; SourceError if they cannot be read."""
+        schema = pa.schema([self.schema.field(name) for name in columns])
+        batches = self.batches(part, columns, max(1, part.stop - part.line))
+        return pa.Table.from_batches(batches, schema)
+
+    def parts(self) -> Iterator[Part]:
+        """List the groups."""
+        yield from self.groups
+
+    def read(
+        self, part: Part, columns: Sequence[str] | None = None, kinds: Kinds = NO_KINDS
+    ) -> Iterator[Rows]:
+        """Read a part, ``PART_ROWS`` rows at a time; numbers of classes become their names."""
+        names, row = list(self.columns if columns is None else columns), part.line
+        # A small part is read as a whole, however many batches an Arrow file has of it.
+        is_small = part.stop - part.line <= PART_ROWS
+        whole = self.table(part, names).combine_chunks().to_batches() if is_small else ()
+        for batch in whole or self.batches(part, names, PART_ROWS):
+            named = zip(names, batch.columns, strict=True)
+            arrays = [_named(array, self.classes.get(name)) for name, array in named]
+            yield Rows(pa.Table.from_arrays(arrays, names=names), partial(int.__add__, row))
+            row += len(batch)
+
+
+def _class_names(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
+    """Return the names of classes by column, as Hugging Face's ``datasets`` wrote them into the schema."""
+    try:
+        features = json.loads(schema.metadata[b"huggingface"])["info"]["features"].items()
+        features = [(name, each) for name, each in features if isinstance(each, dict)]  # no lists
+        labels = {n: each for n, each in features if each.get("_type") == "ClassLabel"}
+        return {n: tuple(map(str, each["names"])) for n, each in labels.items() if each["names"]}
+    except (TypeError, KeyError, ValueError, AttributeError):  # none, or of another tool
+        return {}
+
+
+def _named(array: pa.Array, classes: tuple[str, ...] | None) -> pa.Array:
+    """Return numbers of classes by their names; -1 stands for none."""
+    if classes is None or not pa.types.is_integer(array.type):
+        return array
+    numbers = pc.if_else(pc.equal(array, -1), pa.scalar(None, array.type), array).cast(pa.int32())
+    return pa.DictionaryArray.from_arrays(numbers, pa.array(classes, pa.string()))
 
 
 class ParquetRows(TypedRows):
@@ -57,7 +136,7 @@ class ParquetRows(TypedRows):
         return sum(c.total_uncompressed_size for c in mine)
 
     def batches(
-        self, part: Part, columns: Sequence[str] | None = None, num_rows: int = FEW_ROWS
+        self, part: Part, columns: Sequence[str] | None = None, num_rows: int = _FEW_ROWS
     ) -> Iterator[pa.RecordBatch]:
         row = part.line
         try:
@@ -86,12 +165,12 @@ class ArrowRows(TypedRows):
     def nbytes(self, group: Part, columns: Sequence[str]) -> int:
         return int(self.rows.select([*columns]).nbytes)
 
-    def parts(self, number: int = 0) -> Iterator[Part]:
+    def parts(self) -> Iterator[Part]:
         for row in range(0, self.num_rows, PART_ROWS):
-            yield Part(number, 0, min(row + PART_ROWS, self.num_rows), row)
+            yield Part(0, 0, min(row + PART_ROWS, self.num_rows), row)
 
     def batches(
-        self, part: Part, columns: Sequence[str] | None = None, num_rows: int = FEW_ROWS
+        self, part: Part, columns: Sequence[str] | None = None, num_rows: int = _FEW_ROWS
     ) -> Iterator[pa.RecordBatch]:
         rows = self.rows if columns is None else self.rows.select([*columns])
         for batch in rows.slice(part.line, part.stop - part.line).to_batches():

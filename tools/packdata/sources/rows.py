@@ -29,14 +29,14 @@ from packdata.sources.base import (
     first_named,
     relative_names,
 )
-from packdata.sources.row_kinds import open_row_file, row_kind
+from packdata.sources.row_kinds import TypedRows, open_row_file, row_kind
 from packdata.types import is_text
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from packdata.reading import File
-    from packdata.rows import Part, TypedRows
+    from packdata.rows import Part
 
 _IMAGE_NAMES = ("image", "img", "picture", "photo", "jpg", "jpeg", "png", "webp", "bytes")
 _IMAGES_NAMES = ("images", "imgs", "pictures", "photos", "frames", *_IMAGE_NAMES)
@@ -172,13 +172,8 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 def _is_binary(kind: pa.DataType) -> bool:
     types = pa.types
-    tests = (
-        types.is_binary,
-        types.is_large_binary,
-        types.is_binary_view,
-        types.is_fixed_size_binary,
-    )
-    return any(test(kind) for test in tests)
+    is_any = types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind)
+    return bool(is_any or types.is_fixed_size_binary(kind))
 
 
 def _is_picture(kind: pa.DataType) -> bool:
@@ -203,10 +198,9 @@ def _find_image(schema: pa.Schema, wanted: str | None, path: Path, *, several: b
     """Return the column of pictures: the one that is wanted, or looks like it; SourceError if there is none."""
     pictures: list[str] = [name for name in schema.names if _is_picture(schema.field(name).type)]
     lists = [n for n in schema.names if several and _are_pictures(schema.field(n).type)]
-    found = first_named(pictures, _IMAGE_NAMES) or first_named(lists, _IMAGES_NAMES)
+    found = wanted or first_named(pictures, _IMAGE_NAMES) or first_named(lists, _IMAGES_NAMES)
     for names in (pictures, lists):
         found = found or (names[0] if len(names) == 1 else None)
-    found = wanted or found
     if found is None or found not in (*pictures, *lists):
         what = f"no column {wanted or 'of pictures'}; of pictures: {pictures + lists}, all: {schema.names}"
         hint = "Pictures are binary, or a struct of bytes and path; image_column= chooses one. Is it a table? See "

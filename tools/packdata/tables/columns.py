@@ -5,7 +5,6 @@ from __future__ import annotations
 import keyword
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -51,44 +50,21 @@ class TargetColumn(NamedTuple):
     how: str  # ``label``, ``number``, ``flag`` or ``days``
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnPlan:
-    """What becomes of every column."""
-
-    schema: Schema  # ``features``, ``missing`` and ``categories``, as far as there are any, and the targets
-    targets: tuple[TargetColumn, ...]
-
-    @property
-    def features(self) -> Features | None:
-        """The field of numbers, or None without any."""
-        field = self.schema.fields.get(FEATURES)
-        return field if isinstance(field, Features) else None
-
-    @property
-    def categories(self) -> Categories | None:
-        """The field of categories, or None without any."""
-        field = self.schema.fields.get(CATEGORIES)
-        return field if isinstance(field, Categories) else None
-
-    @property
-    def kinds(self) -> dict[str, Kind]:
-        """What each column in the files is read as."""
-        kinds = {n: READ_AS[how] for n, how in (self.features.sources if self.features else ())}
-        kinds |= dict.fromkeys(self.categories.columns if self.categories else (), "text")
-        return kinds | {target.column: READ_AS[target.how] for target in self.targets}
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as JSON types."""
-        return {"schema": self.schema.to_json(), TARGETS: [t._asdict() for t in self.targets]}
-
-    @classmethod
-    def from_json(cls, given: Mapping[str, Any]) -> ColumnPlan:
-        """Return what ``to_json`` wrote."""
-        targets = tuple(TargetColumn(**each) for each in given[TARGETS])
-        return cls(Schema.from_json(given["schema"]), targets)
+Columns = tuple[
+    Schema, list[TargetColumn]
+]  # ``features``, ``missing``, ``categories``, if any; and the targets
 
 
-def plan_columns(scan: Scan, files: TableFiles, options: TableOptions) -> ColumnPlan:
+def kinds_read(schema: Schema, targets: Sequence[TargetColumn]) -> dict[str, Kind]:
+    """Return what each column in the files is read as."""
+    features, categories = schema.fields.get(FEATURES), schema.fields.get(CATEGORIES)
+    sources = features.sources if isinstance(features, Features) else ()
+    texts = categories.columns if isinstance(categories, Categories) else ()
+    hows = [*sources, *((name, "label") for name in texts), *((t.column, t.how) for t in targets)]
+    return {name: READ_AS[how] for name, how in hows}
+
+
+def plan_columns(scan: Scan, files: TableFiles, options: TableOptions) -> Columns:
     """Decide what becomes of the columns of scanned files.
 
     Raises:
@@ -120,7 +96,7 @@ def plan_columns(scan: Scan, files: TableFiles, options: TableOptions) -> Column
         fields[name] = Label(classes=classes) if how == "label" else Array(dtype=dtype)
     if not fields:
         raise SchemaError("no column is left to pack")
-    return ColumnPlan(Schema(fields), tuple(targets))
+    return Schema(fields), targets
 
 
 def _hows(scan: Scan, files: TableFiles, options: TableOptions) -> dict[str, str]:
@@ -248,7 +224,7 @@ def _categories(names: Sequence[str], scan: Scan) -> Categories:
 
 def plan_like(
     manifest: Manifest, like: Path | str, files: TableFiles, drop: Sequence[str]
-) -> ColumnPlan:
+) -> Columns:
     """Return what the packed table ``like`` made of columns, for files with these columns.
 
     Targets that are dropped may be absent.
@@ -268,15 +244,15 @@ def plan_like(
         raise SourceError("the dataset is not a packed table", like, hint)
     dropped = [name for name in names if not {name, known[name].column}.isdisjoint(drop)]
     fields = {n: field for n, field in manifest.schema.fields.items() if n not in dropped}
-    targets = tuple(known[name] for name in names if name not in dropped)
-    plan, columns = ColumnPlan(Schema(fields), targets), files.columns
-    absent = [name for name in plan.kinds if columns is not None and name not in columns]
+    schema, targets = Schema(fields), [known[name] for name in names if name not in dropped]
+    given = None if files.columns is None else {*files.columns}
+    absent = [n for n in kinds_read(schema, targets) if given is not None and n not in given]
     if absent:
         what = f"the table has no column {absent[0]!r}, which {like} (like=) was packed with"
         lost = [target.column for target in targets if target.column in absent]
         hint = f"drop={lost} packs without it" if lost == absent else ""
         raise SourceError(what, files.first.path if files.first else files.paths[0], hint)
-    return plan
+    return schema, targets
 
 
 def packings(provenance: Any) -> Iterator[Mapping[str, Any]]:

@@ -18,11 +18,11 @@ from loaders.system.limits import available_memory
 from packdata.delimited import CsvOptions, CsvRows
 from packdata.jsonl import JsonRows
 from packdata.reading import File, opened_in_order
-from packdata.rows import COMPRESSIONS, DELIMITED, JSON_LINES, PART_ROWS, RowFile, suffix_inside
+from packdata.rows import COMPRESSIONS, DELIMITED, JSON_LINES, RowFile, suffix_inside
 from packdata.sources.base import files_identity, foreign_hint, suffix_of
 from packdata.sources.listed import Listing, look_at
 from packdata.sources.opening import check_folder
-from packdata.sources.row_kinds import ArrowRows, ParquetRows, listed_files
+from packdata.sources.row_kinds import PART_ROWS, ArrowRows, ParquetRows, listed_files
 from packdata.types import plain, shown
 from packdata.wording import few
 
@@ -234,7 +234,7 @@ class TableFiles:
     def parts(self) -> Iterator[Part]:
         """List the parts of all files."""
         for number in range(len(self)):
-            yield from self[number].parts(number)
+            yield from (part._replace(file=number) for part in self[number].parts())
 
     def keep(self, part: Part, rows: Rows, columns: Mapping[str, pa.Array]) -> None:
         """Keep the columns of a part, one array for each of the rows' own, if there is room."""

@@ -13,6 +13,7 @@ import pyarrow as pa
 from loaders.data.manifest import read_manifest
 from loaders.errors import SchemaError, SourceError
 from loaders.remote.url import place_of
+from loaders.schema import Schema
 from packdata.delimited import CsvOptions, CsvRows
 from packdata.describe import counted, describe_field, passed_over
 from packdata.options import changed
@@ -34,7 +35,7 @@ from packdata.sources.opening import joined_splits
 from packdata.tables.columns import (
     OPTIONS,
     TARGETS,
-    ColumnPlan,
+    TargetColumn,
     packings,
     plan_columns,
     plan_like,
@@ -169,15 +170,15 @@ def plan_tables(
         scan = partial(scan_files, files, chosen, workers, on_error, progress or Quiet())
         learned = first_pass.get("rows", lambda: _learned(files, chosen, scan))
         parts, rows = [Part(*numbers) for numbers in learned["parts"]], learned["rows"]
-        plan, about = ColumnPlan.from_json(learned), [*learned["notes"], *about]
+        targets = [TargetColumn(**each) for each in learned[TARGETS]]
+        columns, about = (Schema.from_json(learned["schema"]), targets), learned["notes"] + about
     else:
-        plan, rows = plan_like(known, like, files, chosen.drop), None
+        columns, rows = plan_like(known, like, files, chosen.drop), None
         parts = [*files.parts()]
     first_pass.check(identity)
     source = {"files": [path.name for path in files.paths[:100]], "num_files": len(files)}
-    targets = plan.to_json()[TARGETS]
-    provenance = {"command": "tables", "source": source, **asked, TARGETS: targets}
-    recipe = TablesRecipe(files, parts, plan, rows, identity, provenance)
+    provenance = {"command": "tables", "source": source, **asked, TARGETS: _as_json(columns[1])}
+    recipe = TablesRecipe(files, parts, columns, rows, identity, provenance)
     return TablesPlan(recipe, format, [*map(place_of, given)], about, first_pass)
 
 
@@ -203,9 +204,14 @@ def _learned(
         if isinstance(file, LocalFile):
             _ = files[number]
     scan = scan_all()
-    plan, parts = plan_columns(scan, files, options), [*map(list, scan.parts)]
-    rows, notes = scan.num_rows + scan.bad, _header_notes(files.first, scan)
-    return {"rows": rows, **plan.to_json(), "notes": notes, "parts": parts}
+    schema, targets = plan_columns(scan, files, options)
+    about = {"rows": scan.num_rows + scan.bad, "schema": schema.to_json()}
+    more = {TARGETS: _as_json(targets), "notes": _header_notes(files.first, scan)}
+    return {**about, **more, "parts": [*map(list, scan.parts)]}
+
+
+def _as_json(targets: Sequence[TargetColumn]) -> list[dict[str, str]]:
+    return [target._asdict() for target in targets]
 
 
 def _header_notes(file: RowFile | None, scan: Scan) -> list[str]:

@@ -11,20 +11,19 @@ import pyarrow as pa
 
 from loaders.data.columns import FixedColumn
 from loaders.errors import SourceError
-from loaders.schema import Label
+from loaders.schema import Categories, Features, Label
 from packdata.moments import standardized
 from packdata.recipe import Block, Recipe, Tally, Target
-from packdata.tables.columns import CATEGORIES, FEATURES, MISSING, READ_AS
+from packdata.tables.columns import CATEGORIES, MISSING, READ_AS, kinds_read
 from packdata.types import DAY_US, Flags, codes, kind_of, numbers, plain, shown, why_other
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from loaders.schema import Categories, Features
     from packdata.recipe import Draw
     from packdata.rows import Part
-    from packdata.tables.columns import ColumnPlan, TargetColumn
+    from packdata.tables.columns import Columns, TargetColumn
     from packdata.tables.files import TableFiles
 
 Matrix = npt.NDArray[Any]
@@ -47,20 +46,22 @@ class TablesRecipe(Recipe):
         self,
         files: TableFiles,
         parts: Sequence[Part],
-        columns: ColumnPlan,
+        columns: Columns,
         num_samples: int | None,
         identity: Mapping[str, Any],
         provenance: Mapping[str, Any],
     ) -> None:
-        self.files, self.parts, self.columns = files, parts, columns
+        self.files, self.parts, (self.schema, predicted) = files, parts, columns
         self.num_samples, self.identity, self.provenance = num_samples, identity, provenance
-        self.schema = columns.schema
         self.targets: Sequence[Target] = [Target("", self.schema)]
         self.tally = Tally()
-        words = columns.categories.vocabularies if columns.categories else ()
-        self._vocabularies = [pa.array(vocabulary, pa.string()) for vocabulary in words]
-        labels = {n: field for n, field in self.schema.fields.items() if isinstance(field, Label)}
-        self._classes = {n: pa.array(f.classes or (), pa.string()) for n, f in labels.items()}
+        self._kinds = kinds_read(self.schema, predicted)
+        self._predicted = {target.field: target for target in predicted}
+        self._words: dict[str, list[pa.Array]] = {}  # of the columns of a field, by their codes
+        for name, field in self.schema.fields.items():
+            several = field.vocabularies if isinstance(field, Categories) else ()
+            several = (field.classes or (),) if isinstance(field, Label) else several
+            self._words[name] = [pa.array(words, pa.string()) for words in several]
 
     def __len__(self) -> int:
         return len(self.parts)
@@ -75,7 +76,7 @@ class TablesRecipe(Recipe):
 
     def encode(self, item: Part, draw: Draw | None = None) -> list[Block]:
         """Return the rows of a part."""
-        file, kinds, fields = self.files[item.file], self.columns.kinds, self.schema.fields
+        file, kinds, fields = self.files[item.file], self._kinds, self.schema.fields
         pieces = [{name: self._empty(name, 0) for name in fields}]
         wrong: list[tuple[int, str]] = []
         for rows in self.files.read(item, list(kinds), kinds):
@@ -101,12 +102,13 @@ class TablesRecipe(Recipe):
     def _arrays(self, table: _Table) -> dict[str, Matrix]:
         """Return the values of every field; the table has the rows that cannot be packed, and why."""
         arrays: dict[str, Matrix] = {}
-        if self.columns.features is not None:
-            arrays[FEATURES], arrays[MISSING] = self._features(table, self.columns.features)
-        if self.columns.categories is not None:
-            arrays[CATEGORIES] = self._categories(table, self.columns.categories)
-        for target in self.columns.targets:
-            arrays[target.field] = self._target(table, target)
+        for name, field in self.schema.fields.items():
+            if isinstance(field, Features):
+                arrays[name], arrays[MISSING] = self._features(table, field)
+            elif isinstance(field, Categories):
+                arrays[name] = self._categories(table, field)
+            elif name in self._predicted:
+                arrays[name] = self._target(table, self._predicted[name])
         return arrays
 
     def _features(self, table: _Table, features: Features) -> tuple[Matrix, Flags]:
@@ -127,7 +129,7 @@ class TablesRecipe(Recipe):
     def _categories(self, table: _Table, categories: Categories) -> Matrix:
         out = np.empty((len(table), len(categories.columns)), categories.dtype)
         for i, column in enumerate(categories.columns):
-            found = codes(table.array(column), self._vocabularies[i])
+            found = codes(table.array(column), self._words[CATEGORIES][i])
             if not (found > 0).all():
                 table.counted.append((_MISSING + column, found < 0))
                 table.counted.append((_UNKNOWN + column, found == 0))
@@ -142,7 +144,7 @@ class TablesRecipe(Recipe):
             missing = table.store(out, target.column, target.how, what)
             table.note(missing, f"{what} has no value")
             return out
-        classes, array = self._classes[target.field], table.array(target.column)
+        (classes,), array = self._words[target.field], table.array(target.column)
         labels = codes(array, classes)
         few = f"is none of its {len(classes)} classes"
         table.note(labels < 0, f"{what} has no value")
