@@ -205,9 +205,13 @@ def _learned(
             _ = files[number]
     scan = scan_all()
     schema, targets = plan_columns(scan, files, options)
-    about = {"rows": scan.num_rows + scan.bad, "schema": schema.to_json()}
-    more = {TARGETS: _as_json(targets), "notes": _header_notes(files.first, scan)}
-    return {**about, **more, "parts": [*map(list, scan.parts)]}
+    return {
+        "rows": scan.num_rows + scan.bad,
+        "schema": schema.to_json(),
+        TARGETS: _as_json(targets),
+        "notes": _header_notes(files.first, scan),
+        "parts": [*map(list, scan.parts)],
+    }
 
 
 def _as_json(targets: Sequence[TargetColumn]) -> list[dict[str, str]]:
