@@ -75,8 +75,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small_pieces(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(made)
     monkeypatch.setattr("packdata.rows.PART_BYTES", 200)
-    monkeypatch.setattr("packdata.tokens.source.DocumentFile.piece_bytes", 500)
-    monkeypatch.setattr("packdata.tokens.source.IdsFile.piece_tokens", 500)
+    monkeypatch.setattr("packdata.tokens.source._PIECE_BYTES", 500)
+    monkeypatch.setattr("packdata.tokens.source._PIECE_TOKENS", 500)
 
 
 def words(name: str, dst: Path, *more: str) -> list[str]:

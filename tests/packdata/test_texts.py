@@ -11,7 +11,7 @@ from packdata.sources.listed import files_at
 from packdata.tokens.documents import Documents
 from packdata.tokens.files import SourceFile
 from packdata.tokens.options import TokenOptions
-from packdata.tokens.source import DocumentFile, TokenSource, split_at
+from packdata.tokens.source import TokenSource, split_at
 from tests.packdata.test_tokens import pack, texts, write
 from tests.refusals import At
 
@@ -94,7 +94,7 @@ def test_separators_across_the_cuts_part_the_same_documents(
         path.write_bytes(data.tobytes() if name == "a.txt" else gzip.compress(data.tobytes()))
         file = SourceFile(files_at(path)[0], path.name, "text")
 
-        monkeypatch.setattr(DocumentFile, "piece_bytes", piece_bytes)
+        monkeypatch.setattr("packdata.tokens.source._PIECE_BYTES", piece_bytes)
         pieces = TokenSource([file], TokenOptions(documents=mark)).pieces()
 
         found = [document for piece in pieces for document in _texts(piece.read())]

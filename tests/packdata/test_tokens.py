@@ -26,7 +26,7 @@ from packdata.packed.derive import CopyOptions, copy_dataset, extend, merge, spl
 from packdata.tokens.files import list_files
 from packdata.tokens.plan import TokenOptions, pack_tokens, plan_tokens
 from packdata.tokens.rows import streams_of
-from packdata.tokens.source import DocumentFile, IdsFile, TokenSource
+from packdata.tokens.source import TokenSource
 from packdata.tokens.tokenizer import JsonTokenizer, dtype_of, open_tokenizer, train_bpe
 from tests.packdata.breaking import interrupted
 from tests.packdata.reading import PackedReader
@@ -218,7 +218,7 @@ def test_compressed_sources_give_what_plain_ones_give(tmp_path: Path, how: str, 
 def test_documents_do_not_depend_on_where_pieces_are_cut(
     tmp_path: Path, kind: str, piece_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(DocumentFile, "piece_bytes", piece_bytes)
+    monkeypatch.setattr("packdata.tokens.source._PIECE_BYTES", piece_bytes)
     lines = [json.dumps({"text": w}) if "jsonl" in kind else w for w in WORDS]
     data = "\n".join(lines).encode()
     path = tmp_path / f"a.{kind}"
@@ -243,7 +243,7 @@ def test_documents_do_not_depend_on_where_pieces_are_cut(
 def test_pieces_of_an_unpacked_file_or_a_group_of_rows_are_read_from_its_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(DocumentFile, "piece_bytes", 1000)
+    monkeypatch.setattr("packdata.tokens.source._PIECE_BYTES", 1000)
     data = "\n".join(WORDS).encode()
     plain = write(tmp_path / "a.txt", data)
     packed = write(tmp_path / "b.txt.gz", gzip.compress(data))
@@ -592,7 +592,7 @@ def test_pieces_of_ids_cut_where_rows_or_documents_end(
 
     for cut in (7, 64, None):
         if cut is not None:
-            monkeypatch.setattr(IdsFile, "piece_tokens", cut)
+            monkeypatch.setattr("packdata.tokens.source._PIECE_TOKENS", cut)
         options = TokenOptions(eod=0, row_tokens=cut or 64)
         pieces = list(TokenSource(files, options, may_cut=cut is not None).pieces())
         assert np.array_equal(np.concatenate([piece.read().data for piece in pieces]), ids)
@@ -767,7 +767,7 @@ def test_rows_of_several_parquet_files_are_each_their_own(tmp_path: Path) -> Non
 def test_the_bytes_do_not_depend_on_the_number_of_workers(
     tmp_path: Path, kind: str, bpe: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("packdata.tokens.source.DocumentFile.piece_bytes", 700)
+    monkeypatch.setattr("packdata.tokens.source._PIECE_BYTES", 700)
     source = write(tmp_path / "a.txt", "\n".join(WORDS))
     tokenizer = write(tmp_path / "t.json", bpe) if kind == "bpe" else None
     options = TokenOptions(documents="line", tokenizer=tokenizer, row_tokens=64)
@@ -1010,9 +1010,7 @@ def test_the_command_packs_and_tells_what_it_did(
 def test_an_interrupted_packing_goes_on_to_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: Any
 ) -> None:
-    monkeypatch.setattr(
-        "packdata.tokens.source.DocumentFile.piece_bytes", 10_000
-    )  # or all were one piece
+    monkeypatch.setattr("packdata.tokens.source._PIECE_BYTES", 10_000)  # or all were one piece
     text = "\n\n".join(f"document {i} " + "la " * (i % 50) for i in range(900))
     for i in range(6):
         write(tmp_path / f"in/{i}.txt", f"{i}: {text}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -32,6 +31,8 @@ if TYPE_CHECKING:
     from packdata.tokens.files import SourceFile
     from packdata.tokens.options import TokenOptions
 
+_PIECE_BYTES = 4 << 20  # of a range, and of what is packed together
+_PIECE_TOKENS = 2 << 20  # of files of ids
 _AT_ONCE = 16  # objects that are looked at
 _CHECKED_BYTES = 64 << 10
 _MAX_NUL_SHARE = 10  # one in so many bytes
@@ -110,11 +111,12 @@ class TokenSource:
         row = options.row_tokens
         # Then all rows but a file's last are full.
         may_cut = may_cut and self.kind == "ids"
-        self.cut = max(1, IdsFile.piece_tokens // row) * row if may_cut else None
+        self.cut = max(1, _PIECE_TOKENS // row) * row if may_cut else None
         self._plan: list[list[Range]] = []
         self.runs: list[int] = []
         self._add(files)
-        self.itemsize = max((parts[0].file.itemsize for parts in self._plan), default=4)
+        read = (parts[0].file for parts in self._plan)
+        self.itemsize = max((f.itemsize for f in read if isinstance(f, IdsFile)), default=4)
 
     def _add(self, files: Sequence[SourceFile]) -> None:
         """List the ranges of all files: many are looked at where that is waiting for answers of a store."""
@@ -126,7 +128,7 @@ class TokenSource:
 
         with OrderedPool(listed, num_threads) as pool:
             for part in (part for ranges in pool.map(files) for part in ranges):
-                if not self._plan or size >= DocumentFile.piece_bytes:
+                if not self._plan or size >= _PIECE_BYTES:
                     goes_on = self._plan and part.key and self._plan[-1][0].key == part.key
                     self.runs.append(self.runs[-1] if goes_on else len(self._plan))
                     self._plan.append([])
@@ -158,24 +160,9 @@ class TokenSource:
 
     def texts(self, limit: int) -> Iterator[str]:
         """Yield the texts of pieces spread evenly over it, ``limit`` bytes or a little more; SourceError."""
-        wanted = max(1, limit // DocumentFile.piece_bytes)
+        wanted = max(1, limit // _PIECE_BYTES)
         for piece in self.pieces(step=max(1, len(self) // wanted)):
             yield from map(bytes.decode, piece.read().slices())
-
-
-class DocumentFile(ABC):
-    """One file, whose documents are read range by range, each on any thread."""
-
-    piece_bytes = 4 << 20  # of a range, and of what is packed together
-    itemsize = 4  # of an id, of a file of ids
-
-    @abstractmethod
-    def ranges(self) -> Iterator[Range]:
-        """Yield all ranges; SourceError if the file cannot be read, or lacks a column."""
-
-    @abstractmethod
-    def read(self, given: Range) -> Documents:
-        """Return the documents of a range, less those that cannot be one; SourceError if it is damaged."""
 
 
 class _Recent:
@@ -199,7 +186,7 @@ class _Recent:
 # -- text, and JSON lines --------------------------------------------------------------------------
 
 
-class TextFile(DocumentFile):
+class TextFile:
     """A file of text, or of JSON lines, read in ranges that end where a document does."""
 
     def __init__(
@@ -224,7 +211,7 @@ class TextFile(DocumentFile):
         key = None if data is None else file.path
         stored = file.file if data is None and isinstance(file.file, RemoteFile) else None
         while start < size:
-            least = start + self.piece_bytes if mark else size
+            least = start + _PIECE_BYTES if mark else size
             stop = _end_behind(read, start, least, size, mark)
             where = file.name if stop - start == size else f"{file.name}, bytes {start} to {stop}"
             yield Range(self, where, start, stop, stop - start, key, stored)
@@ -244,7 +231,7 @@ class TextFile(DocumentFile):
 
         @cache
         def first_line() -> int:
-            starts = range(0, given.start, self.piece_bytes)
+            starts = range(0, given.start, _PIECE_BYTES)
             stops = (*starts[1:], given.start)
             bounds = zip(starts, stops, strict=False)
             return 1 + sum(self._bytes(*each).count(b"\n") for each in bounds)
@@ -278,7 +265,8 @@ def _end_behind(
             if first + at >= wanted and at - earlier >= len(mark):
                 return first + at + len(mark)
             earlier, at = at, data.find(mark, at + 1)
-        wanted = wanted if first + window < size else size
+        if first + window >= size:
+            break
         window *= 4
     return size
 
@@ -307,7 +295,7 @@ def split_at(data: bytes, place: Place, separator: bytes, *, is_line: bool = Fal
 # -- columns ---------------------------------------------------------------------------------------
 
 
-class CsvFile(DocumentFile):
+class CsvFile:
     """A CSV file, of which a column holds texts; an empty cell is an empty document."""
 
     def __init__(self, file: SourceFile, content: DocumentForm) -> None:
@@ -316,8 +304,7 @@ class CsvFile(DocumentFile):
 
     def ranges(self) -> Iterator[Range]:
         for part in self._rows.parts():
-            where = f"{self._name}, from line {part.line}"
-            key = (self._name, part)
+            where, key = f"{self._name}, from line {part.line}", (self._name, part)
             yield Range(self, where, part.start, part.stop, part.stop - part.start, key)
 
     def read(self, given: Range) -> Documents:
@@ -329,7 +316,7 @@ class CsvFile(DocumentFile):
         return replace(found, rejects=(*found.rejects, *bad))
 
 
-class TableFile(DocumentFile):
+class TableFile:
     """A file of columns with types; its groups of rows are read as a whole."""
 
     def __init__(self, file: SourceFile, content: DocumentForm, recent: _Recent) -> None:
@@ -342,7 +329,7 @@ class TableFile(DocumentFile):
         for group in self._rows.groups:
             rows = group.stop - group.line
             size = max(1, self._rows.nbytes(group, self._columns))
-            step = max(1, rows * self.piece_bytes // size)
+            step = max(1, rows * _PIECE_BYTES // size)
             for start in range(group.line, group.stop, step):
                 stop = min(start + step, group.stop)
                 where = f"{self._file.name}, rows {start} to {stop - 1}"
@@ -365,10 +352,8 @@ class TableFile(DocumentFile):
 # -- ids -------------------------------------------------------------------------------------------
 
 
-class IdsFile(DocumentFile):
+class IdsFile:
     """A file of ids; it may be cut at multiples of ``cut`` of them, None: only where a document ends."""
-
-    piece_tokens = 2 << 20
 
     def __init__(
         self, file: SourceFile, bin_dtype: str | None, eod: int | None, cut: int | None
@@ -380,10 +365,10 @@ class IdsFile(DocumentFile):
     def ranges(self) -> Iterator[Range]:
         start, size = 0, len(self._ids)
         while start < size:
-            stop = min(start + (self._cut or self.piece_tokens), size)
+            stop = min(start + (self._cut or _PIECE_TOKENS), size)
             stop = stop if self._cut else self._next_end(stop)
             where = f"{self._name}, ids {start} to {stop - 1}"
-            yield Range(self, where, start, stop, self.piece_bytes)  # a piece by itself
+            yield Range(self, where, start, stop, _PIECE_BYTES)  # a piece by itself
             start = stop
 
     def _next_end(self, position: int) -> int:
@@ -399,7 +384,7 @@ class IdsFile(DocumentFile):
         return len(self._ids)
 
     def read(self, given: Range) -> Documents:
-        """Return the ids and where documents end among them."""
+        """Return the ids of a range, and where documents end among them."""
         ids, ends = self._ids[given.start : given.stop], np.empty(0, np.int64)
         if self._ends is not None:
             first, last = np.searchsorted(self._ends, [given.start, given.stop], "right")
@@ -409,3 +394,7 @@ class IdsFile(DocumentFile):
         if given.stop == len(self._ids):
             ends = np.append(ends, len(ids))
         return Documents(ids, np.unique(ends), lambda at: f"{self._name}, id {given.start + at}")
+
+
+# Each yields its ranges, which are read on any thread; SourceError where it cannot be read, or lacks a column.
+DocumentFile = TextFile | CsvFile | TableFile | IdsFile
