@@ -376,6 +376,20 @@ def test_marks_may_leave_out_a_part_of_a_turn_or_all_of_it(tmp_path: Path) -> No
     assert said(folder) == ["Drei Äpfel.No."]
 
 
+def test_marks_inside_of_marks_are_refused_with_the_row(tmp_path: Path) -> None:
+    nested = MARKED.replace(
+        "{{ m.content }}!", "{% generation %}{{ m.content }}{% endgeneration %}!"
+    )
+    template = write(tmp_path / "chat.jinja", nested)
+
+    with pytest.raises(SourceError, check=At("a.jsonl, line 2")):
+        pack(
+            write_chats(tmp_path / "a.jsonl", CHAT[:2], CHAT),
+            tmp_path / "p",
+            chat_template=template,
+        )
+
+
 # -- what is learned -------------------------------------------------------------------------------
 
 MARKS = (

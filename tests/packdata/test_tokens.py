@@ -583,6 +583,19 @@ def test_an_id_that_does_not_fit_is_an_error_that_names_file_and_position(
     assert not (tmp_path / "p").exists()
 
 
+@pytest.mark.parametrize("how", [{"shuffle": 1}, {"val_share": 0.5}])
+def test_an_id_that_does_not_fit_keeps_its_place_where_documents_are_moved(
+    tmp_path: Path, how: dict[str, Any]
+) -> None:
+    ids = np.arange(400, dtype=np.uint16).reshape(40, 10) % 300
+    ids[23, 4] = 300
+    np.save(tmp_path / "a.npy", ids)
+    options = TokenOptions(vocab_size=300, val_share=how.get("val_share", 0.0))
+
+    with pytest.raises(SourceError, check=At("a.npy, id 234")):
+        pack_tokens(tmp_path / "a.npy", tmp_path / "p", options, shuffle=how.get("shuffle"))
+
+
 def test_pieces_of_ids_cut_where_rows_or_documents_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,7 +62,7 @@ class Documents:
 
         def cut(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
             taken = self._binary(values).take(pa.array(chosen)).buffers()[2]
-            return np.frombuffer(taken or b"", values.dtype)[: ends[-1] if len(ends) else 0]
+            return np.frombuffer(taken or b"", values.dtype)
 
         def place(at: int) -> str:
             number = np.searchsorted(ends, at, "right")
