@@ -36,6 +36,15 @@ class Encoded(NamedTuple):
     record: bytes
     size: Size | None = None
 
+    def make(self) -> Encoded:
+        """Return it: there is nothing left to do."""
+        return self
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the record."""
+        return len(self.record)
+
 
 class Work(NamedTuple):
     """What makes a record, (height, width) where that is known before, and the bytes it holds."""
@@ -183,7 +192,7 @@ class Preparer:
         for number, picture in enumerate(value):
             with numbered(number):
                 pictures.append(one(picture))
-        nbytes = sum(work.nbytes for work in pictures if isinstance(work, Work))
+        nbytes = sum(work.nbytes for work in pictures)
         return Work(lambda: Encoded(join_files(list(_records(pictures)))), nbytes=nbytes)
 
     def _file(
@@ -221,7 +230,7 @@ def _records(pictures: Sequence[Prepared]) -> Iterator[bytes]:
     """Encode the pictures of one sample."""
     for number, picture in enumerate(pictures):
         with numbered(number):
-            yield (picture if isinstance(picture, Encoded) else picture.make()).record
+            yield picture.make().record
 
 
 def _check_picture(array: np.ndarray[Any, Any], field: Image | Mask) -> Size:

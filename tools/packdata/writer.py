@@ -32,7 +32,7 @@ from packdata.packing.shards import (
     check_records,
 )
 from packdata.recipe import Block, Target, nbytes_of
-from packdata.values import Encoded, Prepared, Preparer, Work, check_sizes
+from packdata.values import Preparer, check_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from packdata.packing.settings import OnError
     from packdata.packing.summary import Summary
+    from packdata.values import Prepared
 
 KEY = "key"
 _PIECE_BYTES = 4 << 20
@@ -230,19 +231,15 @@ class Writer:
         self._keys.update(keys)
         return block
 
-    @property
-    def _is_copy(self) -> bool:
-        """True in a process that was forked: it has neither the threads nor the samples."""
-        return os.getpid() != self._process
-
-    def _belongs_elsewhere(self) -> PackError:
-        what = f"this writer belongs to process {self._process}"
-        hint = "Add from there, or write one dataset per process and merge them"
-        return PackError(what, self._packing.dst, hint)
+    def _check_process(self) -> None:
+        """Raise PackError in a process that was forked: it has neither the threads nor the samples."""
+        if os.getpid() != self._process:
+            what = f"this writer belongs to process {self._process}"
+            hint = "Add from there, or write one dataset per process and merge them"
+            raise PackError(what, self._packing.dst, hint)
 
     def _check_open(self) -> None:
-        if self._is_copy:
-            raise self._belongs_elsewhere()
+        self._check_process()
         if self._error is not None:
             hint = "Nothing is published, and nothing can be added: write anew"
             what = f"the writer has ended ({self._error})"
@@ -252,19 +249,27 @@ class Writer:
 
     def _prepared(self, name: str, values: Mapping[str, Any]) -> _Sample:
         self._check_fields(values, name)
-        prepared, field = dict[str, Prepared](), ""
-        try:
-            for field, value in values.items():
-                prepared[field] = self._preparers[field](value)
-            field = ""
-            check_sizes({n: value.size for n, value in prepared.items()}, self._fields)
-        except CodecError as error:
-            raise _placed(error, name, field) from error
+        prepared = self._made(name, values, lambda field, value: self._preparers[field](value))
         if isinstance(self._fields.get(KEY), Text):
             if values[KEY] in self._keys:
                 raise CodecError(f"{name}, field 'key': another sample has this key")
             self._keys.add(values[KEY])
         return _Sample(name, prepared)
+
+    def _made(self, name: str, values: Mapping[str, Any], make: Any) -> dict[str, Any]:
+        """Return what is made of each value of a sample; an error says of which sample and field."""
+        made, field = dict[str, Any](), ""
+        try:
+            for field, value in values.items():
+                made[field] = make(field, value)
+            field = ""
+            check_sizes({n: each.size for n, each in made.items()}, self._fields)
+        except LoadersError as error:
+            raise _placed(error, name, field) from error
+        except Exception as error:
+            error.add_note(f"while packing {name}, field {field!r}")
+            raise
+        return made
 
     def _check_fields(self, values: Mapping[str, Any], name: str) -> None:
         if values.keys() != self._fields.keys():
@@ -287,22 +292,18 @@ class Writer:
     def _encode(self, numbered: tuple[int, _Sample]) -> Outcome:
         """Runs on the threads."""
         number, (name, values, refused) = numbered
-        if refused is not None:
-            return Outcome(number, (), [(name, refused)])
-        encoded, field = dict[str, Encoded](), ""
         try:
-            for field, value in values.items():
-                encoded[field] = value if isinstance(value, Encoded) else value.make()
-            field = ""
-            check_sizes({n: each.size for n, each in encoded.items()}, self._fields)
-            records = {n: each.record for n, each in encoded.items()}
-            check_records(records, self._schema, self._run.format)
+            if refused is not None:
+                raise refused
+            encoded = self._made(name, values, lambda _, value: value.make())
         except LoadersError as error:
-            return Outcome(number, (), [(name, _placed(error, name, field))])
-        except Exception as error:
-            error.add_note(f"while packing {name}, field {field!r}")
-            raise
-        given = sum(value.nbytes for value in values.values() if isinstance(value, Work))
+            return Outcome(number, (), [(name, error)])
+        records = {n: each.record for n, each in encoded.items()}
+        try:
+            check_records(records, self._schema, self._run.format)
+        except CodecError as error:
+            return Outcome(number, (), [(name, _placed(error, name, ""))])
+        given = sum(value.nbytes for value in values.values())
         return Outcome(number, [records], nbytes=max(given, nbytes_of(records)))
 
     def close(self) -> Summary:
@@ -332,10 +333,8 @@ class Writer:
         """
         if self.summary is not None:
             return
-        if self._is_copy:
-            raise self._belongs_elsewhere()
-        if self._error is None:
-            self._error = PackError("aborted", self._packing.dst)
+        self._check_process()
+        self._error = self._error or PackError("aborted", self._packing.dst)
         self._is_aborted = True
         self._open.close()
 
@@ -350,7 +349,7 @@ class Writer:
     ) -> None:
         if kind is None and not self._is_aborted:
             self.close()  # which raises if an error has ended the writer
-        elif not self._is_copy:
+        elif os.getpid() == self._process:
             self.abort()
 
 
@@ -367,22 +366,6 @@ def _placed(error: LoadersError, name: str, field: str) -> LoadersError:
         placed = SourceError(f"{error.what} ({where})", error.path, error.hint)
     placed.__cause__ = error
     return placed
-
-
-def _check_names(number: int, values: Any) -> None:
-    """Raise TypeError unless a sample has named values; rows of pandas and sqlite3 have, too."""
-    if not hasattr(values, "keys"):
-        hint = "pass an iterable of mappings, such as [{'label': 3}]"
-        raise TypeError(f"sample {number} must be a mapping, got {shown(values)}; {hint}")
-
-
-def _pack_frame(source: Any, dst: Path | str, options: dict[str, Any]) -> Summary:
-    from packdata.tables import pack_tables
-    from packdata.tables.files import is_frame
-
-    if not is_frame(source):
-        raise TypeError("fields are missing: a mapping of field name to field, of loaders.schema")
-    return pack_tables(source, dst, **options)
 
 
 def _add_columns(writer: Writer, columns: Mapping[str, Any], progress: Progress) -> None:
@@ -446,10 +429,16 @@ def pack(
         if defaults or provenance or quality != 90 or max_picture_mb != MAX_PICTURE_MB:
             what = "defaults, provenance, quality and max_picture_mb are not of a DataFrame"
             raise TypeError(f"{what}: leave them out, or pass fields=")
+        from packdata.tables import pack_tables
+        from packdata.tables.files import is_frame
+
+        if not is_frame(source):
+            what = "fields are missing: a mapping of field name to field, of loaders.schema"
+            raise TypeError(what)
         given = {"format": format, "shard_bytes": shard_bytes, "workers": workers}
         table |= {name: value for name, value in given.items() if value is not None}
-        settings = {"overwrite": overwrite, "on_error": on_error, "progress": progress}
-        return _pack_frame(source, dst, table | settings)
+        table |= {"overwrite": overwrite, "on_error": on_error, "progress": progress}
+        return pack_tables(source, dst, **table)
     if table:
         raise TypeError(f"{', '.join(table)}: options of a DataFrame, which takes no fields")
     progress = Quiet() if progress is None else progress
@@ -472,7 +461,10 @@ def pack(
             else:
                 progress.start(len(source) if isinstance(source, Sized) else None, 0)
                 for number, values in enumerate(source):
-                    _check_names(number, values)
+                    if not hasattr(values, "keys"):  # rows of pandas and sqlite3 have them, too
+                        what = f"sample {number} must be a mapping, got {shown(values)}"
+                        hint = "pass an iterable of mappings, such as [{'label': 3}]"
+                        raise TypeError(f"{what}; {hint}")
                     writer.add(**values)
                     progress.advance(writer.num_rejected)
         finally:
