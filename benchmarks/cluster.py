@@ -39,7 +39,7 @@ from loaders.remote.wire import Entry
 from packdata.bucket import Bucket, bucket_at
 from packdata.files.splits import open_splits
 from packdata.images.plan import pack_images
-from packdata.parts.joining import finish
+from packdata.parts.packing import finish
 from packdata.parts.part import Part
 
 if TYPE_CHECKING:

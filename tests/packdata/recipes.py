@@ -16,7 +16,7 @@ from loaders.data import manifest
 from loaders.data.columns import var_column
 from loaders.errors import LoadersError, SourceError
 from loaders.schema import Bytes, Label, Schema, Text
-from packdata.packing import packing, publish
+from packdata.packing import packing, store
 from packdata.packing.engine import pack_recipes
 from packdata.packing.journal import Journal
 from packdata.packing.summary import Summary
@@ -189,7 +189,7 @@ STEPS: dict[str, tuple[Any, str]] = {
     "sync": (os, "fsync"),
     "unlink": (os, "unlink"),
     "link": (os, "link"),
-    "publish a manifest": (publish, "swap"),
+    "publish a manifest": (store, "swap"),
     "clean up": (packing.Packing, "_clear"),
 }
 

@@ -18,7 +18,7 @@ from packdata.arrays.plan import plan_arrays
 from packdata.cli import main
 from packdata.cluster import usual_parts
 from packdata.images.plan import plan_images
-from packdata.parts.joining import finish
+from packdata.parts.packing import finish
 from packdata.plan import SourcePlan, pack_plan
 from packdata.tables import plan_tables
 from packdata.tokens.plan import TokenOptions, plan_tokens

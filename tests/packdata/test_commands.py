@@ -52,7 +52,7 @@ from packdata.packed import derive
 from packdata.packed.content import ViewContent
 from packdata.packed.derive import CopyOptions, copy_dataset, split
 from packdata.packed.rewrite import Written, write_datasets
-from packdata.packing import publish
+from packdata.packing import store
 from packdata.packing.target import lock
 from packdata.recipe import Block
 from tests.packdata.breaking import ROOM
@@ -148,7 +148,7 @@ def test_a_failure_while_publishing_leaves_the_old_dataset(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(publish, "swap", full)
+    monkeypatch.setattr(store, "swap", full)
     with pytest.raises(PackError, check=At("b", hint=ROOM)):
         copy_dataset(source, folder, CopyOptions(where="label == 0"), overwrite=True)
 

@@ -117,7 +117,9 @@ def test_no_journal_is_none(tmp_path: Path) -> None:
 def test_a_journal_of_another_version_is_refused_until_it_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "out" / ".packing" / "journal.jsonl"
     path.parent.mkdir(parents=True)
-    path.write_text(json.dumps(State(PLAN).header() | {"journal": 99}) + "\n")
+    path.write_text(
+        json.dumps({"journal": 99, "plan": PLAN, "kind": "packing", "folders": [""]}) + "\n"
+    )
     make_sources(tmp_path)
 
     with pytest.raises(PackError, check=At("out")):

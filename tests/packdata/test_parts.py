@@ -20,7 +20,7 @@ from packdata.cli import main
 from packdata.images.plan import pack_images
 from packdata.packing.firstpass import KEY
 from packdata.packing.target import LOCK_NAME, PACKING_NAME, REJECTED_NAME
-from packdata.parts.joining import finish
+from packdata.parts.packing import finish
 from packdata.parts.part import Part, PartRecipe
 from tests.packdata.command_sources import make_sources
 from tests.packdata.reading import PackedReader

@@ -17,7 +17,7 @@ from loaders.errors import PackError, SchemaError
 from loaders.schema import Boxes, Bytes, Image
 from packdata.inspect.verify import verify
 from packdata.packed.derive import CopyOptions, copy_dataset, extend, merge, split
-from packdata.packing import packing, publish, target
+from packdata.packing import packing, store, target
 from packdata.packing.packing import Packing
 from packdata.packing.store import FolderStore
 from packdata.packing.target import PACKING_NAME
@@ -31,10 +31,10 @@ SMALL = ["label", "key", "score", "width"]
 _KILLED = """
 import os, signal, sys
 from packdata import cli
-from packdata.packing import publish
+from packdata.packing import store
 
 step, nth, when = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-holder, name = {"rename": (os, "link"), "publish": (publish, "swap")}[step]
+holder, name = {"rename": (os, "link"), "publish": (store, "swap")}[step]
 original, calls = getattr(holder, name), iter(range(1000))
 
 def dying(*args, **kwargs):
@@ -383,7 +383,7 @@ def test_no_part_is_published_if_one_cannot_be_prepared(
     def failing(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(publish, "swap", failing)
+    monkeypatch.setattr(store, "swap", failing)
     with pytest.raises(PackError, check=At("s")):
         split(source, tmp_path / "s", {"train": 0.5, "val": 0.5})
 

@@ -29,7 +29,7 @@ from packdata.arrays.plan import pack_arrays, plan_arrays
 from packdata.cli import main
 from packdata.images.plan import pack_images, plan_images
 from packdata.packing.engine import pack_recipes
-from packdata.parts.joining import finish
+from packdata.parts.packing import finish
 from packdata.reading import Copies, RemoteFile, fetched_ahead, opened_in_order
 from packdata.sources import row_kinds
 from packdata.sources.listed import Listing, files_at

@@ -23,7 +23,7 @@ from loaders.remote.client import Client
 from packdata.bucket import Bucket
 from packdata.cli import main
 from packdata.images.plan import pack_images
-from packdata.parts.joining import finish
+from packdata.parts.packing import finish
 from packdata.tokens.plan import TokenOptions, pack_tokens
 from tests.packdata.breaking import tmpfs
 from tests.packdata.recipes import contents

@@ -24,7 +24,7 @@ from packdata.arrays.plan import plan_arrays
 from packdata.bucket import Bucket, bucket_at
 from packdata.cli import main
 from packdata.images.plan import pack_images, plan_images
-from packdata.parts.joining import finish
+from packdata.parts.packing import finish
 from packdata.plan import pack_plan
 from packdata.reading import RemoteFile, fetched_ahead
 from packdata.sources.listed import Listing, is_file, look_at

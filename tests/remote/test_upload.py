@@ -21,7 +21,7 @@ from packdata.packed.derive import copy_dataset as upload
 from packdata.packed.derive import merge
 from packdata.packed.views import write as write_view
 from packdata.packing.progress import Quiet
-from packdata.parts.joining import finish
+from packdata.parts.packing import finish
 from tests.remote import servers
 from tests.remote.conftest import SETTINGS, Store, storage
 from tests.waiting import wait_until

@@ -23,8 +23,7 @@ from packdata.describe import counted
 from packdata.packing.engine import changed
 from packdata.packing.progress import Quiet
 from packdata.packing.target import check_outside
-from packdata.parts.joining import finish
-from packdata.parts.making import pack_part
+from packdata.parts.packing import finish, pack_part
 from packdata.parts.part import Part, in_order
 
 if TYPE_CHECKING:

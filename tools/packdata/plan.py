@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from packdata.packing.engine import pack_recipes
 from packdata.packing.target import check_outside
-from packdata.parts.making import pack_part
+from packdata.parts.packing import pack_part
 from packdata.parts.part import Part, in_order
 
 if TYPE_CHECKING:

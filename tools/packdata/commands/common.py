@@ -117,8 +117,7 @@ def with_options(text: str, args: argparse.Namespace) -> str:
 
 def datasets_at(folder: Path) -> list[Path]:
     """Return the dataset at a folder; of a folder of splits, of sizes or of both, each of them."""
-    from packdata.packing.publish import datasets_below
-    from packdata.packing.store import FolderStore
+    from packdata.packing.store import FolderStore, datasets_below
 
     if is_url(folder):
         return [folder]

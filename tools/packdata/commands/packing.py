@@ -343,7 +343,7 @@ def finish(args: Namespace) -> int:
     Parts of other sources, options or versions are refused, and those that are missing are named.
     Killed, the same command finishes.
     """
-    from packdata.parts.joining import finish
+    from packdata.parts.packing import finish
 
     with usage_errors(args, schema=False):
         summary = finish(args.dst, overwrite=args.overwrite, delete_old=args.delete_old)

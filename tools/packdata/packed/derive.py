@@ -28,9 +28,8 @@ from packdata.packed.rewrite import Written, format_of, plan_of, write_datasets
 from packdata.packed.where import matching
 from packdata.packing.packing import MADE, Made, Packing
 from packdata.packing.provenance import extended, origin_of
-from packdata.packing.publish import manifest_at
 from packdata.packing.shards import DEFAULT_SHARD_BYTES
-from packdata.packing.store import store_of
+from packdata.packing.store import manifest_at, store_of
 from packdata.packing.target import check_outside
 from packdata.tokens.rows import document_hashes, has_tokens
 

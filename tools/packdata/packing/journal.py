@@ -138,11 +138,6 @@ class State:
         """Return how many samples the finished shards of a target have."""
         return sum(shard.num_samples for shard in self.shards.get(folder, ()))
 
-    def header(self) -> dict[str, Any]:
-        """Return the first line."""
-        about = {"plan": dict(self.plan), "kind": self.kind, "folders": list(self.folders)}
-        return {"journal": JOURNAL_VERSION, **about}
-
     def apply(self, line: Mapping[str, Any]) -> None:
         """Take another line in."""
         if "done" in line:
@@ -201,7 +196,8 @@ class Journal:
     @classmethod
     def create(cls, path: Path, state: State) -> Journal:
         """Start a journal, replacing one that is there."""
-        line = _dump(state.header())
+        about = {"plan": dict(state.plan), "kind": state.kind, "folders": list(state.folders)}
+        line = _dump({"journal": JOURNAL_VERSION, **about})
         publish_bytes(path, line)
         state.size = len(line)
         return cls(path, state)

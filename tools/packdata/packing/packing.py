@@ -2,7 +2,7 @@
 
 The lock, the journal and shards that are being written lie in ``DST/.packing``, of a URL in a folder below ``$TMPDIR``.
 A shard that is complete is put into the store at once, under its name with its hash, which no manifest names yet; then
-the journal says so. When all are there, ``publish.py`` makes datasets of them.
+the journal says so. When all are there, ``publish`` makes datasets of them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import cached_property, partial
 from itertools import count
 from threading import Semaphore
@@ -36,7 +36,8 @@ from packdata.packing.journal import (
     rejects_bytes,
 )
 from packdata.packing.provenance import PLAN
-from packdata.packing.publish import (
+from packdata.packing.shards import Format, named_by_hash
+from packdata.packing.store import (
     datasets_below,
     is_made,
     is_there,
@@ -44,10 +45,9 @@ from packdata.packing.publish import (
     name_at,
     publish,
     sizes_at,
+    store_of,
     unnamed,
 )
-from packdata.packing.shards import Format, named_by_hash
-from packdata.packing.store import store_of
 from packdata.packing.target import (
     JOURNAL_NAME,
     LOCK_NAME,
@@ -151,11 +151,9 @@ class Packing:
             self._open = opened.pop_all()
         return self
 
-    @contextmanager
-    def _working_place(self) -> Iterator[Path]:
+    def _working_place(self) -> AbstractContextManager[Path]:
         """Yield the folder in which the lock, the journal and unfinished shards lie, as messages name it."""
-        with claimed_folder(str(self.dst)) if is_url(self.dst) else nullcontext(self.dst) as place:
-            yield place
+        return claimed_folder(str(self.dst)) if is_url(self.dst) else nullcontext(self.dst)
 
     def _begin(self, opened: ExitStack) -> None:
         if not self._work.exists():

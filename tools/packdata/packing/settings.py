@@ -26,7 +26,7 @@ class PackSettings(TypedDict, total=False):
             lists it.
         overwrite: Replace the datasets that are there.
         progress: Called for every sample.
-        part: Pack this part of the items alone, ``"I/N"``; ``packdata.parts.joining.finish`` joins them all.
+        part: Pack this part of the items alone, ``"I/N"``; ``packdata.parts.packing.finish`` joins them all.
         shuffle: A seed: pack in an order drawn by it, as ``--shuffle`` of the command does; None keeps the source's.
     """
 

@@ -167,15 +167,9 @@ class _Numbered(NamedTuple):
     number: int
     item: Any
 
-    @property
-    def read(self) -> Any:
-        """What of it is fetched ahead, where that is one object."""
-        return getattr(self.item, "read", None)
-
-    @property
-    def reads(self) -> Sequence[Any]:
-        """What of it is fetched ahead, where that may be several."""
-        return getattr(self.item, "reads", ())
+    def __getattr__(self, name: str) -> Any:
+        """Return what the item has: what of it is fetched ahead is asked for by name."""
+        return getattr(self.item, name)
 
 
 def can_shuffle(recipe: Recipe) -> bool:

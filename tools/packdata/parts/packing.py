@@ -1,8 +1,13 @@
-"""Parts joined where they lie, in a folder or at a URL.
+"""Parts of a packing, each made on any machine, and joined where they lie, in a folder or at a URL.
 
-``finish`` lists the journals, reads them, asks whether all shards are there, and puts the manifests. Then it deletes
-the journals. Killed, the same command finishes: where manifests are there that say that the same plan made them,
-deleting is all that is left. At a URL nothing that a manifest may have named is deleted but by ``delete_old``.
+1. The journal of a part lies in a folder of its own, where the same command continues it: of a URL below ``$TMPDIR``,
+   of a folder in ``DST/.parts/part-00003-of-00010.HERE``, where HERE is the running kernel, as far as its locks reach.
+2. Its shards are put under names that hold the part's number and their hash: every process that packs it puts the same.
+3. When all are there, its journal is put as ``DST/.parts/part-00003-of-00010``, if none is: of two that made the same
+   part, the second drops its own.
+4. ``finish`` reads the journals, asks whether all shards are there, and puts the manifests. Then it deletes the
+   journals. Killed, the same command finishes: where manifests are there that say that the same plan made them,
+   deleting is all that is left. At a URL nothing that a manifest may have named is deleted but by ``delete_old``.
 """
 
 from __future__ import annotations
@@ -10,12 +15,14 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from loaders.data.manifest import Manifest
@@ -23,8 +30,9 @@ from loaders.errors import PackError
 from loaders.remote.url import is_url
 from loaders.schema import Schema
 from packdata.bucket import target_at
+from packdata.claimed import claimed_folder
 from packdata.describe import counted
-from packdata.packing.engine import why_rejected
+from packdata.packing.engine import Run, counted_folders, plan_of, targets_of, why_rejected
 from packdata.packing.journal import (
     State,
     differences,
@@ -33,29 +41,36 @@ from packdata.packing.journal import (
     parse_rejects,
     rejects_bytes,
 )
-from packdata.packing.packing import check_target
+from packdata.packing.packing import Packing, check_target
 from packdata.packing.provenance import PLAN
-from packdata.packing.publish import (
+from packdata.packing.shards import DEFAULT_SHARD_BYTES
+from packdata.packing.store import (
+    Store,
     datasets_below,
     is_made,
+    lost_at,
     manifest_at,
     publish,
+    store_of,
     unnamed,
 )
-from packdata.packing.store import Store, store_of
 from packdata.packing.summary import Summary, summary_of
 from packdata.packing.target import (
+    JOURNAL_NAME,
+    PACKING_NAME,
     PARTS_NAME,
     REJECTED_NAME,
     digest_of,
     locked,
 )
-from packdata.parts.part import Part
+from packdata.parts.part import Part, versions
 from packdata.wording import few
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from packdata.packing.shards import Format
+    from packdata.recipe import Recipe
 
 
 NUM_PARTS = "num_parts"  # in the provenance of a dataset that was joined of several
@@ -64,6 +79,137 @@ _NAME = re.compile(r"part-(\d+)-of-(\d+)(?:\..+)?")
 _JOINED = "the parts were joined earlier"
 _SHOWN = 10
 _THREADS = 16  # that wait for a store, or a network drive
+
+
+def pack_part(
+    recipes: Sequence[tuple[str, Recipe]],
+    dst: Path | str,
+    part: Part,
+    *,
+    format: Format,
+    shard_bytes: int = DEFAULT_SHARD_BYTES,
+    overwrite: bool = False,
+    **settings: Any,
+) -> Summary:
+    """Pack one part of recipes below ``dst``; the arguments beside ``part`` are those of ``pack_recipes``.
+
+    Raises:
+        SourceError: An item cannot be packed, and is not to be left out.
+        PackError: The target cannot be written, or holds something else: also parts made with other options.
+    """
+    run = Run(format, shard_bytes, **settings)
+    share = {"of": part.of, "counted": counted_folders(recipes), "versions": versions()}
+    plan = plan_of(recipes, format, shard_bytes, share)
+    place, folders = target_at(dst), [*targets_of(*recipes)]
+    with PartPacking(place, folders, plan, part, overwrite=overwrite) as packing:
+        if packing.is_published:
+            return packing.nothing_done()
+        summary = run.pack(packing, part.cut(recipes))
+    return replace(summary, dst=str(place / packing.record))
+
+
+class PartPacking(Packing):
+    """The making of one part of datasets: what is published is its journal, as ``record``."""
+
+    def __init__(
+        self,
+        dst: Path,
+        folders: Sequence[str],
+        plan: Mapping[str, str],
+        part: Part,
+        *,
+        overwrite: bool = False,
+    ) -> None:
+        super().__init__(dst, folders, plan, overwrite=overwrite, kind="part")
+        self._part, self.record = part, f"{PARTS_NAME}/{part.name}"
+        self._prefix = f"shard-{part.number:05d}" if part.of > 1 else "shard"
+
+    @contextmanager
+    def _working_place(self) -> Iterator[Path]:
+        with ExitStack() as opened:
+            if is_url(self.dst):
+                own = opened.enter_context(claimed_folder(f"{self.dst} {self._part.name}"))
+            else:
+                own = self.dst / f"{self.record}.{_this_machine()}"
+            yield own
+            if self.is_published:
+                shutil.rmtree(own, ignore_errors=True)
+                with suppress(OSError):  # there are other parts, or none
+                    (self.dst / PARTS_NAME).rmdir()
+
+    def is_made(self) -> bool:
+        """Tell whether the part is packed, or all of them are finished.
+
+        With ``overwrite``, a part that left items out is packed again: they may be readable now.
+        """
+        found = part_at(self._store, self._part.name)
+        if found is None:
+            digest = digest_of(whole(self._plan, self._part.of))
+            self.is_published = is_made(self._store, self.folders, digest)
+        else:
+            self.is_published = not (
+                differences(found.plan, self._plan)
+                or any(lost_at(self._store, folder, each) for folder, each in found.shards.items())
+                or (self._overwrite and found.all_rejects)
+            )
+        return self.is_published
+
+    def _check_target(self) -> None:
+        """Make room for the part; PackError if something else is there."""
+        check_target(self.dst, self.folders, overwrite=self._overwrite)
+        begun = self.dst / PACKING_NAME / JOURNAL_NAME
+        if not (self._overwrite or is_url(self.dst)) and begun.exists():
+            hint = "Finish it with the command that began it, or pass overwrite=True"
+            raise PackError("unfinished packing", self.dst, hint)
+        others = [path for path, part in found_parts(self._store) if part.of != self._part.of]
+        if others and not self._overwrite:
+            raise self._other(f"{others[0].name}, of another number of parts")
+        self._check_record()
+        for path in others:
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+        self._store.delete(self.record, *(f"{PARTS_NAME}/{path.name}" for path in others))
+
+    def _check_record(self) -> None:
+        """Raise PackError if the part is there, made with other options."""
+        found = part_at(self._store, self._part.name)
+        differs = [] if found is None else differences(found.plan, self._plan)
+        if differs and not self._overwrite:
+            raise self._other("; ".join(differs[:4]))
+
+    def _other(self, what: str) -> PackError:
+        hint = "Pass what they were packed with, or overwrite=True to drop them"
+        return PackError(f"other parts were packed there: {what}", self.dst, hint)
+
+    def _put_made(
+        self,
+        manifests: Mapping[str, Manifest],
+        files: Mapping[str, Mapping[str, bytes]],
+    ) -> None:
+        """Put the part's journal; PackError if another packed it differently."""
+        for folder, beside in files.items():
+            for name, data in beside.items():
+                self._store.put(kept_file(manifests[folder].schema.files[name]), data)
+        if not self._store.put(self.record, self._journal.path.read_bytes(), {}):
+            self._check_record()
+
+    def rejected(self) -> list[tuple[str, str]]:
+        """Return (item, error) of what was left out of the part so far."""
+        return named(self.state.all_rejects)
+
+    def nothing_done(self) -> Summary:
+        """Return the summary of a part that was packed before, with its rejects."""
+        found = part_at(self._store, self._part.name)
+        rejects = [] if found is None else found.all_rejects
+        what = f"part {self._part} was packed earlier; nothing was read or written"
+        return nothing_done(self.dst / self.record, what, named(rejects))
+
+
+def _this_machine() -> str:
+    """Return what tells the running kernel from all others, as far as its own locks reach."""
+    with suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return re.sub(r"\W", "-", socket.gethostname())
 
 
 def finish(dst: Path | str, *, overwrite: bool = False, delete_old: bool = False) -> Summary:
