@@ -23,7 +23,6 @@ import xxhash
 from loaders.errors import ManifestError, SchemaError
 from loaders.remote.url import is_url
 from loaders.schema import Schema
-from loaders.system.publish import publish_bytes
 from loaders.system.regular import read_regular
 
 if TYPE_CHECKING:
@@ -138,11 +137,6 @@ def _checksum(data: Mapping[str, Any]) -> str:
     """Hash what a manifest says, as JSON reads it: also what the fingerprint leaves out."""
     rest = {name: value for name, value in data.items() if name != "checksum"}
     return xxhash.xxh3_64_hexdigest(json.dumps(rest, sort_keys=True).encode())
-
-
-def publish_manifest(folder: Path, manifest: Manifest) -> None:
-    """Make the folder a dataset, atomically and durably; call it after every shard is on disk."""
-    publish_bytes(folder / MANIFEST_NAME, manifest_bytes(manifest))
 
 
 def manifest_bytes(manifest: Manifest) -> bytes:

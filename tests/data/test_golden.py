@@ -21,7 +21,7 @@ from loaders.codecs import codec_for
 from loaders.data import formats
 from loaders.data.columns import var_column
 from loaders.data.formats import hash_file, open_checksums, open_columns
-from loaders.data.manifest import Manifest, ShardInfo, publish_manifest, read_manifest
+from loaders.data.manifest import Manifest, ShardInfo, read_manifest
 from loaders.schema import (
     FIELD_KINDS,
     Array,
@@ -43,6 +43,7 @@ from loaders.schema import (
 )
 from packdata.formats import read_back, write_shard
 from tests.columns import fixed_column
+from tests.manifests import put_manifest
 
 DATA = Path(__file__).parent
 
@@ -153,7 +154,7 @@ def write_golden(folder: Path) -> None:
             )
         shards.append(write_shard(folder / f"shard-{number:05d}{suffix}", columns, fields))
     schema = Schema(fields, DEFAULTS[folder.name])
-    publish_manifest(folder, Manifest(schema, tuple(shards), {"source": "test_golden.py"}))
+    put_manifest(folder, Manifest(schema, tuple(shards), {"source": "test_golden.py"}))
 
 
 def assert_same(name: str, value: Any, expected: Any) -> None:

@@ -13,16 +13,11 @@ import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from loaders.data.manifest import (
-    Manifest,
-    Place,
-    ShardInfo,
-    publish_manifest,
-    read_manifest,
-)
+from loaders.data.manifest import Manifest, Place, ShardInfo, read_manifest
 from loaders.errors import ManifestError
 from loaders.schema import Array, Image, Label, Schema, Text
 from loaders.system.publish import publish_bytes
+from tests.manifests import put_manifest
 from tests.refusals import At
 
 Json = dict[str, Any]
@@ -66,7 +61,7 @@ def write_json(folder: Path, data: Any) -> Path:
 
 
 def test_a_manifest_comes_back(tmp_path: Path) -> None:
-    publish_manifest(tmp_path, MANIFEST)
+    put_manifest(tmp_path, MANIFEST)
 
     found = read_manifest(tmp_path)
 
@@ -86,7 +81,7 @@ def test_a_manifest_pickles() -> None:
 
 def test_the_bytes_of_a_manifest_are_golden(tmp_path: Path) -> None:
     """What is published today must be what was published yesterday."""
-    publish_manifest(tmp_path, MANIFEST)
+    put_manifest(tmp_path, MANIFEST)
 
     data = json.loads((tmp_path / "manifest.json").read_bytes())
 
@@ -135,7 +130,7 @@ def test_a_name_that_is_not_utf8_survives_as_json(tmp_path: Path) -> None:
     schema = Schema({"label": Label(classes=(name, "猫"))})
     shard = a_shard(places={"label": Place(16, 8)})
 
-    publish_manifest(tmp_path, Manifest(schema, (shard,), {"source": name}))
+    put_manifest(tmp_path, Manifest(schema, (shard,), {"source": name}))
 
     text = (tmp_path / "manifest.json").read_bytes().decode()  # strictly UTF-8
     assert "猫" in text
@@ -163,7 +158,7 @@ def test_publishing_is_durable_before_it_is_visible(
     monkeypatch.setattr(os, "fsync", spy_fsync)
     monkeypatch.setattr(os, "replace", spy_replace)
 
-    publish_manifest(tmp_path, MANIFEST)
+    publish_bytes(tmp_path / "manifest.json", b"{}")
 
     assert steps == [
         "fsync manifest.json.tmp",
@@ -175,7 +170,7 @@ def test_publishing_is_durable_before_it_is_visible(
 def test_a_publishing_that_fails_leaves_what_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    publish_manifest(tmp_path, MANIFEST)
+    put_manifest(tmp_path, MANIFEST)
 
     def fail(fd: int) -> None:
         raise OSError(28, "No space left on device")
@@ -338,7 +333,7 @@ def test_samples_of_all_shards_fit_int64(tmp_path: Path) -> None:
 
 def test_a_huge_number_of_samples_costs_nothing(tmp_path: Path) -> None:
     shard = a_shard(size_bytes=2**62, num_samples=2**58, places={"label": Place(0, 8)})
-    publish_manifest(tmp_path, Manifest(Schema({"label": Label()}), (shard,)))
+    put_manifest(tmp_path, Manifest(Schema({"label": Label()}), (shard,)))
 
     assert read_manifest(tmp_path).num_samples == 2**58
 
@@ -371,7 +366,7 @@ def test_what_is_not_a_manifest_is_refused(text: bytes, tmp_path: Path) -> None:
 
 
 def test_every_truncation_is_refused(tmp_path: Path) -> None:
-    publish_manifest(tmp_path, MANIFEST)
+    put_manifest(tmp_path, MANIFEST)
     path = tmp_path / "manifest.json"
     text = path.read_bytes()
 
@@ -444,7 +439,7 @@ def test_a_folder_without_a_manifest_says_what_it_may_be(tmp_path: Path) -> None
         read_manifest(tmp_path)
 
     (tmp_path / "train").mkdir()
-    publish_manifest(tmp_path / "train", MANIFEST)
+    put_manifest(tmp_path / "train", MANIFEST)
     with pytest.raises(ManifestError):
         read_manifest(tmp_path)
 
@@ -452,7 +447,7 @@ def test_a_folder_without_a_manifest_says_what_it_may_be(tmp_path: Path) -> None
 def test_a_folder_of_splits_of_sizes_names_each_dataset(tmp_path: Path) -> None:
     for name in ("train/64", "train/32", "val/32", "val/.packing", ".packing/test"):
         (tmp_path / name).mkdir(parents=True)
-        publish_manifest(tmp_path / name, MANIFEST)
+        put_manifest(tmp_path / name, MANIFEST)
 
     names = "train/32, train/64, val/32"
     with pytest.raises(ManifestError, match=names):
@@ -462,7 +457,7 @@ def test_a_folder_of_splits_of_sizes_names_each_dataset(tmp_path: Path) -> None:
 def test_what_lies_in_an_unfinished_packing_is_no_dataset(tmp_path: Path) -> None:
     for name in (".packing", ".packing/train"):
         (tmp_path / name).mkdir()
-        publish_manifest(tmp_path / name, MANIFEST)
+        put_manifest(tmp_path / name, MANIFEST)
 
     with pytest.raises(ManifestError):
         read_manifest(tmp_path)
@@ -515,7 +510,7 @@ def test_the_hash_of_checksums_comes_back(tmp_path: Path) -> None:
     shards = (a_shard(0), a_shard(1, checksums_xxh3_64="0123456789abcdef"))
     manifest = Manifest(SCHEMA, shards)
 
-    publish_manifest(tmp_path, manifest)
+    put_manifest(tmp_path, manifest)
 
     assert read_manifest(tmp_path) == manifest
 
@@ -586,7 +581,7 @@ def test_checksums_that_are_no_numbers_are_named(tmp_path: Path) -> None:
 def test_rows_that_do_not_fit_the_schema_are_refused(tmp_path: Path) -> None:
     schema = Schema({"a": Array(dtype="int16", dims=(3,))})
     shard = a_shard(places={"a": Place(16, 7)})
-    publish_manifest(tmp_path, Manifest(schema, (shard,)))
+    put_manifest(tmp_path, Manifest(schema, (shard,)))
 
     with pytest.raises(ManifestError, check=At("manifest.json")):
         read_manifest(tmp_path)

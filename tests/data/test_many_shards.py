@@ -14,12 +14,13 @@ import pytest
 
 import packdata
 from loaders import DataLoader, ShardDataset
-from loaders.data.manifest import publish_manifest, read_manifest
+from loaders.data.manifest import read_manifest
 from loaders.data.store import Store
 from loaders.errors import ShardError
 from loaders.schema import Array
 from loaders.system.limits import most_maps
 from packdata.cli import main
+from tests.manifests import put_manifest
 
 ROWS, WIDTH = 8, 16
 
@@ -44,7 +45,7 @@ def many(folder: Path, num_shards: int, width: int = WIDTH) -> Path:
         name = f"shard-{number:06}.lmdb"
         os.link(source, target / name)
         shards.append(shard._replace(file=name))
-    publish_manifest(target, replace(manifest, shards=tuple(shards)))
+    put_manifest(target, replace(manifest, shards=tuple(shards)))
     return target
 
 

@@ -7,9 +7,10 @@ import pytest
 
 from loaders import ShardDataset
 from loaders.data.formats import open_checksums, open_columns
-from loaders.data.manifest import Manifest, Place, ShardInfo, publish_manifest
+from loaders.data.manifest import Manifest, Place, ShardInfo
 from loaders.errors import ShardError
 from loaders.schema import Array, Field, Schema, Text
+from tests.manifests import put_manifest
 
 NUM = 10**11
 SIZE = 14 * NUM
@@ -36,7 +37,7 @@ def test_a_dataset_of_a_sparse_shard_is_refused(
 ) -> None:
     path = tmp_path / "shard-00000.lmdb"
     info = sparse(path, place)
-    publish_manifest(tmp_path, Manifest(Schema({"x": field}, ("x",)), (info,), {}))
+    put_manifest(tmp_path, Manifest(Schema({"x": field}, ("x",)), (info,), {}))
 
     for check in ("first", "always", "never"):
         with pytest.raises(ShardError) as caught:

@@ -19,7 +19,7 @@ from loaders import DataLoader, Mixture, RAMDataset, ShardDataset, augment, coll
 from loaders.augment.planning import plan
 from loaders.codecs import heads
 from loaders.codecs.picture import encode_jpeg
-from loaders.data.manifest import ShardInfo, publish_manifest, read_manifest
+from loaders.data.manifest import ShardInfo, read_manifest
 from loaders.data.shards import Check
 from loaders.datasets.reading import known, pictures, request
 from loaders.datasets.views import unwrap
@@ -35,6 +35,7 @@ from loaders.errors import (
     StaleDatasetError,
 )
 from loaders.schema import Array, Boxes, Field, Image, Label, Mask, Text
+from tests.manifests import put_manifest
 from tests.packdata.packing import CLASSES, FIELDS, pack, pack_samples, sample
 from tests.refusals import At
 
@@ -1122,7 +1123,7 @@ def packed_before(folder: Path, kind: str) -> tuple[Path, Sequence[ShardInfo]]:
     """Pack shards of one size, whose manifest has no hash of their checksums, and return them."""
     manifest = read_manifest(shards_of_one_size(folder, kind))
     shards = tuple(shard._replace(checksums_xxh3_64=None) for shard in manifest.shards)
-    publish_manifest(folder, replace(manifest, shards=shards))
+    put_manifest(folder, replace(manifest, shards=shards))
     return folder, shards
 
 

@@ -12,11 +12,12 @@ import cv2
 import numpy as np
 
 from loaders.data.formats import hash_file
-from loaders.data.manifest import publish_manifest, read_manifest
+from loaders.data.manifest import read_manifest
 from loaders.schema import Image
 from packdata.tables import pack_tables
 from packdata.tokens.plan import TokenOptions, pack_tokens
 from packdata.tokens.tokenizer import train_bpe
+from tests.manifests import put_manifest
 from tests.packdata.packing import FIELDS, pack, pack_samples, sample
 
 _WORDS = "the cat sat on the mat, and the dog ate it. "
@@ -143,7 +144,7 @@ def _make_flipped(folder: Path) -> None:
     data[data.find(sample(1)["pixels"].tobytes()) + 7] ^= 1
     path.write_bytes(data)
     shard = manifest.shards[0]._replace(xxh3_128=hash_file(path))
-    publish_manifest(folder, replace(manifest, shards=(shard,)))
+    put_manifest(folder, replace(manifest, shards=(shard,)))
 
 
 def _save(path: Path, picture: Any) -> None:

@@ -8,10 +8,11 @@ import numpy as np
 
 from loaders.codecs import codec_for
 from loaders.data.columns import Column, var_column
-from loaders.data.manifest import Manifest, ShardInfo, publish_manifest
+from loaders.data.manifest import Manifest, ShardInfo
 from loaders.schema import Array, Boxes, Field, Image, Label, Mask, MultiLabel, Schema, Text
 from packdata.formats import write_shard
 from tests.columns import fixed_column
+from tests.manifests import put_manifest
 
 CLASSES = ("bird", "cat", "dog")
 
@@ -35,7 +36,7 @@ def pack(
         columns = {name: _column(field, [s[name] for s in part]) for name, field in fields.items()}
         shards.append(write_shard(path, columns, fields))
     schema = Schema(fields, tuple(defaults))
-    publish_manifest(folder, Manifest(schema, tuple(shards), provenance or {"command": "test"}))
+    put_manifest(folder, Manifest(schema, tuple(shards), provenance or {"command": "test"}))
     return folder
 
 

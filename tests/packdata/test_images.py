@@ -19,12 +19,13 @@ import pytest
 
 from loaders import ShardDataset
 from loaders.codecs import codec_for
-from loaders.data.manifest import Manifest, publish_manifest
+from loaders.data.manifest import Manifest
 from loaders.errors import SchemaError, SourceError
 from loaders.schema import Array, Image, Json, Label, Mask, Schema, Text
 from packdata.cli import main
 from packdata.images.plan import pack_images, plan_images
 from packdata.images.recipe import ImagesRecipe
+from tests.manifests import put_manifest
 from tests.packdata.pngs import clear_png
 from tests.refusals import At
 
@@ -361,7 +362,7 @@ class TestLabels:
         (tmp_path / "classes.txt").write_text("dog\ncat\n\nemu\n")
         (tmp_path / "packed").mkdir()
         schema = Schema({"image": Image(), "label": Label(classes=tuple(names))})
-        publish_manifest(tmp_path / "packed", Manifest(schema, ()))
+        put_manifest(tmp_path / "packed", Manifest(schema, ()))
         choices = {
             "names": names,
             "file": tmp_path / "classes.txt",
@@ -383,7 +384,7 @@ class TestLabels:
     def test_classes_need_labels(self, tmp_path: Path) -> None:
         save(tmp_path / "src/1.png", photo())
         (tmp_path / "packed").mkdir()
-        publish_manifest(tmp_path / "packed", Manifest(Schema({"image": Image()}), ()))
+        put_manifest(tmp_path / "packed", Manifest(Schema({"image": Image()}), ()))
 
         with pytest.raises(SourceError, check=At("src")):
             plan(tmp_path / "src", classes=["a"])

@@ -353,7 +353,7 @@ class Line:
                 if first and first >= num:
                     raise self._changed(number)
                 if number >= at.items:
-                    builder.add(each, partial(self._inside, number, num), first)
+                    builder.add(each, partial(self._at, number, num), first)
             num_samples = sizes[0] if sizes else 0  # in the first target
             self._run.num_encoded += num_samples
             self._run.shown.advance(self._run.num_rejected, num_samples + len(rejects))
@@ -363,15 +363,16 @@ class Line:
         what = f"the source changed while it was packed (item {number})"
         return PackError(what, self._packing.dst, "Pass overwrite=True to start anew")
 
-    def _inside(self, number: int, num: int, row: int) -> Reached:
-        """Return how far the split is when so many of an item's samples are done."""
-        return self._at(number + 1) if row == num else self._at(number, row)
+    def _at(self, number: int, num: int = -1, row: int = 0) -> Reached:
+        """Return how far the split is, to be written down, when ``row`` of an item's ``num`` samples are done.
 
-    def _at(self, items: int, rows: int = 0) -> Reached:
-        """Return how far the split is, to be written down: with the rejects since the last time."""
+        It has the rejects since the last time.
+        """
         rejects, self._rejects = self._rejects, []
-        counts = self._counts_before if rows else self._counts
-        return Reached(items, rows, self._split, rejects, counts)
+        if row == num:
+            number, row = number + 1, 0
+        counts = self._counts_before if row else self._counts
+        return Reached(number, row, self._split, rejects, counts)
 
 
 def why_rejected(rejects: Sequence[Reject]) -> str:

@@ -125,8 +125,8 @@ class Packing:
         self._overwrite, self._plan, self._grows = overwrite, dict(plan), grows
         # The working folder may change before all is published.
         self._store = store_of(dst if is_url(dst) else dst.absolute(), link=link)
-        # Of a folder that is packed into alone: shards that no manifest names are of commands that ended early.
-        self._is_alone = not (kind == "part" or is_url(dst))
+        # Nobody else packs into its folders: shards that no manifest names are of commands that ended early.
+        self._owns_shards = not (kind == "part" or is_url(dst))
         self.state = State()  # how far the packing has come
         self._pool = ThreadPoolExecutor(_AT_ONCE, "packdata-shard")
         self._room = Semaphore(_WRITTEN_AT_ONCE)
@@ -160,7 +160,7 @@ class Packing:
             if self.is_made():
                 return
             self._check_target()  # refuses before anything is made
-        for folder in sorted({"", *self.folders}) if self._is_alone else ("",):
+        for folder in sorted({"", *self.folders}) if self._owns_shards else ("",):
             opened.enter_context(locked(self._work.parent / folder))
         self._journal = self._open_journal()
         self.state = self._journal.state
@@ -217,7 +217,7 @@ class Packing:
 
     def _delete_unnamed(self, folders: Iterable[str]) -> None:
         """Delete shards that no manifest names: of a command that was killed, or gave up."""
-        if self._is_alone:
+        if self._owns_shards:
             there = {folder: manifest_at(self._store, folder) for folder in folders}
             self._store.delete(*unnamed(self._store, there))
 

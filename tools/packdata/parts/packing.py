@@ -103,7 +103,8 @@ def pack_part(
     place, folders = target_at(dst), [*targets_of(*recipes)]
     with PartPacking(place, folders, plan, part, overwrite=overwrite) as packing:
         if packing.is_published:
-            return packing.nothing_done()
+            what = f"part {part} was packed earlier; nothing was read or written"
+            return nothing_done(place / packing.record, what, packing.rejected())
         summary = run.pack(packing, part.cut(recipes))
     return replace(summary, dst=str(place / packing.record))
 
@@ -146,12 +147,12 @@ class PartPacking(Packing):
         if found is None:
             digest = digest_of(whole(self._plan, self._part.of))
             self.is_published = is_made(self._store, self.folders, digest)
-        else:
-            self.is_published = not (
-                differences(found.plan, self._plan)
-                or any(lost_at(self._store, folder, each) for folder, each in found.shards.items())
-                or (self._overwrite and found.all_rejects)
-            )
+        elif not (
+            differences(found.plan, self._plan)
+            or any(lost_at(self._store, folder, each) for folder, each in found.shards.items())
+            or (self._overwrite and found.all_rejects)
+        ):
+            self.is_published, self.state = True, found
         return self.is_published
 
     def _check_target(self) -> None:
@@ -196,13 +197,6 @@ class PartPacking(Packing):
     def rejected(self) -> list[tuple[str, str]]:
         """Return (item, error) of what was left out of the part so far."""
         return named(self.state.all_rejects)
-
-    def nothing_done(self) -> Summary:
-        """Return the summary of a part that was packed before, with its rejects."""
-        found = part_at(self._store, self._part.name)
-        rejects = [] if found is None else found.all_rejects
-        what = f"part {self._part} was packed earlier; nothing was read or written"
-        return nothing_done(self.dst / self.record, what, named(rejects))
 
 
 def _this_machine() -> str:
