@@ -51,21 +51,14 @@ _MAX_BLOCK_BYTES = 64 << 20  # of blocks in flight
 
 
 class Outcome(NamedTuple):
-    """What became of an item.
-
-    Attributes:
-        number: The item's.
-        records: One mapping or block per target; none if the item was left out.
-        rejects: Names and errors of what was left out: the item, or some of its block.
-        counts: What its recipe counted.
-        nbytes: About what it holds.
-    """
+    """What became of an item."""
 
     number: int
-    records: Sequence[Records | Block] = ()
+    records: Sequence[Records | Block] = ()  # one per target; none if the item was left out
+    # Names and errors of what was left out: the item, or some of its block.
     rejects: Sequence[tuple[str, LoadersError]] = ()
-    counts: Mapping[str, int] = MappingProxyType({})
-    nbytes: int = 0
+    counts: Mapping[str, int] = MappingProxyType({})  # by its recipe
+    nbytes: int = 0  # about what it holds
 
 
 def pack_recipe(recipe: Recipe, dst: Path | str, *, format: Format, **settings: Any) -> Summary:
@@ -117,11 +110,7 @@ def pack_recipes(
 
 @dataclass
 class Run:
-    """A packing under way; the arguments are those of ``pack_recipes``.
-
-    Attributes:
-        num_encoded, num_rejected: Samples that this run made, and items that were left out so far.
-    """
+    """A packing under way; the arguments are those of ``pack_recipes``."""
 
     format: Format
     shard_bytes: int = DEFAULT_SHARD_BYTES
@@ -129,8 +118,8 @@ class Run:
     on_error: OnError = "fail"
     progress: Progress | None = None
     is_unchanged: Callable[[], bool] = lambda: True
-    num_encoded: int = field(default=0, init=False)
-    num_rejected: int = field(default=0, init=False)
+    num_encoded: int = field(default=0, init=False)  # samples that this run made
+    num_rejected: int = field(default=0, init=False)  # items that were left out so far
 
     def __post_init__(self) -> None:
         check_shard_options(self.format, self.shard_bytes)

@@ -71,21 +71,13 @@ def rejects_bytes(rejects: Sequence[Reject]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """How far a split of a source has come, with a shard or to its end.
+    """How far a split of a source has come, with a shard or to its end."""
 
-    Attributes:
-        items: Items of it that are done.
-        rows: Samples of the next item that are done, where it is a block that was cut.
-        split: The split; "" where there are none.
-        rejects: Its items that were left out since the line before.
-        counts: What was counted in all these items.
-    """
-
-    items: int = 0
-    rows: int = 0
+    items: int = 0  # that are done
+    rows: int = 0  # samples of the next item that are done, where it is a block that was cut
     split: str = ""
-    rejects: Sequence[Reject] = ()
-    counts: Mapping[str, int] = field(default_factory=dict)
+    rejects: Sequence[Reject] = ()  # since the line before
+    counts: Mapping[str, int] = field(default_factory=dict)  # of all these items
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> Reached:
@@ -100,29 +92,19 @@ class Reached:
 
 @dataclass(slots=True)
 class State:
-    """What a packing was started with, and how far it has come.
+    """What a packing was started with, and how far it has come."""
 
-    Attributes:
-        plan: All that decides the output, flat: name to JSON text or its hash.
-        kind: What is left of it where it ends early.
-        folders: The datasets, by their folder.
-        shards: Finished shards per target.
-        reached: How far each target has come with them.
-        ended: How far each split came that is at its end.
-        rejects: Items left out, per split.
-        done: Per target its schema and provenance as JSON, once nothing but publishing is left.
-        size: Bytes of the journal that was read.
-    """
-
+    # All that decides the output, flat: name to JSON text or its hash.
     plan: Mapping[str, str] = field(default_factory=dict)
     kind: Kind = "packing"
-    folders: Sequence[str] = ()
-    shards: dict[str, list[ShardInfo]] = field(default_factory=dict)
-    reached: dict[str, Reached] = field(default_factory=dict)
-    ended: dict[str, Reached] = field(default_factory=dict)
-    rejects: dict[str, list[Reject]] = field(default_factory=dict)
+    folders: Sequence[str] = ()  # of the targets
+    shards: dict[str, list[ShardInfo]] = field(default_factory=dict)  # finished ones, per target
+    reached: dict[str, Reached] = field(default_factory=dict)  # by each target, with these
+    ended: dict[str, Reached] = field(default_factory=dict)  # by each split that is at its end
+    rejects: dict[str, list[Reject]] = field(default_factory=dict)  # per split
+    # Per target its schema and provenance as JSON, once nothing but publishing is left.
     done: dict[str, Any] | None = None
-    size: int = 0
+    size: int = 0  # bytes of the journal that was read
 
     @property
     def is_kept(self) -> bool:

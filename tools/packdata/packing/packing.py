@@ -75,19 +75,12 @@ _AT_ONCE = _WRITTEN_AT_ONCE + 4  # shards under way: the others are put in their
 
 
 class Made(NamedTuple):
-    """A dataset that is complete, but for its manifest.
-
-    Attributes:
-        schema: Its fields.
-        provenance: What made it, as JSON.
-        files: The files beside shards that the schema names.
-        whole: Shards of others that it is made of, in place of those that were written.
-    """
+    """A dataset that is complete, but for its manifest."""
 
     schema: Schema
-    provenance: Mapping[str, Any]
-    files: Mapping[str, bytes] = MappingProxyType({})
-    whole: Sequence[FileShard] = ()
+    provenance: Mapping[str, Any]  # what made it, as JSON
+    files: Mapping[str, bytes] = MappingProxyType({})  # beside shards, which the schema names
+    whole: Sequence[FileShard] = ()  # shards of others, in place of those that were written
 
 
 class Packing:
