@@ -592,6 +592,16 @@ def test_another_plan_is_refused_and_named_until_overwrite(tmp_path: Path) -> No
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 
+def test_another_plan_is_refused_too_where_it_fills_other_folders(tmp_path: Path) -> None:
+    interrupted(tmp_path, folders=("small", "large"))
+    before = contents(tmp_path)
+
+    with pytest.raises(PackError, check=At(tmp_path.name)):
+        Job(tmp_path, folders=("middle",)).run()
+
+    assert contents(tmp_path) | {".packing/lock": b""} == before
+
+
 def test_an_interrupted_packing_without_a_shard_is_forgotten(tmp_path: Path) -> None:
     job = Job(tmp_path, kill=("write a shard", 0, "before"))
     assert job.run_in_child() == -9

@@ -121,6 +121,18 @@ def test_links_of_a_command_that_was_killed_go_and_their_source_stays(
     assert verify(more).ok
 
 
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_what_is_added_twice_is_added_twice_though_the_second_time_was_killed(
+    tmp_path: Path, when: str
+) -> None:
+    dst = pack_samples(tmp_path / "dst", 8, fields=["label"])
+    more = pack_samples(tmp_path / "more", 4, fields=["label"])
+    extend(dst, [more])
+    killed("publish", 0, when, "extend", more, dst)
+
+    assert extend(dst, [more]).num_samples == 8 + 4 + 4
+
+
 def test_killed_behind_the_manifest_the_next_command_removes_what_was_replaced(
     tmp_path: Path, source: Path
 ) -> None:

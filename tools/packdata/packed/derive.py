@@ -223,13 +223,12 @@ def extend(
     plan = plan_of("extend", added)
     with Packing(dst, [""], plan, kind="command", grows=True, link=link) as packing:
         before = packing.manifests()[""]
-        origins = [origin_of(view) for view in added]
-        last = [*before.provenance.get("appended", ())][-len(origins) :]
-        if packing.is_continued and last == origins:  # it was killed behind that
+        done = packing.state.done or {"": {}}
+        if done[""].get("provenance") == before.provenance:  # it was killed behind that
             note(f"{dst}: {MADE}")
             return before
         joined = _joined([open_view(dst, "never"), *added])
-        provenance = extended(before.provenance, origins)
+        provenance = extended(before.provenance, [origin_of(view) for view in added])
         shards = [shard for view in added for shard in view.whole_shards or ()]
         packing.publish({"": Made(joined.schema, provenance, whole=shards)})
         return packing.manifests()[""]

@@ -125,7 +125,7 @@ class Run:
         check_shard_options(self.format, self.shard_bytes)
         check_on_error(self.on_error)
         self.num_workers, self._began = check_workers(self.workers), time.monotonic()
-        self.shown = self.progress or Quiet()
+        self.shown = Quiet() if self.progress is None else self.progress
 
     def pack(self, packing: Packing, splits: Sequence[tuple[str, Recipe]]) -> Summary:
         """Pack what is left of the splits, and publish it."""
@@ -158,7 +158,8 @@ class Run:
             self.shown.start(total, earlier)
             with opencv.one_thread():
                 for split, recipe in splits:
-                    self._pack_split(packing, split, recipe)
+                    if split not in state.ended:
+                        self._pack_split(packing, split, recipe)
         finally:
             self.shown.close()
         if not self.is_unchanged():
@@ -179,8 +180,6 @@ class Run:
         limit = {"max_bytes": _MAX_BLOCK_BYTES} if recipe.is_of_blocks else {}
         encode, targets = partial(_encode, recipe, self.format), targets_of((split, recipe))
         with Line(self, packing, split, targets, encode, **limit) as line:
-            if line.is_ended:
-                return
             with closing(fetched_ahead(recipe.items(line.num_items))) as given:
                 for item in given:
                     line.put(item)
@@ -257,8 +256,8 @@ def _encode(recipe: Recipe, format: Format, numbered: tuple[int, Any]) -> Outcom
 class Line:
     """The way of a split's items into the shards of its targets, by their folder, from where those end.
 
-    Items are numbered, and encoded on threads (``encode``); what becomes of them is taken in order. ``is_ended`` says
-    that the split is packed to its end, ``num_items`` is the number of the next item.
+    Items are numbered, and encoded on threads (``encode``); what becomes of them is taken in order. The next one has
+    the number ``num_items``.
     """
 
     def __init__(
@@ -272,7 +271,6 @@ class Line:
     ) -> None:
         self._run, self._packing, self._split = run, packing, split
         state = packing.state
-        self.is_ended = split in state.ended
         # Where each target goes on.
         self._reached = [state.reached.get(folder, Reached()) for folder in targets]
         self._earlier_end = max((at.items, at.rows) for at in self._reached)

@@ -11,7 +11,7 @@ import shutil
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
-from functools import cached_property, partial
+from functools import cache, partial
 from itertools import count
 from threading import Semaphore
 from types import MappingProxyType
@@ -100,7 +100,6 @@ class Packing:
 
     Attributes:
         is_published: True once the datasets are there: on entering, if the same plan has made them.
-        is_continued: True if the same plan had begun, and was killed.
     """
 
     def __init__(
@@ -129,7 +128,9 @@ class Packing:
         self._manifests: dict[str, Manifest] = {}
         self._seen: dict[str, Mapping[str, Any]] = {}  # marks of the manifests to be replaced
         self._open = ExitStack()
-        self.is_published = self.is_continued = False
+        more = f"; TMPDIR chooses another disk for what goes to {dst}" if is_url(dst) else ""
+        self._explained = partial(explained, more=more)  # errors of the system
+        self.is_published = False
 
     def __enter__(self) -> Self:
         """Lock the destination, and go on where the same plan ended.
@@ -137,7 +138,7 @@ class Packing:
         Raises:
             PackError: The target holds something else, is in use, or cannot be written.
         """
-        with self._explained("cannot be packed into"), ExitStack() as opened:
+        with self._explained(self.dst, "cannot be packed into"), ExitStack() as opened:
             self._place = opened.enter_context(self._working_place())
             self._work = self._place.absolute() / PACKING_NAME
             self._begin(opened)
@@ -171,13 +172,6 @@ class Packing:
             self.is_published = is_made(self._store, self.folders, digest_of(self._plan))
         return self.is_published
 
-    def _explained(self, what: str, path: Path | None = None) -> AbstractContextManager[None]:
-        """Turn an error of the system into a PackError."""
-        more = ""
-        if is_url(self.dst):
-            more = f"; TMPDIR chooses another disk for what goes to {self.dst}"
-        return explained(path or self.dst, what, more)
-
     def _check_target(self) -> None:
         """Raise PackError if something is there that is not to be replaced."""
         if not self._overwrite and any(self._store.in_folder(PARTS_NAME)):
@@ -189,11 +183,15 @@ class Packing:
     def _open_journal(self) -> Journal:
         """Open the journal that is there, if this packing continues it; else begin one."""
         path, begun = self._work / JOURNAL_NAME, {*self.folders}
-        was = read_journal(path, self._has_shard)
+        sizes = cache(partial(sizes_at, self._store))  # a folder is listed once
+
+        def exists(folder: str, info: ShardInfo) -> bool:
+            return sizes(folder).get(name_at(folder, info.file)) == info.size_bytes
+
+        was = read_journal(path, exists)
         if was is not None:
             differs = differences(was.plan, self._plan)
             if was.kind == self.kind != "writer" and not differs:
-                self.is_continued = True
                 return Journal(path, was)
             if was.is_kept and was.shards and not self._overwrite:
                 what = f"unfinished packing with other settings: {'; '.join(differs[:4])}"
@@ -224,14 +222,6 @@ class Packing:
                 shutil.rmtree(path)
             elif path.name != LOCK_NAME:
                 path.unlink()
-
-    @cached_property
-    def _sizes(self) -> dict[str, int]:
-        """Bytes of each file that was there at the beginning."""
-        return {n: size for f in self.folders for n, size in sizes_at(self._store, f).items()}
-
-    def _has_shard(self, folder: str, info: ShardInfo) -> bool:
-        return self._sizes.get(name_at(folder, info.file)) == info.size_bytes
 
     def write(
         self,
@@ -264,7 +254,7 @@ class Packing:
     ) -> None:
         """Runs on the threads."""
         shown = self._place / path.relative_to(self._work.parent)  # begins as it was given
-        with self._explained("the shard cannot be written", shown):
+        with self._explained(shown, "the shard cannot be written"):
             try:
                 info = named_by_hash(write_staged(path, columns, schema))
             finally:
@@ -286,7 +276,7 @@ class Packing:
     def end_split(self, reached: Reached) -> None:
         """Note that a split of the source is packed to its end."""
         self.wait()
-        with self._explained("the journal cannot be written"):
+        with self._explained(self.dst, "the journal cannot be written"):
             self._journal.append({"end": reached.to_json()})
 
     def publish(self, datasets: Mapping[str, Made]) -> None:
@@ -296,7 +286,7 @@ class Packing:
         is_known_by_plan = not (self._grows or self.kind in ("part", "writer"))
         plan = {PLAN: digest_of(self._plan)} if is_known_by_plan else {}
         manifests = dict[str, Manifest]()
-        with self._explained("the dataset cannot be published"):
+        with self._explained(self.dst, "the dataset cannot be published"):
             for folder, made in datasets.items():
                 shards = self._put_whole(folder, made.whole, len(before))
                 shards = shards or self.state.shards.get(folder, [])
@@ -322,8 +312,7 @@ class Packing:
             name = name_at(folder, info.file)
             self._store.put_shard(name, shard.fetch(), info.size_bytes, info.xxh3_128)
 
-        for _ in self._pool.map(put, shards, infos):
-            pass
+        list(self._pool.map(put, shards, infos))
         for shard in shards:
             shard.check_version()  # last: what replaces it from here on is not what was linked
         return infos

@@ -252,11 +252,10 @@ def part_at(store: Store, name: str) -> State | None:
 def found_parts(store: Store) -> list[tuple[Path, Part]]:
     """Return what lies there of parts: journals, and in a folder also what is being packed."""
     entries, folders = store.in_folder(PARTS_NAME)
-    names = sorted(name.rpartition("/")[2] for name in (*(e.name for e in entries), *folders))
-    matches = ((name, _NAME.fullmatch(name)) for name in names)
-    numbers = ((name, int(m[1]), int(m[2])) for name, m in matches if m is not None)
-    place = store.url / PARTS_NAME
-    return [(place / name, Part(number, of)) for name, number, of in numbers if number < of]
+    paths = [store.url / name for name in sorted([*(entry.name for entry in entries), *folders])]
+    matches = ((path, _NAME.fullmatch(path.name)) for path in paths)
+    numbers = ((path, int(m[1]), int(m[2])) for path, m in matches if m is not None)
+    return [(path, Part(number, of)) for path, number, of in numbers if number < of]
 
 
 def _all_parts(store: Store) -> list[State]:
