@@ -52,38 +52,38 @@ def write(
 
     Return the place of each column, and of the checksums' text; ValueError if a value is larger than LMDB's 4 GiB.
     """
+    # Rows lie end to end in one value: small ones, to save room; tokens and their labels, to be read across rows.
     has_tokens = any(isinstance(field, Tokens) for field in fields.values())
-    joined = {name for name, column in columns.items() if _is_one_value(column, has_tokens)}
-    items = dict(_items(columns, joined)) | {CHECKSUMS_KEY: checksums}
+    joined = {
+        name: column.data
+        for name, column in columns.items()
+        if isinstance(column, FixedColumn) and (has_tokens or column.data.shape[1] < VALUE_BYTES)
+    }
+    apart = {name: column for name, column in columns.items() if name not in joined}
+    items: dict[bytes, Any] = {name.encode(): data.reshape(-1) for name, data in joined.items()}
+    items |= {**dict(_rows(apart)), CHECKSUMS_KEY: checksums}
     path.unlink(missing_ok=True)  # liblmdb would add to it
     _write_items(path, items)
     values = dict(find_values(path))
-    apart = {name: column for name, column in columns.items() if name not in joined}
     _fill_in_starts(path, apart, values)
-    places = {
-        name: _place(name, None if name in apart else column.data.shape[1], values)  # type: ignore[union-attr]
-        for name, column in columns.items()
-    }
+    places = {}
+    for name in columns:
+        key = name.encode()
+        if name in joined:
+            places[name] = Place(values[key][0], joined[name].shape[1])
+        else:
+            lengths, starts = values[key + b"__nbytes"][0], values[key + b"__starts"][0]
+            places[name] = Place(lengths=lengths, starts=starts)
     return places, values[CHECKSUMS_KEY]
 
 
-def _items(columns: Mapping[str, Column], joined: set[str]) -> Iterator[tuple[bytes, Any]]:
+def _rows(columns: Mapping[str, Column]) -> Iterator[tuple[bytes, Any]]:
+    """Yield what is stored of columns with a value for each row, but for where these begin."""
     for name, column in columns.items():
-        key = name.encode()
-        if name in joined:
-            yield key, column.data.reshape(-1)  # type: ignore[union-attr]
-            continue
         rows = list(row_views(column))
-        yield key + b"__nbytes", np.array([len(row) for row in rows], "<i4").tobytes()
-        yield key + b"__starts", bytes(8 * len(rows))
+        yield name.encode() + b"__nbytes", np.array([len(row) for row in rows], "<i4").tobytes()
+        yield name.encode() + b"__starts", bytes(8 * len(rows))
         yield from zip(_row_keys(name, len(rows)), rows, strict=True)
-
-
-def _is_one_value(column: Column, has_tokens: bool) -> bool:
-    """Tell whether rows lie end to end: small ones, to save room; tokens and their labels, to be read across rows."""
-    if not isinstance(column, FixedColumn):
-        return False
-    return has_tokens or column.data.shape[1] < VALUE_BYTES
 
 
 def _write_items(path: Path, items: Mapping[bytes, Any]) -> None:
@@ -114,13 +114,6 @@ def _fill_in_starts(
             starts = np.array([places[key][0] for key in _row_keys(name, len(column))], "<i8")
             file.seek(places[name.encode() + b"__starts"][0])
             file.write(starts.tobytes())
-
-
-def _place(name: str, row_nbytes: int | None, places: Mapping[bytes, tuple[int, int]]) -> Place:
-    key = name.encode()
-    if row_nbytes is not None:
-        return Place(places[key][0], row_nbytes)
-    return Place(lengths=places[key + b"__nbytes"][0], starts=places[key + b"__starts"][0])
 
 
 def find_values(path: Path) -> Iterator[tuple[bytes, tuple[int, int]]]:
