@@ -445,6 +445,18 @@ class TestAnnotations:
         field = ShardDataset(tmp_path / "out").schema.fields["box_labels"]
         assert field.classes == expected  # type: ignore[attr-defined]
 
+    def test_names_of_yolo_are_read_beside_links_that_lead_nowhere(self, tmp_path: Path) -> None:
+        pictures(tmp_path / "in", "1.png")
+        (tmp_path / "labels").mkdir()
+        (tmp_path / "labels/1.txt").write_text("1 0.5 0.5 0.1 0.1\n")
+        (tmp_path / "data.yaml").write_text("names: [cat, dog]\n")
+        (tmp_path / "old.yaml").symlink_to(tmp_path / "gone.yaml")
+
+        pack_images(tmp_path / "in", tmp_path / "out", annotations=tmp_path / "labels")
+
+        field = ShardDataset(tmp_path / "out").schema.fields["box_labels"]
+        assert field.classes == ("cat", "dog")  # type: ignore[attr-defined]
+
     def test_names_of_yolo_with_a_gap_are_refused(self, tmp_path: Path) -> None:
         pictures(tmp_path / "in", "1.png")
         (tmp_path / "labels").mkdir()

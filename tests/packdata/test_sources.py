@@ -687,6 +687,15 @@ class TestTars:
         with pytest.raises(SourceError, check=At("a.tar")):
             open_source(path, label_column="lost")
 
+    def test_another_label_inside_json_is_another_source(self, tmp_path: Path) -> None:
+        write_tar(tmp_path / "a.tar", {"1.jpg": b"", "1.json": b'{"a": 1, "b": 2}'})
+
+        sources = [open_source(tmp_path / "a.tar", label_column=name) for name in "ab"]
+
+        assert list(map(labels, sources)) == [[1], [2]]
+        assert sources[0].labels == sources[1].labels
+        assert sources[0].identity != sources[1].identity
+
     def test_a_label_inside_json_gives_way_to_cls(self, tmp_path: Path) -> None:
         members = {"1.jpg": b"", "1.cls": b"5", "1.json": b'{"label": 7}'}
         path = write_tar(tmp_path / "a.tar", members)
@@ -1063,6 +1072,12 @@ class TestRecognition:
         with pytest.raises(SourceError, check=At(tmp_path / opened)):
             open_source(touch(tmp_path, *names) / opened, **options)
 
+    def test_a_link_that_leads_nowhere_is_no_source(self, tmp_path: Path) -> None:
+        (tmp_path / "a.csv").symlink_to(tmp_path / "gone.csv")
+
+        with pytest.raises(SourceError, check=At(tmp_path / "a.csv")):
+            open_source(tmp_path / "a.csv")
+
     def test_unknown_files_come_with_a_hint_of_their_own(self, tmp_path: Path) -> None:
         hints = set()
         for name in ("a.mds", "a.jpg", "a.xyz"):
@@ -1086,7 +1101,7 @@ class TestRecognition:
         (tmp_path / "extra.tar").unlink()
         assert open_source(tmp_path).kind == "classes"
 
-    def test_an_archive_beside_pictures_is_passed_over_and_told(self, tmp_path: Path) -> None:
+    def test_an_archive_beside_pictures_is_skipped_and_counted(self, tmp_path: Path) -> None:
         source = open_source(touch(tmp_path, "1.jpg", "old.tar"))
 
         assert (source.kind, source.ignored) == ("folder", {".tar": 1})

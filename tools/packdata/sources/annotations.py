@@ -20,7 +20,7 @@ from loaders.errors import SourceError
 from loaders.remote.url import URL
 from loaders.schema import Array, Boxes, Json, Keypoints
 from packdata.readers import parse_json
-from packdata.reading import fetched_ahead
+from packdata.reading import LocalFile, fetched_ahead
 from packdata.sources.base import (
     BOX_LABELS,
     SPLIT_NAMES,
@@ -332,10 +332,13 @@ def _of_yolo(pictures: dict[str, Values], classes: Sequence[str]) -> Annotations
 
 def _yolo_names(root: Path) -> Sequence[str]:
     """Read the names of classes from ``data.yaml`` or ``classes.txt``, in the folder or up to two above."""
-    is_url = isinstance(root, URL)
-    folders = (root, *(root if is_url else root.resolve()).parents[:2])
-    listed = (Listing(f, deep=False) for f in folders if (f.parent.name if is_url else f.is_dir()))
-    files = [file for folder in listed for file in folder.files(folder.names())]
+    if isinstance(root, URL):
+        listed = (Listing(f, deep=False) for f in (root, *root.parents[:2]) if f.parent.name)
+        files = [file for folder in listed for file in folder.files(folder.names())]
+    else:  # what else lies above, such as a link that leads nowhere, is not looked at
+        folders = (root, *root.resolve().parents[:2])
+        paths = [p for folder in folders for p in sorted(folder.glob("[!.]*")) if p.is_file()]
+        files = [LocalFile(str(path), str(path)) for path in paths]
     for file in files:
         if file.path.suffix in (".yaml", ".yml") and (names := _yaml_names(file)):
             return names

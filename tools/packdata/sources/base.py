@@ -199,7 +199,7 @@ class ExtendedSource(Source):
         self.identity = {**source.identity, "columns": [*before, identity] if before else identity}
         self.has_masks, self.has_several = source.has_masks, source.has_several
         self.pixels, self.ignored = source.pixels, source.ignored
-        self.notes = notes
+        self.paths, self.notes = source.paths, notes
 
     def __len__(self) -> int:
         return len(self.source)

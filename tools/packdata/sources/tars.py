@@ -92,7 +92,8 @@ class TarSource(Source):
         self, files: Sequence[File], name: str, *, label_column: str | None = None
     ) -> None:
         self.paths, self.name = [file.path for file in files], name
-        self.identity = files_identity(self.kind, files)
+        label = {"label": label_column} if label_column else {}
+        self.identity = {**files_identity(self.kind, files), **label}
         ignored: Counter[str] = Counter()
         self._samples = [sample for tar in files for sample in _scan_tar(tar, ignored)]
         keys = lambda: ((sample.key, str(sample.tar.path)) for sample in self._samples)  # noqa: E731
