@@ -236,21 +236,16 @@ class _Room:
     """A folder of this process, and the threads that fetch into it."""
 
     def __init__(self) -> None:
-        self._stack, self._pid = ExitStack(), os.getpid()
+        self._stack, self.pid = ExitStack(), os.getpid()
         self.folder = self._stack.enter_context(claimed_folder("sources"))
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir()
         self.pool = ThreadPoolExecutor(2 * _AHEAD, "fetch-object")
         self.is_closed = False
 
-    @property
-    def is_usable(self) -> bool:
-        """False in a process that was forked off."""
-        return not self.is_closed and self._pid == os.getpid()
-
     def close(self) -> None:
-        """Remove the files."""
-        if self.is_usable:
+        """Remove the files, but not in a process that was forked off."""
+        if self.pid == os.getpid():
             self.is_closed = True
             self.pool.shutdown(cancel_futures=True)
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -310,7 +305,7 @@ class Copies:
                     return room.folder / str(number)
 
     def _opened(self) -> _Room:
-        if self._room is None or not self._room.is_usable:
+        if self._room is None or self._room.pid != os.getpid():
             self._room = _Room()
             weakref.finalize(self, self._room.close)
             # What ends when a file is there, by number, in the order of their last use.
@@ -341,11 +336,6 @@ class Copies:
                 del self._coming[number]
                 self._total -= self._objects[number].size
         return self._total + size <= self._most
-
-    def close(self) -> None:
-        """Remove the files; they are fetched again if they are opened again."""
-        if self._room is not None:
-            self._room.close()
 
 
 def fetched_ahead(items: Iterator[T]) -> Generator[T]:

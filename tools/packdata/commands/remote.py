@@ -52,9 +52,10 @@ def fetch(args: Namespace) -> int:
 )
 def cache(args: Namespace) -> int:
     """Show what is in the download cache."""
-    from packdata.packed.remote import cache_folder, cache_report, clear_cache
+    from loaders.remote.folder import Cache, default_folder
+    from packdata.packed.remote import cache_report, clear_cache
 
-    folder = cache_folder(args.folder)
+    folder = Cache.parse(args.folder).folder or default_folder()
     if args.clear:
         show(f"{counted(clear_cache(folder), 'shard')} deleted")
         return 0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from loaders.data.manifest import read_manifest
 from loaders.data.shards import FileShard, open_manifest
 from loaders.errors import CacheError, ManifestError
-from loaders.remote.folder import VERSION, Cache, default_folder, shard_path
+from loaders.remote.folder import VERSION, shard_path
 from loaders.remote.origin import origin_of
 from loaders.remote.wire import MAX_CONNECTIONS
 from packdata.packing.progress import Quiet
@@ -43,11 +43,6 @@ def fetch(place: Path, progress: Progress | None = None) -> tuple[int, int]:
         for shard, _ in zip(shards, pool.map(FileShard.fetch, shards), strict=True):
             shown.advance(0, shard.info.size_bytes)
     return len(shards), manifest.size_bytes
-
-
-def cache_folder(given: Any = None) -> Path:
-    """Return the folder of a cache, which need not be there."""
-    return Cache.parse(given).folder or default_folder()
 
 
 def cache_report(folder: Path) -> dict[str, Any]:
