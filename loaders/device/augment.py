@@ -33,9 +33,18 @@ from loaders.augment.resampling import (
     source_positions,
 )
 from loaders.checks import shown, whole_number
-from loaders.device.edits import EditRound, edit_images, group_edits
+from loaders.device.edits import (
+    SIGNED,
+    EditRound,
+    Ripples,
+    edit_images,
+    group_edits,
+    ripples_of,
+    row_of,
+    sources,
+    warp,
+)
 from loaders.device.nested import holds, map_tensors
-from loaders.device.warps import SIGNED, Ripples, ripples_of, row_of, sources, warp
 from loaders.errors import BatchError
 
 if TYPE_CHECKING:

@@ -110,7 +110,7 @@ class Prefetcher:
         with self._accelerator.copying():
             copied = map_tensors(batch, self._accelerator.copy)
         event = self._accelerator.record()
-        self._held.add(event, batch)
+        self._held.batches.append((event, batch))
         return _Copied(copied, event, sum(tensor.nbytes for tensor in tensors_of(copied)))
 
 
@@ -148,26 +148,23 @@ class _Held:
 
     def __init__(self, accelerator: Any, limit: int) -> None:
         self._accelerator, self._limit = accelerator, limit
-        self._batches: deque[tuple[Any, Any]] = deque()
-
-    def add(self, event: Any, batch: Any) -> None:
-        self._batches.append((event, batch))
+        self.batches: deque[tuple[Any, Any]] = deque()
 
     def sweep(self) -> None:
         """Let go of those whose copies are done."""
-        while self._batches and self._accelerator.done(self._batches[0][0]):
-            self._batches.popleft()
+        while self.batches and self._accelerator.done(self.batches[0][0]):
+            self.batches.popleft()
 
     def make_room(self) -> None:
         """Wait for the oldest copies if too many batches are held."""
         self.sweep()
-        while len(self._batches) >= self._limit:
-            self._accelerator.synchronize(self._batches[0][0])
-            self._batches.popleft()
+        while len(self.batches) >= self._limit:
+            self._accelerator.synchronize(self.batches[0][0])
+            self.batches.popleft()
 
     def clear(self) -> None:
         """Wait for all copies, and let go."""
-        while self._batches:
+        while self.batches:
             with suppress(RuntimeError):  # of a broken device: then nothing is read any more
-                self._accelerator.synchronize(self._batches[0][0])
-            self._batches.popleft()
+                self._accelerator.synchronize(self.batches[0][0])
+            self.batches.popleft()

@@ -76,7 +76,11 @@ class Resident:
         check_resident(dataset)
         self.nbytes = sum(len(dataset) * (f.record_nbytes or 0) for f in self.fields.values())
         if is_pinned:
-            _check_pins(device)
+            if device.type == "cuda" and (why := fused.why_not(device)) is not None:
+                raise LoadersError(
+                    f"pin=True needs Triton, whose kernels read host memory: {why}. It needs "
+                    "'pip install triton', a C compiler and Python's headers"
+                )
             with fused.on_device(device):  # locking would open a context on the current GPU
                 self.columns = {name: self._pinned(dataset, name) for name in self.fields}
             if device.type == "cuda":  # a dropped dataset may still be read by what is queued
@@ -191,15 +195,6 @@ def _why_not_resident(field: Field) -> str:
     if field.record_nbytes is not None and not (is_picture and field.codec != "raw"):
         return ""
     return f"has records of different sizes{'; decode=True keeps pixels' if is_picture else ''}"
-
-
-def _check_pins(device: torch.device) -> None:
-    why = fused.why_not(device) if device.type == "cuda" else None
-    if why is not None:
-        raise LoadersError(
-            f"pin=True needs Triton, whose kernels read host memory: {why}. It needs "
-            "'pip install triton', a C compiler and Python's headers"
-        )
 
 
 def _check_room(nbytes: int, device: torch.device) -> None:
