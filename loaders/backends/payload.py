@@ -45,11 +45,6 @@ def pack(maker: Maker) -> bytes:
     return out.getvalue()
 
 
-def unpack(data: bytes) -> Maker:
-    """Make what was packed, in the child."""
-    return _Unpacker(io.BytesIO(data)).load()  # type: ignore[no-any-return]
-
-
 class _Packer(pickle.Pickler):
     def __init__(self, out: io.BytesIO) -> None:
         super().__init__(out, pickle.HIGHEST_PROTOCOL)
@@ -73,8 +68,8 @@ class _Packer(pickle.Pickler):
         return reduced
 
 
-class _Unpacker(pickle.Unpickler):
-    """Reads what our own parent packed."""
+class Unpacker(pickle.Unpickler):
+    """Makes what was packed, in the child: of our own parent."""
 
     def persistent_load(self, given: Any) -> MemoryShard:
         place, path = given

@@ -7,6 +7,7 @@ the trainer, and never waits for anything else: so the trainer's requests are al
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import signal
@@ -16,7 +17,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from loaders.backends.maker import Chunk, Raised
-from loaders.backends.payload import portable, unpack
+from loaders.backends.payload import Unpacker, portable
 from loaders.backends.slots import SharedSlots, dump
 from loaders.backends.threads import thread_pool
 from loaders.live import dump_in_child
@@ -52,7 +53,7 @@ class Serving:
         if self._pool is not None:
             self._pool.close()
         try:
-            self._maker: Maker = unpack(data)
+            self._maker: Maker = Unpacker(io.BytesIO(data)).load()
         except Exception as error:  # a module that only the trainer can import, say
             self._answer(portable(error))
             return

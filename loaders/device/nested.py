@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -22,41 +22,28 @@ def map_tensors(value: Any, fn: Callable[[torch.Tensor], Any]) -> Any:
     if isinstance(value, torch.Tensor):
         return fn(value)
     if isinstance(value, tuple | list):
-        return _mapped_sequence(value, fn)
-    if isinstance(value, Mapping):
-        return _mapped_mapping(value, fn)
-    return value
-
-
-def _mapped_sequence(value: Any, fn: Callable[[torch.Tensor], Any]) -> Any:
-    items = [map_tensors(item, fn) for item in value]
-    if not hasattr(value, "_fields"):
-        return type(value)(items)
-    record = type(value)(*items)
-    for name, attribute in getattr(value, "__dict__", {}).items():
-        setattr(record, name, map_tensors(attribute, fn))
-    return record
-
-
-def _mapped_mapping(value: Mapping[Any, Any], fn: Callable[[torch.Tensor], Any]) -> Any:
-    items = {name: map_tensors(item, fn) for name, item in value.items()}
+        items = [map_tensors(item, fn) for item in value]
+        if not hasattr(value, "_fields"):
+            return type(value)(items)
+        record = type(value)(*items)
+        for name, attribute in getattr(value, "__dict__", {}).items():
+            setattr(record, name, map_tensors(attribute, fn))
+        return record
+    if not isinstance(value, Mapping):
+        return value
+    mapped = {name: map_tensors(item, fn) for name, item in value.items()}
     if type(value) is dict or not isinstance(value, MutableMapping):
-        return items
+        return mapped
     clone = copy.copy(value)  # a tokenizer's batch, say, which has more than its items
-    clone.update(items)
+    clone.update(mapped)
     return clone
 
 
-def tensors_of(value: Any) -> Iterator[torch.Tensor]:
-    """Yield every tensor of a batch."""
+def tensors_of(value: Any) -> list[torch.Tensor]:
+    """Return every tensor of a batch."""
     found: list[torch.Tensor] = []
-
-    def note(tensor: torch.Tensor) -> torch.Tensor:
-        found.append(tensor)
-        return tensor
-
-    map_tensors(value, note)
-    return iter(found)
+    map_tensors(value, found.append)
+    return found
 
 
 def holds(dtype: torch.dtype, value: float) -> bool:

@@ -68,7 +68,7 @@ class Prefetcher:
                 del first  # its traceback holds this frame: the two would keep the workers alive
         self._fetch_ready()
         if first.event is not None:
-            self._accelerator.wait(first.event, list(tensors_of(first.batch)))
+            self._accelerator.wait(first.event, tensors_of(first.batch))
         return first.batch
 
     @property

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from loaders.codecs import codec_for
 from loaders.data.columns import Column, FixedColumn, VarColumn, ends
-from loaders.datasets.reading.coefficients import WholeImages, has_halves
+from loaders.datasets.reading.coefficients import pixels_of
 from loaders.errors import CodecError, LoadersError
 from loaders.progress import Meter
 from loaders.schema import Array, Bytes, Field, Image, Mask
@@ -182,10 +182,7 @@ def _plan_pixels(
     num_threads: int,
 ) -> ColumnToLoad:
     """Plan to turn encoded pictures into pixels; the field's size becomes known if they share one."""
-    codec: Any = codec_for(field, dataset.max_picture_mb)
-    if isinstance(field, Image) and has_halves(field):
-        codec = WholeImages(field, dataset.scale)
-        field = codec.served
+    codec, field = pixels_of(field, dataset)
     if field.size is None:
         with meter(len(rows), progress, "reading sizes", "pictures") as bar:
             sizes = dataset.view.sizes(name, dataset.max_picture_mb, bar.tick).astype(np.int64)

@@ -242,7 +242,6 @@ class RAMDataset(ResidentDataset[SampleT]):
             given[name], columns[name] = field, _array_column(name, field, rows)
         kinds = {name: given[name] for name in arrays}
         settings = {"fields": fields, "augment": augment, "transform": transform}
-        settings = {name: value for name, value in settings.items() if value is not None}
         check_augment(augment, kinds)
         dataset, shard = cls.__new__(cls), HeldShard(Path("arrays"), columns)
         dataset._init_from(shard, kinds, None, _fingerprint(columns), **settings)

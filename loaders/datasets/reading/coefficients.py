@@ -77,6 +77,14 @@ class WholeImages:
         return image
 
 
+def pixels_of(field: Image | Mask, dataset: Any) -> tuple[Any, Image | Mask]:
+    """Return what decodes pictures of a packed dataset to pixels, and the field of these."""
+    if isinstance(field, Image) and has_halves(field):
+        whole = WholeImages(field, dataset.scale)
+        return whole, whole.served
+    return codec_for(field, dataset.max_picture_mb), field
+
+
 @dataclass(frozen=True, slots=True)
 class CoefficientReader(Reader):
     """The host half of ``dct``: decompression into the slot, escapes beside it."""

@@ -12,7 +12,7 @@ from loaders.augment.planning import fill_mask_of, fill_of, output_size
 from loaders.codecs import codec_for
 from loaders.codecs.dct import DctCodec
 from loaders.codecs.picture import PictureCodec
-from loaders.datasets.reading.coefficients import CoefficientReader, WholeImages, has_halves
+from loaders.datasets.reading.coefficients import CoefficientReader, has_halves, pixels_of
 from loaders.datasets.reading.crops import CropReader, crop_readers
 from loaders.datasets.reading.fixed import FixedReader, Layout, WideReader, torch_dtype
 from loaders.datasets.reading.known import first_boxes
@@ -227,12 +227,7 @@ def _picture_reader(
     dataset: Any, name: str, field: Image | Mask, views: dict[str, tuple[Any, ...]]
 ) -> PictureReader:
     named = tuple((f"{name}{suffix}", ops) for suffix, ops in views.items())
-    codec: Any
-    if isinstance(field, Image) and has_halves(field):
-        codec = WholeImages(field, dataset.scale)
-        field = codec.served
-    else:
-        codec = codec_for(field, dataset.max_picture_mb)
+    codec, field = pixels_of(field, dataset)
     sizes = tuple(output_size(ops, field.size) for ops in views.values())
     fills = tuple(_fill(name, field, ops) for ops in views.values())
     known = KnownHeads(dataset.store, name) if isinstance(codec, PictureCodec) else None
