@@ -86,7 +86,9 @@ class Sources(BatchDataset):
             rows, begin = np.flatnonzero(numbers == number), int(self._begins[number])
             draws = None if batch.draws is None else batch.draws[rows]
             own = IndexBatch(array[rows] - begin, batch.epoch, draws, None, batch.seed)
-            request = self.sources[number].request(own, num_workers)
+            # To begin a part holds the GIL: together they have as many as a batch of one dataset.
+            share = -(-num_workers * len(rows) // max(1, len(array)))
+            request = self.sources[number].request(own, max(1, share))
             jobs.append(BatchJob(replace(request, first=begin), memory))
             places.append(rows)
         return SourcesJob(jobs, places, memory, collate)
