@@ -162,11 +162,12 @@ class BatchDataset(torch.utils.data.Dataset[SampleT], ABC):
         """Return indices with seed, epoch and draws: their own, those of the batch that is read, or what was set."""
         if isinstance(indices, IndexBatch):
             return indices
-        array, epoch, draws, told = whole_numbers(indices), self.epoch, None, current_batch()
+        array, epoch, draws, origin = whole_numbers(indices), self.epoch, None, current_batch()
         if len(array) and hasattr(indices[0], "epoch"):
-            told, draws = indices[0], np.array([i.draw for i in indices], np.int64)
-        if told is not None:
-            epoch, seed = told.epoch, seed if told.seed is None else told.seed
+            origin, draws = indices[0], np.array([i.draw for i in indices], np.int64)
+        if origin is not None:
+            own = getattr(origin, "seed", None)
+            epoch, seed = origin.epoch, seed if own is None else own
         return IndexBatch(array, epoch, draws, None, seed)
 
     def set_epoch(self, epoch: int) -> None:

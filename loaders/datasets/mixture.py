@@ -99,11 +99,11 @@ class Mixture(Settled, SamplesOf[BatchDataset]):
             check_stored(source, "a mixture")
         one_of("batch_from", batch_from, ("all", "one"))
         sizes = [len(source) for source in self.sources]
-        told = sizes if weights is None else as_list("weights", weights, "one number per source")
+        chosen = sizes if weights is None else as_list("weights", weights, "one number per source")
         self.weights: Any = (
-            tuple((phase.begin, tuple(phase.weights.tolist())) for phase in as_phases(told))
-            if is_schedule(told)
-            else tuple(float(real_number(f"weights[{i}]", w)) for i, w in enumerate(told))
+            tuple((phase.begin, tuple(phase.weights.tolist())) for phase in as_phases(chosen))
+            if is_schedule(chosen)
+            else tuple(float(real_number(f"weights[{i}]", w)) for i, w in enumerate(chosen))
         )
         check_stop(stop)
         self.stop, self.batch_from = stop, batch_from

@@ -125,10 +125,10 @@ class ThirdParty:
                 f"pending={pending} batches cannot be left out of a state: {num} are counted"
             )
         if current is None:
-            return self._told(self.epoch, 0) | dict(self._next)
+            return self._place_of(self.epoch, 0) | dict(self._next)
         if not pending and (current.is_over or 0 < current.delivered >= _num_batches(loader)):
-            return self._told(current.epoch + 1, 0)
-        place = self._told(current.epoch, current.delivered - pending)
+            return self._place_of(current.epoch + 1, 0)
+        place = self._place_of(current.epoch, current.delivered - pending)
         return place | current.drawn | {"states": copy.deepcopy(current.states)}
 
     def _states(self) -> dict[str, Any]:
@@ -136,7 +136,7 @@ class ThirdParty:
         stateful = self._stateful
         return {} if stateful is None else {"0": copy.deepcopy(stateful.state_dict())}
 
-    def _told(self, epoch: int, delivered: int) -> dict[str, Any]:
+    def _place_of(self, epoch: int, delivered: int) -> dict[str, Any]:
         generators = [_text(each.get_state()) for each in self._generators]
         # All names in every state: torch.distributed.checkpoint restores those that a fresh loader's state has.
         place = {"epoch": epoch, "delivered": delivered, "generators": generators, "rng": None}

@@ -103,8 +103,8 @@ def audit_plans(
     less, more = np.flatnonzero(excess < 0), np.flatnonzero(excess > 0)
     faults = [
         *_step_faults(plan, steps),
-        *_told("delivered less often than promised", less),
-        *_told("delivered more often than promised", more),
+        *_fault("delivered less often than promised", less),
+        *_fault("delivered more often than promised", more),
         *([] if order is None else _order_faults(order, plan.length, epoch)),
     ]
     num_missed, num_repeated = int((counts == 0).sum()), int((counts > 1).sum())
@@ -140,7 +140,7 @@ def _step_faults(plan: Plan, steps: tuple[int, ...]) -> Iterator[str]:
         yield f"rank {fewest} has {min(steps)} steps, rank {most} has {max(steps)}"
 
 
-def _told(finding: str, positions: Int64s) -> Iterator[str]:
+def _fault(finding: str, positions: Int64s) -> Iterator[str]:
     if positions.size:
         yield f"{positions.size} positions {finding}, the first is {positions[0]}"
 
@@ -157,4 +157,4 @@ def _order_faults(order: Order, length: int, epoch: int) -> Iterator[str]:
     ascending = np.lexsort((draws, indices))
     same = (np.diff(indices[ascending]) == 0) & (np.diff(draws[ascending]) == 0)
     positions = np.sort(ascending[1:][same])
-    yield from _told("hold the same index and draw as another", positions)
+    yield from _fault("hold the same index and draw as another", positions)

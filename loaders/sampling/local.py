@@ -194,9 +194,11 @@ class Lanes(Computed):
 
     def describe(self) -> dict[str, int | str]:
         """Return what makes this order, in primitives: the members stand with the shards."""
-        told = super().describe()
-        members = told.pop("members", None)
-        return told if members is None else told | {"shards": f"{told['shards']} {members}"}
+        options = super().describe()
+        members = options.pop("members", None)
+        return (
+            options if members is None else options | {"shards": f"{options['shards']} {members}"}
+        )
 
     @cached_property
     def _turn_begins(self) -> Int64s:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 Stop: TypeAlias = int | Literal["first_exhausted", "all_exhausted"]
 _STOPS = ("first_exhausted", "all_exhausted")
 _FOR_EVER = 1 << 80  # more turns than any run has
-_FEW = 16  # sources whose numbers are told one by one
+_FEW = 16  # sources whose numbers are listed one by one
 _FUZZ = 1e-9  # by which a quotient of weights may miss the whole number that it means
 
 
@@ -147,14 +147,14 @@ class MixtureOrder(Computed):
             "kind": "mixture",
             "length": int(self.length),
             "seed": int(self.seed),
-            "sizes": _told(np.asarray(self.sizes).tolist()),
-            "quotas": _told(self.quotas),
+            "sizes": _in_brief(np.asarray(self.sizes).tolist()),
+            "quotas": _in_brief(self.quotas),
             "block_size": int(self.block_size),
             **self._changes(),
         }
 
     def _changes(self) -> dict[str, str]:
-        """Return what tells of weights that change, or changed."""
+        """Return the weights, where they change or changed."""
         changes = {} if self.history is None else {"history": str(self.history)}
         if changes or is_schedule(self.weights):
             phases = [[phase.begin, phase.weights.tolist()] for phase in self._phases]
@@ -162,7 +162,7 @@ class MixtureOrder(Computed):
         return changes
 
     def details(self) -> dict[str, str]:
-        """Return what a state has beside ``describe``: quotas that were too many to be told there."""
+        """Return what a state has beside ``describe``: quotas that are too many to be listed there."""
         return {"turns": " ".join(map(str, self.quotas))} if len(self.quotas) > _FEW else {}
 
     def continued(
@@ -387,7 +387,7 @@ class _Schedule(NamedTuple):
         return source[picked], numbers[picked]
 
 
-def _told(numbers: Sequence[int]) -> str:
+def _in_brief(numbers: Sequence[int]) -> str:
     """Return a few numbers as they are, more of them as a digest."""
     return " ".join(map(str, numbers)) if len(numbers) <= _FEW else digest(np.array(numbers))
 

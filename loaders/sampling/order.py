@@ -88,12 +88,12 @@ class Computed:
 
     @cached_property
     def _description(self) -> dict[str, int | str]:
-        told = {
+        options = {
             name: digest(value) if isinstance(value, np.ndarray) else int(value)
             for name, value in self._arguments()
             if name != self._count
         }
-        return {"kind": self._kind, "length": self.length, **told}
+        return {"kind": self._kind, "length": self.length, **options}
 
     def _arguments(self) -> Iterator[tuple[str, Any]]:
         for each in fields(self):  # type: ignore[arg-type]  # of a dataclass
@@ -101,11 +101,11 @@ class Computed:
                 yield each.name, value
 
     def __repr__(self) -> str:
-        told = (
+        options = (
             f"{value.size} {name}" if isinstance(value, np.ndarray) else f"{name}={value}"
             for name, value in self._arguments()
         )
-        return f"{type(self).__name__}({', '.join(told)})"
+        return f"{type(self).__name__}({', '.join(options)})"
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name[0] != "_"}

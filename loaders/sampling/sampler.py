@@ -388,10 +388,10 @@ def check_state(state: Mapping[str, Any], order: Order) -> None:
         expected = {name: value for name, value in expected.items() if name not in _PER_EPOCH}
     differing = [name for name in expected if state.get(name) != expected[name]]
     if differing:
-        told = ", ".join(
+        differences = ", ".join(
             f"{name} {state.get(name)!r} (here {expected[name]!r})" for name in differing
         )
-        raise StateError(f"the sampler's state belongs to another order: {told}")
+        raise StateError(f"the sampler's state belongs to another order: {differences}")
     _check_range(state, "delivered", order.length + 1)
 
 

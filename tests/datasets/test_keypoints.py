@@ -88,7 +88,7 @@ def test_points_without_pairs_that_are_mirrored_are_told_of(
     pairs: Any,
     is_told: bool,
 ) -> None:
-    monkeypatch.setattr(known, "_told", set())
+    monkeypatch.setattr(known, "_warned", set())
     path = packed(tmp_path, PLACES, flip_pairs=pairs)
 
     with caplog.at_level(logging.WARNING, "loaders"):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _DOMAIN = int.from_bytes(b"fore", "big")
 _NUM_LOOKED_AT = 20  # samples
 _log = logging.getLogger(__name__)
-_told: set[str] = set()
+_warned: set[str] = set()
 
 
 def check_known(ops: Sequence[Any], fields: Mapping[str, Field]) -> None:
@@ -59,8 +59,8 @@ def check_followed(ops: Sequence[Any], fields: Mapping[str, Field | None], view:
     droppers = [op for op in every if isinstance(op, augment.SanitizeBoundingBoxes)]
     for name, field in fields.items():
         is_unpaired = isinstance(field, Keypoints) and field.num != 1 and not field.flip_pairs
-        if is_mirrored and is_unpaired and name not in _told:
-            _told.add(name)
+        if is_mirrored and is_unpaired and name not in _warned:
+            _warned.add(name)
             _log.warning(
                 "Keypoints %r have no flip_pairs: a flip does not exchange left and right points. If some are, pack "
                 "them with --flip-pairs",
