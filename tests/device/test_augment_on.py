@@ -8,7 +8,7 @@ import torch
 from loaders import DataLoader, JpegOnDevice, RAMDataset, ShardDataset, augment
 from loaders.codecs.picture import PictureCodec
 from loaders.errors import SchemaError
-from loaders.schema import Boxes, Image, Images, Keypoints, Label, Mask
+from loaders.schema import Array, Boxes, Image, Images, Keypoints, Label, Mask
 from tests.packdata.packing import pack, pack_samples
 
 OPS: list[Any] = [augment.RandomResizedCrop(20), augment.RandomHorizontalFlip()]
@@ -184,3 +184,15 @@ def test_boxes_that_are_served_without_their_picture_are_refused(tmp_path: Path)
 
     with pytest.raises(SchemaError):
         dataset.replace(fields=["boxes"], augment=OPS)
+
+
+def test_an_array_that_crops_move_is_left_to_the_host() -> None:
+    data = RAMDataset.from_arrays(
+        schema={"depth": Array(dtype="float32", dims=(64, 50), spatial=2)},
+        image=np.zeros((4, 64, 50, 3), np.uint8),
+        depth=np.zeros((4, 64, 50), np.float32),
+    )
+    DataLoader(data, augment_on="device")  # where nothing moves
+
+    with pytest.raises(SchemaError, match="depth"):
+        DataLoader(data.replace(augment=[augment.RandomCrop(20)]), augment_on="device")

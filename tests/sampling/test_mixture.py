@@ -374,3 +374,19 @@ def test_a_loader_changes_weights_and_takes_new_ones() -> None:
     third = loader([0.5, 0.5])
     third.load_state_dict(second.state_dict())
     assert [b.x.tolist() for b in third] == [b.x.tolist() for b in second]
+
+
+def test_new_weights_that_change_later_count_the_samples_of_the_old_ones() -> None:
+    """The second ones hold from sample 40 of the run, 20 of which other weights served."""
+    old = MixtureOrder([100, 100], [1, 1], 100, seed=1)
+    state = {"epoch": 0, "delivered": 20, **old.describe()}
+
+    new = MixtureOrder([100, 100], [(0, [1, 1]), (40, [1, 3])], 100, seed=1)
+    order, place = new.continued(state, "new")
+
+    assert place == (0, 20)
+    assert [order.given(0, position) for position in (20, 40, 80)] == [
+        (10, 10),
+        (20, 20),
+        (30, 50),
+    ]
