@@ -286,7 +286,7 @@ def test_verify_exits_1_and_names_the_place(
     text = capsys.readouterr().out
     report = run_json(capsys, "verify", folder, status=1)
 
-    assert "shard-00001.lmdb: it has 10 bytes, the manifest says" in text
+    assert "shard-00001.lmdb: 10 bytes, the manifest says" in text
     assert report["faults"][0]["file"] == "shard-00001.lmdb"
 
 

@@ -136,7 +136,7 @@ def test_cut_extended_swapped_and_missing_shards(
     for file in files[:7]:
         assert "the manifest says" in faults_of(report, file)[0].what
     assert "the manifest says" in faults_of(report, files[7])[0].what
-    assert faults_of(report, files[8])[0].what == "it is missing"
+    assert faults_of(report, files[8])[0].what == "missing"
     for file in files[9:11]:
         what = faults_of(report, file)[0].what
         assert "xxh3-128" in what or "bytes, the manifest says" in what
@@ -187,7 +187,7 @@ def test_a_folder_or_pipe_in_place_of_a_shard_is_a_fault(tmp_path: Path) -> None
 
     report = verify(folder)
 
-    assert [fault.what for fault in report.faults] == ["it is not a file"] * 2
+    assert [fault.what for fault in report.faults] == ["not a file"] * 2
 
 
 def test_what_else_lies_in_the_folder_is_noted(tmp_path: Path) -> None:

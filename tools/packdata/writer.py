@@ -22,7 +22,7 @@ from loaders.codecs.heads import MAX_PICTURE_MB
 from loaders.errors import CodecError, LoadersError, PackError, SchemaError, SourceError
 from loaders.schema import Field, Schema, Text
 from loaders.system import opencv
-from packdata.packing.engine import Line, Outcome, Run
+from packdata.packing.engine import Outcome, Run, SplitPacker
 from packdata.packing.packing import Made, Packing
 from packdata.packing.progress import Progress, Quiet
 from packdata.packing.provenance import PACKER, as_json
@@ -118,7 +118,7 @@ class Writer:
             {"source": {"kind": "python"}} if provenance is None else provenance
         )
         self._keys: set[str] = set()
-        self._line: Line | None = None  # from the first sample on: it decides on keys
+        self._packer: SplitPacker | None = None  # from the first sample on: it decides on keys
         self._num_samples = 0
         self._error: BaseException | None = None
         self._is_aborted = False
@@ -160,7 +160,7 @@ class Writer:
         """
         self._check_open()
         name = _name(self._num_samples, values)
-        line = self._begun(values)
+        packer = self._begun(values)
         try:
             sample = self._prepared(name, values)
         except LoadersError as error:
@@ -169,7 +169,7 @@ class Writer:
             sample = _Sample(name, {}, error)
         self._num_samples += 1
         with self._ending():
-            line.put(sample)
+            packer.put(sample)
 
     def add_batch(self, /, **arrays: Any) -> None:
         """Add many samples, as columns: at the speed of memory where no picture has to be encoded.
@@ -186,7 +186,7 @@ class Writer:
                 were added.
         """
         self._check_open()
-        line = self._begun(arrays)
+        packer = self._begun(arrays)
         self._check_fields(arrays, f"the batch from sample {self._num_samples} on")
         sizes = {name: len(values) for name, values in arrays.items()}
         if len(set(sizes.values())) > 1:
@@ -199,7 +199,7 @@ class Writer:
             return
         self._num_samples += num
         with self._ending():
-            line.add(block)
+            packer.add(block)
 
     @contextmanager
     def _ending(self) -> Iterator[None]:
@@ -277,17 +277,17 @@ class Writer:
             found += [f"has unknown {n!r}" for n in values if n not in self._fields]
             raise SchemaError(f"{name} {', '.join(found)}; its fields are {list(self._fields)}")
 
-    def _begun(self, values: Mapping[str, Any]) -> Line:
+    def _begun(self, values: Mapping[str, Any]) -> SplitPacker:
         """Return the way into shards; the first sample decides whether there are keys."""
-        if self._line is None:
+        if self._packer is None:
             if KEY in values and KEY not in self._fields:
                 self._fields[KEY] = Text()
                 self._schema = Schema(self._fields, self._defaults)
                 self._preparers[KEY] = Preparer(self._fields[KEY], 0)
             targets = {"": Target("", self._schema)}
-            line = Line(self._run, self._packing, "", targets, self._encode)
-            self._line = self._open.enter_context(line)
-        return self._line
+            packer = SplitPacker(self._run, self._packing, "", targets, self._encode)
+            self._packer = self._open.enter_context(packer)
+        return self._packer
 
     def _encode(self, numbered: tuple[int, _Sample]) -> Outcome:
         """Runs on the threads."""

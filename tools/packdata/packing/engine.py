@@ -179,15 +179,15 @@ class Run:
         # Blocks are alike, so that a few are enough to keep all workers busy.
         limit = {"max_bytes": _MAX_BLOCK_BYTES} if recipe.is_of_blocks else {}
         encode, targets = partial(_encode, recipe, self.format), targets_of((split, recipe))
-        with Line(self, packing, split, targets, encode, **limit) as line:
-            with closing(fetched_ahead(recipe.items(line.num_items))) as given:
-                for item in given:
-                    line.put(item)
-            if line.num_items != len(recipe):
-                what = f"the source listed {len(recipe)} items and then gave {line.num_items}"
+        with SplitPacker(self, packing, split, targets, encode, **limit) as packer:
+            with closing(fetched_ahead(recipe.items(packer.num_items))) as items:
+                for item in items:
+                    packer.put(item)
+            if packer.num_items != len(recipe):
+                what = f"the source listed {len(recipe)} items and then gave {packer.num_items}"
                 hint = "The source changed while it was packed: run the command again"
                 raise PackError(what, packing.dst, hint)
-            line.end(recipe.why_empty)
+            packer.end(recipe.why_empty)
 
 
 def changed(dst: Path | str) -> PackError:
@@ -253,8 +253,8 @@ def _encode(recipe: Recipe, format: Format, numbered: tuple[int, Any]) -> Outcom
     return Outcome(number, records, rejects, recipe.tally.take(), sum(map(nbytes_of, records)))
 
 
-class Line:
-    """The way of a split's items into the shards of its targets, by their folder, from where those end.
+class SplitPacker:
+    """Packs the items of one split into the shards of its targets, by their folder, from where those end.
 
     Items are numbered, and encoded on threads (``encode``); what becomes of them is taken in order. The next one has
     the number ``num_items``.

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 JOURNAL_VERSION = 6
 _MAX_VALUE_CHARS = 400  # longer values of the plan are kept as their hash
-_MAX_SHOWN_CHARS = 60  # and of longer ones a message tells only that they differ
+_MAX_SHOWN_CHARS = 60  # and of longer ones a message only says that they differ
 _HASH = "xxh3:"
 
 Exists = Callable[[str, ShardInfo], bool]
@@ -207,7 +207,7 @@ def parse_journal(data: bytes, path: Path, exists: Exists = lambda *_: True) -> 
 
     Args:
         data: Its bytes.
-        path: Where it lies.
+        path: Of its file.
         exists: Whether a finished shard of a target is still there; lines from the first lost one on are dropped.
 
     Raises:

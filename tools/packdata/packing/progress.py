@@ -1,4 +1,4 @@
-"""What a packing tells while it works, and what shows it."""
+"""Progress of a packing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """What the packer tells while it works; called in one thread."""
+    """Called by the packer while it works, in one thread."""
 
     def start(self, total: int | None, done: int) -> None:
         """Begin, with ``done`` samples of ``total`` (None: not known) packed earlier."""

@@ -81,10 +81,10 @@ class FolderStore:
         with explained(target):
             if only and self.read(name)[1] != _NOTHING | dict(only):
                 return False
-            return self._bring(target, lambda beside: publish_bytes(beside, data), only == {})
+            return self._publish(target, lambda beside: publish_bytes(beside, data), only == {})
 
     def put_shard(self, name: str, path: Path, size_bytes: int, digest: str) -> None:
-        """Bring a file to a name that no other content has, unless it is there: link it, or copy and verify it."""
+        """Put a file under a name that no other content has, unless it is there: link it, or copy and verify it."""
         target = self.url / name
 
         def write(beside: Path) -> None:
@@ -100,9 +100,9 @@ class FolderStore:
                 hint = "Run 'packdata verify', and copy what it names from a backup"
                 raise ShardError(what, path, hint=hint)
             target.unlink(missing_ok=True)
-            self._bring(target, write, True)
+            self._publish(target, write, True)
 
-    def _bring(self, target: Path, write: Callable[[Path], None], is_first: bool) -> bool:
+    def _publish(self, target: Path, write: Callable[[Path], None], is_first: bool) -> bool:
         """Write a file beside what is ours, and rename it; False if ``is_first``, and another was faster."""
         parts, ours = self.url / PARTS_NAME, self.url / PACKING_NAME
         beside = (parts if parts.exists() else ours) / f"{uuid.uuid4().hex}.tmp"
@@ -186,13 +186,11 @@ def size_fault(path: Path, size_bytes: int) -> str | None:
     try:
         size = path.stat().st_size
     except OSError as error:
-        return (
-            f"it cannot be read ({error.strerror})" if os.path.lexists(path) else "it is missing"
-        )
+        return f"cannot be read ({error.strerror})" if os.path.lexists(path) else "missing"
     if not path.is_file():  # opening a pipe would wait for ever
-        return "it is not a file"
+        return "not a file"
     is_right = size == size_bytes
-    return None if is_right else f"it has {size} bytes, the manifest says {size_bytes}"
+    return None if is_right else f"{size} bytes, the manifest says {size_bytes}"
 
 
 def name_at(folder: str, name: str) -> str:

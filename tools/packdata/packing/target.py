@@ -27,7 +27,7 @@ REJECTED_NAME = "rejected.jsonl"
 JOURNAL_NAME = "journal.jsonl"
 LOCK_NAME = "lock"
 _NEVER_OURS = frozenset({PACKING_NAME, PARTS_NAME, "lost+found"})
-# Of a shard that was brought to its place before a manifest names it: it holds its hash.
+# Of a shard that is in its place before a manifest names it: it holds its hash.
 STORED_SHARD = re.compile(r"shard-[0-9-]+-[0-9a-f]{32}\.\w+")
 _HINT = (
     "Make room there, or choose a folder that you may write to. Then run the same command again"
