@@ -1,5 +1,6 @@
 """Tables that are not as they should be: a right answer, or an error that says file, line and remedy."""
 
+import datetime
 import json
 import sys
 import threading
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.ipc
 import pyarrow.parquet as pq
 import pytest
@@ -224,6 +226,33 @@ def test_dates_need_a_decision_and_one_kind_of_zone(tmp_path: Path) -> None:
     zoned = write(tmp_path, "d\n1970-01-02 10:00:00+02:00\n1970-01-02 08:00:00Z\n", "z.csv")
     days = packed(tmp_path, zoned, dates="days", dtype="float64").column("features")
     np.testing.assert_allclose(days[:, 0], 1 + 8 / 24)
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "feather", "csv", "jsonl"])
+def test_the_first_date_is_named_behind_rows_without_one(
+    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("packdata.rows.PART_BYTES", 40)
+    monkeypatch.setattr("packdata.sources.row_kinds.PART_ROWS", 2)
+    dates = [None] * 7 + [datetime.date(2024, 2, 29), datetime.date(2023, 1, 1)]
+    table, path = pa.table({"x": range(9), "d": pa.array(dates, pa.date32())}), tmp_path / "t"
+    path = path.with_suffix(f".{suffix}")
+    if suffix == "parquet":
+        pq.write_table(table, path, row_group_size=5)
+    elif suffix == "feather":
+        with pa.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table)
+    elif suffix == "csv":
+        pa.csv.write_csv(table, path)
+    else:
+        path.write_text("".join(f"{json.dumps(row, default=str)}\n" for row in table.to_pylist()))
+
+    place = {"csv": "line 9", "jsonl": "line 8"}.get(suffix, "row 7")
+    if suffix == "jsonl":  # where dates are texts, unless somebody asks for them
+        path.write_text(path.read_text() + '{"x": 9, "d": "soon"}\n{"x": 9, "d": "later"}\n' * 9)
+        assert_refused(tmp_path, path, f"t.jsonl, {place}", "'d'", "'2024-02-29'", dates="days")
+    else:
+        assert_refused(tmp_path, path, f"t.{suffix}, {place}", "'d'", "'2024-02-29'")
 
 
 @pytest.mark.parametrize(

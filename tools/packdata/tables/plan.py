@@ -132,7 +132,7 @@ def plan_tables(
         like: A packed table whose columns, categories and statistics to take.
         workers: Threads.
         on_error: ``"fail"`` or ``"skip"``.
-        progress: Is told of every row.
+        progress: Counts the rows that are read.
         first_pass: Where what is learned of the rows comes from, where that is another plan.
         options: Those of ``TableOptions`` and ``CsvOptions``.
 

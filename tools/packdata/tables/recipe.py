@@ -37,7 +37,7 @@ COUNTED = {  # what is counted of each column, by what it is, in words
 class TablesRecipe(Recipe):
     """Turns parts of tables into rows of features, categories and targets.
 
-    It counts the values of each column that are missing, and that its vocabulary lacks (``COUNTED``).
+    It counts the values of each column that are missing, and those that are not in its vocabulary (``COUNTED``).
     """
 
     is_of_blocks = True
