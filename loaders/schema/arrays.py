@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar
 
 from loaders.errors import SchemaError
-from loaders.schema.field import Field, check_dtype, check_nbytes, is_count, register
+from loaders.schema.field import Field, check_dtype, check_nbytes, field_kind, is_count
 from loaders.schema.labels import check_classes
 
 _MAX_AXES = 32  # of a numpy array, before numpy 2
 
 
-@register
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@field_kind
 class Array(Field):
     """Numbers of one dtype and shape.
 

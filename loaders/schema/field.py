@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform
 
 import numpy as np
 
@@ -26,8 +26,6 @@ _DTYPES = frozenset(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
     """One named part of a sample; the subclasses are the kinds there are.
-
-    Each is a dataclass with ``repr=False``: the one here does not print thousands of names.
 
     Attributes:
         codec: Name of the codec that turns a value into a record.
@@ -105,10 +103,12 @@ def _plain(value: Any) -> Any:
     return [*map(_plain, value)] if isinstance(value, tuple) else value
 
 
-def register(cls: type[_Kind]) -> type[_Kind]:
-    """Add a kind to those that a schema may have."""
-    FIELD_KINDS[cls.kind] = cls
-    return cls
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
+def field_kind(cls: type[_Kind]) -> type[_Kind]:
+    """Make a class a dataclass, and one of the kinds that a schema may have."""
+    made = dataclass(frozen=True, slots=True, kw_only=True, repr=False)(cls)  # ``Field`` has one
+    FIELD_KINDS[made.kind] = made
+    return made
 
 
 def is_count(value: Any) -> bool:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, ClassVar
 
 from loaders.errors import SchemaError
-from loaders.schema.field import Field, register
+from loaders.schema.field import Field, field_kind
 
 
-@register
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@field_kind
 class Label(Field):
     """The number of a class, served as int64.
 
@@ -21,28 +20,17 @@ class Label(Field):
     """
 
     kind: ClassVar[str] = "label"
+    dtype: ClassVar[str] = "int64"
+    shape: ClassVar[tuple[int | None, ...]] = ()
+    meaning: ClassVar[tuple[str, ...]] = ("classes",)
     classes: tuple[str, ...] | None = field(default=None, kw_only=False)
     codec: str = "raw"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "classes", check_classes(self.classes))
 
-    @property
-    def dtype(self) -> str:
-        return "int64"
 
-    @property
-    def meaning(self) -> tuple[str, ...]:
-        return ("classes",)
-
-    @property
-    def shape(self) -> tuple[int | None, ...]:
-        """One number."""
-        return ()
-
-
-@register
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@field_kind
 class MultiLabel(Field):
     """Any number of classes at once, served as 0 or 1 for each: uint8 ``(num_classes,)``.
 
@@ -51,6 +39,7 @@ class MultiLabel(Field):
     """
 
     kind: ClassVar[str] = "multilabel"
+    meaning: ClassVar[tuple[str, ...]] = ("classes",)
     classes: tuple[str, ...] = field(default=(), kw_only=False)
     codec: str = "raw"
 
@@ -58,10 +47,6 @@ class MultiLabel(Field):
         object.__setattr__(self, "classes", check_classes(self.classes) or ())
         if not self.classes:
             raise SchemaError("a multi-label field needs its classes")
-
-    @property
-    def meaning(self) -> tuple[str, ...]:
-        return ("classes",)
 
     @property
     def shape(self) -> tuple[int | None, ...]:

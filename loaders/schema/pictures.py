@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from loaders.errors import SchemaError
-from loaders.schema.field import Field, check_dtype, check_nbytes, is_count, raw_nbytes, register
+from loaders.schema.field import Field, check_dtype, check_nbytes, field_kind, is_count, raw_nbytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,8 +21,7 @@ _DCT_OPTIONS: dict[str, tuple[Any, Sequence[Any]]] = {
 }
 
 
-@register
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@field_kind
 class Image(Field):
     """A picture, served as ``(channels, H, W)``.
 
@@ -78,8 +77,7 @@ class Image(Field):
         return raw_nbytes(self)
 
 
-@register
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@field_kind
 class Images(Field):
     """Any number of pictures a sample, also none, of any sizes: frames, views, or what a conversation shows.
 
@@ -126,8 +124,7 @@ class Images(Field):
         return (None, *self.one.shape)
 
 
-@register
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@field_kind
 class Mask(Field):
     """One integer per pixel, served as ``(H, W)``; only ever resampled by nearest neighbour.
 
@@ -153,8 +150,7 @@ class Mask(Field):
         return self.size or (None, None)
 
 
-@register
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@field_kind
 class Boxes(Field):
     """Boxes in pixels of the stored image, served as float32 ``(n, 4)`` of x1, y1, x2, y2.
 
@@ -172,20 +168,12 @@ class Boxes(Field):
     """
 
     kind: ClassVar[str] = "boxes"
+    dtype: ClassVar[str] = "float32"
+    shape: ClassVar[tuple[int | None, ...]] = (None, 4)
     codec: str = "raw"
 
-    @property
-    def dtype(self) -> str:
-        return "float32"
 
-    @property
-    def shape(self) -> tuple[int | None, ...]:
-        """Any number of boxes, four numbers each."""
-        return (None, 4)
-
-
-@register
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@field_kind
 class Keypoints(Field):
     """Named points of things, in pixels of the stored image, served as float32.
 
@@ -200,6 +188,8 @@ class Keypoints(Field):
     """
 
     kind: ClassVar[str] = "keypoints"
+    dtype: ClassVar[str] = "float32"
+    meaning: ClassVar[tuple[str, ...]] = ("num", "flip_pairs")
     codec: str = "raw"
     num: int | None = field(default=None, kw_only=False)
     flip_pairs: tuple[tuple[int, int], ...] = field(default=(), kw_only=False)
@@ -208,14 +198,6 @@ class Keypoints(Field):
         if self.num is not None and not is_count(self.num):
             raise SchemaError(f"num must be a whole number above 0, or None, got {self.num!r}")
         object.__setattr__(self, "flip_pairs", _check_pairs(self.flip_pairs, self.num))
-
-    @property
-    def dtype(self) -> str:
-        return "float32"
-
-    @property
-    def meaning(self) -> tuple[str, ...]:
-        return ("num", "flip_pairs")
 
     @property
     def shape(self) -> tuple[int | None, ...]:

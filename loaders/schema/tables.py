@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from loaders.errors import SchemaError
 from loaders.schema.arrays import Array
-from loaders.schema.field import Field, check_dtype, register
+from loaders.schema.field import Field, check_dtype, field_kind
 from loaders.schema.labels import check_classes
 
 if TYPE_CHECKING:
     from loaders.schema.schema import Schema
 
 
-@register
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@field_kind
 class Features(Array):
     """The numbers of a row of a table, side by side.
 
@@ -73,8 +71,7 @@ class Features(Array):
         return ("columns", "standardized", *(("mean", "std") if self.standardized else ()))
 
 
-@register
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@field_kind
 class Categories(Field):
     """The categories of a row of a table as numbers, side by side; stored narrow, served as int64.
 
@@ -87,6 +84,7 @@ class Categories(Field):
     """
 
     kind: ClassVar[str] = "categories"
+    meaning: ClassVar[tuple[str, ...]] = ("columns", "vocabularies")
     dtype: str = "uint8"
     columns: tuple[str, ...] = ()
     vocabularies: tuple[tuple[str, ...], ...] = ()
@@ -110,10 +108,6 @@ class Categories(Field):
     def served_dtype(self) -> str:
         """Always int64, which embeddings take."""
         return "int64"
-
-    @property
-    def meaning(self) -> tuple[str, ...]:
-        return ("columns", "vocabularies")
 
     @property
     def shape(self) -> tuple[int | None, ...]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
-from loaders.schema.field import Field, register
+from loaders.schema.field import Field, field_kind
 
 
-@register
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@field_kind
 class Text(Field):
     """A string, stored as UTF-8."""
 
@@ -17,8 +15,7 @@ class Text(Field):
     codec: str = "text"
 
 
-@register
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@field_kind
 class Json(Field):
     """Any JSON value, stored as text."""
 
@@ -26,8 +23,7 @@ class Json(Field):
     codec: str = "json"
 
 
-@register
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@field_kind
 class Bytes(Field):
     """Bytes that mean something to the user alone."""
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from loaders.errors import SchemaError
-from loaders.schema.field import Field, check_dtype, check_nbytes, is_count, register
+from loaders.schema.field import Field, check_dtype, check_nbytes, field_kind, is_count
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,8 +18,7 @@ _SIDE_FILE = re.compile(r"tokenizer-[A-Za-z0-9_-]{1,100}\.json")
 _DIGEST = re.compile(r"[0-9a-f]{32}")
 
 
-@register
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+@field_kind
 class Tokens(Field):
     """One row of a stream of token ids: where it ends early, another field counts those that are valid.
 
@@ -35,6 +33,7 @@ class Tokens(Field):
     """
 
     kind: ClassVar[str] = "tokens"
+    meaning: ClassVar[tuple[str, ...]] = ("tokenizer", "tokenizer_xxh3_128", "eod")
     dtype: str = "uint16"
     row_tokens: int = 8192
     vocab_size: int | None = None
@@ -61,10 +60,6 @@ class Tokens(Field):
             )
         _check_side_file(self.tokenizer, self.tokenizer_xxh3_128)
         check_nbytes(self)
-
-    @property
-    def meaning(self) -> tuple[str, ...]:
-        return ("tokenizer", "tokenizer_xxh3_128", "eod")
 
     @property
     def shape(self) -> tuple[int | None, ...]:
