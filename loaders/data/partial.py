@@ -19,7 +19,7 @@ import numpy.typing as npt
 import xxhash
 
 from loaders.data.formats.checksums import CHUNK_BYTES, CHUNKED_ROW_BYTES, num_chunks
-from loaders.data.pages import ask_for, fits_memory, span_of, unreadable, wait_for
+from loaders.data.records import ask_for, fits_memory, span_of, unreadable, wait_for
 from loaders.data.shards import FileShard
 from loaders.data.verify import Seen
 from loaders.errors import ChecksumError, ShardError

@@ -6,8 +6,7 @@ gathers rows of equal size from any number of mapped files in one call.
 
 from __future__ import annotations
 
-import weakref
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +14,8 @@ import numpy.typing as npt
 from loaders.data.finder import Rows, ShardFinder
 from loaders.data.formats import check_memory
 from loaders.data.gather import Found, Gather, Take, take_rows
-from loaders.data.pages import Pages
+from loaders.data.records import FieldRecords
 from loaders.data.shards import FileShard
-from loaders.data.verify import Verifier
-from loaders.errors import ShardError
 from loaders.system.limits import most_maps
 from loaders.system.locks import ForkLock
 
@@ -102,7 +99,7 @@ class Store:
         self._num_open = 0
         self._mapped_bytes = 0  # of caches
         self._open: list[OpenShard | None] = [None] * len(self.shards)
-        self._fields: dict[str, _Field] = {}
+        self._fields: dict[str, FieldRecords] = {}
 
     def __reduce__(self) -> Any:
         return Store, (self.shards, self.check, self.take, self.max_open, self._given_runs)
@@ -167,31 +164,28 @@ class Store:
 
     def needs_prefetch(self, field: str, rows: Rows) -> bool:
         """True if some of these records were not prefetched yet, as far as is known without waiting."""
-        return self._field(field).pages.needs_prefetch(rows)
+        return self._field(field).needs_prefetch(rows)
 
     def prefetch(self, field: str, rows: Rows) -> None:
         """Have storage read the records of some samples, without waiting for them."""
-        self._field(field).pages.prefetch(rows)
+        self._field(field).prefetch(rows)
 
-    def _field(self, name: str) -> _Field:
+    def _field(self, name: str) -> FieldRecords:
         field = self._fields.get(name)
-        return field or self._fields.setdefault(name, _Field(self, name))
+        return field or self._fields.setdefault(name, FieldRecords(self, name))
 
     def record(self, field: str, rows: Rows) -> UInt8Array:
         """Return the record of one sample, in memory even if it is small and never verified.
 
         Error messages use it for the key of a sample whose other fields may be damaged.
         """
-        self._field(field).pages.wait_for(rows)
+        self._field(field).wait_for(rows)
         return self.records(field, rows)[0]
 
     def records(self, field: str, rows: Rows) -> list[UInt8Array]:
         """Return the record of each sample as a view, in memory and verified."""
         self.verify(field, rows)
-        numbers = (rows.indices - self.starts[rows.shards]).tolist()
-        shards = rows.shards.tolist()
-        columns = {shard: self.shard(shard).columns[field] for shard in set(shards)}
-        return [columns[shard].row(row) for shard, row in zip(shards, numbers, strict=True)]
+        return self._field(field).views(rows)
 
     def column(self, field: str) -> list[Column]:
         """Return the column of every shard, verified."""
@@ -212,23 +206,19 @@ class Store:
 
     def find(self, field: str, rows: Rows, nbytes: int) -> Found | None:
         """Return where records of one size lie, if nothing but copying is left to do: no waiting, and no check."""
-        if not self._is_ready(field, rows):
+        if not self._field(field).are_ready(rows):
             return None
         return self.gather_of(field, nbytes).find(rows.indices, rows.shards)
 
     def is_all_verified(self, field: str) -> bool:
         """True if nothing of a field is left to be compared with its checksums."""
-        return self._field(field).verifier.is_done
+        return self._field(field).is_all_verified
 
     def is_settled(self, field: str, rows: Rows) -> bool:
         """True if some records stay in memory and are verified: reading them does not wait."""
         if self.is_remote and any(self._open[n] is None for n in set(rows.shards.tolist())):
             return False  # to look would fetch it
-        return self._is_ready(field, rows)
-
-    def _is_ready(self, field: str, rows: Rows) -> bool:
-        known = self._field(field)
-        return known.verifier.unknown(rows) is None and known.pages.stay_here(rows)
+        return self._field(field).are_ready(rows)
 
     def gather_of(self, field: str, nbytes: int) -> Gather:
         """Return what finds records of so many bytes, of shards as they are open now; ``verify`` them first."""
@@ -241,40 +231,4 @@ class Store:
             ShardError: One of them cannot be read.
             ChecksumError: One of them is damaged.
         """
-        known = self._field(field)
-        unknown = known.verifier.unknown(rows)
-        known.pages.wait(rows, unknown)
-        if unknown is not None:
-            known.verifier.verify(unknown)
-
-
-class _Field:
-    """What is known of one field's records in open shards: what arrived, what was verified, where each lies."""
-
-    def __init__(self, store: Store, name: str) -> None:
-        # Not the store itself, and no method of this: they would live on until garbage is collected, with all maps.
-        here: Store = weakref.proxy(store)
-        self._store, self._name = here, name
-        self._gather: Gather | None = None
-        shard, always = (lambda number: here.shard(number)), store.check == "always"
-        self.pages = Pages(name, store.shards, store.starts, shard)
-        self.verifier = Verifier(name, store.starts, shard, always=always)
-
-    def gather(self, nbytes: int) -> Gather:
-        """Return what finds records of so many bytes."""
-        if self._gather is None:
-            store, name = self._store, self._name
-            self._gather = Gather(
-                nbytes,
-                store.starts,
-                lambda number: store.shard(number).columns[name],
-                lambda number, row: _refuse_size(store.shard(number), name, row, nbytes),
-                store.take,
-                is_cached=store.is_remote,
-            )
-        return self._gather
-
-
-def _refuse_size(shard: OpenShard, field: str, row: int, nbytes: int) -> NoReturn:
-    found = shard.columns[field].lengths[row]
-    raise ShardError(f"its record has {found} bytes, not {nbytes}", shard.path, row, field)
+        self._field(field).verify(rows)

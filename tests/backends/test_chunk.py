@@ -14,7 +14,7 @@ from loaders.backends.subprocess import child_pool
 from loaders.codecs.picture import encode_jpeg
 from loaders.data.finder import ShardFinder
 from loaders.data.gather import Gather
-from loaders.data.pages import Pages
+from loaders.data.records import FieldRecords
 from loaders.datasets.reading.pictures import PictureReader
 from loaders.datasets.reading.samples import collate
 from loaders.errors import ChecksumError, SampleError, ShardError
@@ -242,7 +242,7 @@ def test_what_does_not_stay_in_memory_is_waited_for_batch_by_batch(
     pictures: Opens, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else the first batch would wait for the samples of all."""
-    monkeypatch.setattr("loaders.data.pages.memory_bytes", lambda: 1 << 20)
+    monkeypatch.setattr("loaders.data.records.memory_bytes", lambda: 1 << 20)
     dataset = pictures("raw")
 
     for _ in range(2):
@@ -471,7 +471,7 @@ def test_a_small_record_of_another_size_is_an_error_of_its_own_batch_in_every_ep
 ) -> None:
     """It is found when small fields are read, for two batches at once, and by each of them again."""
     if keeps:
-        monkeypatch.setattr(Pages, "stay_here", lambda self, rows: True)
+        monkeypatch.setattr(FieldRecords, "_new", lambda self, rows: None)
     fields = {"image": Image(), "x": Array(dims=(1024,)), "label": Label()}
     file = encode_jpeg(np.zeros((40, 40, 3), np.uint8))
     samples = ({"image": file, "x": np.full(1024, i, np.float32), "label": i} for i in range(64))

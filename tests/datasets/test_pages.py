@@ -13,9 +13,10 @@ import torch
 
 from loaders import DataLoader, Mixture, RAMDataset, ShardDataset, augment, concat
 from loaders.buffers import Memory
-from loaders.data import formats, pages
+from loaders.data import formats
+from loaders.data import records as pages
 from loaders.data.manifest import read_manifest
-from loaders.data.pages import READ_BYTES, ask_for
+from loaders.data.records import READ_BYTES, ask_for
 from loaders.data.shards import FileShard
 from loaders.errors import LoadersError, SampleError, ShardError
 from loaders.schema import Array, Field, Image, Label, Text

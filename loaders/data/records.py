@@ -1,4 +1,4 @@
-"""Pages of maps: requested together, and waited for without the GIL.
+"""The records of one field of a store: which arrived, which were verified, and where each lies.
 
 A mapped page that is not in memory is read when it is touched: one after the other, and by a thread that may
 hold the GIL, so that all others wait with it; and where it cannot be read, the process ends (SIGBUS). So all
@@ -17,53 +17,55 @@ import ctypes
 import errno
 import mmap
 import os
-from typing import TYPE_CHECKING, Any
+import weakref
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
-from loaders.data.columns import Column, FixedColumn, rows_between
+from loaders.data.columns import FixedColumn, rows_between
+from loaders.data.gather import Gather
 from loaders.data.shards import FileShard
-from loaders.data.verify import Seen
+from loaders.data.verify import Seen, Verifier
 from loaders.errors import ShardError
 from loaders.system.libc import libc
 from loaders.system.limits import memory_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
-    from loaders.data.columns import UInt8Array
+    from loaders.data.columns import Column, UInt8Array
     from loaders.data.finder import Rows
     from loaders.data.shards import OpenShard, Shard
-    from loaders.data.verify import Unknown
+    from loaders.data.store import Store
 
 # No more is read of one question: the usual read-ahead (``force_page_cache_readahead`` in mm/readahead.c).
 READ_BYTES = 128 << 10
 _COPY_BYTES = 64 << 10  # stays in a core's cache
 _MAX_PLACES = 1024  # of one call (UIO_MAXIOV)
-_WILLNEED = getattr(mmap, "MADV_WILLNEED", None)
-
-Span = tuple[int, int]  # an address, and how many bytes
 _MIN_ROW_BYTES = 4 << 10  # smaller ones share pages, and the kernel reads ahead
 _MEMORY_SHARE = 0.5  # of a machine's memory: what the page cache can be trusted to keep
 _UNKNOWN, _SMALL, _LARGE = -1, 0, 1  # records of a shard
+_WILLNEED = getattr(mmap, "MADV_WILLNEED", None)
+_libc: Any = None if _WILLNEED is None else libc()
+
+Span = tuple[int, int]  # an address, and how many bytes
 
 
-class Pages:
-    """What is known of the pages of one field's records in a store.
+class FieldRecords:
+    """The records of one field in a store's shards, as these are open now.
 
-    Thread-safe: two threads may request the same record, and get it.
+    Thread-safe: two threads may request or verify the same record, and get it.
     """
 
-    def __init__(
-        self,
-        field: str,
-        shards: Sequence[Shard],  # of the store
-        starts: npt.NDArray[np.int64],  # the number of the first sample of each
-        shard: Callable[[int], OpenShard],  # opens one, by number
-    ) -> None:
-        self._field, self._shards, self._starts, self._shard = field, shards, starts, shard
+    def __init__(self, store: Store, field: str) -> None:
+        # Not the store itself, and no method of this: they would live on until garbage is collected, with all maps.
+        here: Store = weakref.proxy(store)
+        self._store, self._field = here, field
+        shards, always = store.shards, store.check == "always"
+        self._verifier = Verifier(field, store.starts, lambda n: here.shard(n), always=always)
+        self._gather: Gather | None = None
         # A small file has no large records.
         sizes = [shard.info.size_bytes if isinstance(shard, FileShard) else 0 for shard in shards]
         least = [_MIN_ROW_BYTES * shard.num_samples for shard in shards]
@@ -71,7 +73,7 @@ class Pages:
         # Whether some may be large and are not here yet; else no record is looked at.
         self._may_be_large = bool(self._sizes.any())
         self._keeps = fits_memory(shards)
-        self._arrived = Seen(sum(shard.num_samples for shard in shards))
+        self._arrived = Seen(len(store))
 
     def needs_prefetch(self, rows: Rows) -> bool:
         """True if some of these records are not in memory yet, or may not be; opens no file."""
@@ -80,44 +82,61 @@ class Pages:
     def prefetch(self, rows: Rows) -> None:
         """Have storage read some records, without waiting for them."""
         if new := self._new(rows):
-            spans = [span_of(record) for record in self._records(self._places(new))]
+            spans = [span_of(record) for record in self.views(new)]
             ask_for([_blocks(*span) for span in spans] if self._keeps else spans)
 
-    def wait(self, rows: Rows, unknown: Unknown | None = None) -> None:
-        """Wait until some records are in memory, and all that will be verified with them.
+    def wait_for(self, rows: Rows) -> None:
+        """Wait for some records, whatever their size; ShardError if one of them cannot be read."""
+        places = self._places(rows)
+        self._wait_for(self._views(places), places)
+
+    def verify(self, rows: Rows) -> None:
+        """Wait for records, and hash the blocks that they lie in, unless that was done before.
 
         Raises:
             ShardError: One of them cannot be read.
+            ChecksumError: One of them is damaged.
         """
+        unknown = self._verifier.unknown(rows)
         if new := self._new(rows):
             self.wait_for(new)
             self._arrived.note(new.indices)
             if self._keeps and self._arrived.are_all():
                 self._may_be_large = False
         if unknown is not None:
-            self._wait_for_blocks(unknown)
+            blocks = zip(unknown.shards, unknown.local, unknown.sizes, strict=True)
+            spans = [(shard, block * size, size) for shard, block, size in blocks if size > 1]
+            views = [_bytes_of(self._column(shard), row, row + size) for shard, row, size in spans]
+            self._wait_for(views, [(shard, row) for shard, row, _ in spans])
+            self._verifier.verify(unknown)
 
-    def stay_here(self, rows: Rows) -> bool:
-        """Tell whether some records are in memory, which is trusted to keep them, or are not waited for at all."""
-        return self._new(rows) is None
+    @property
+    def is_all_verified(self) -> bool:
+        """Whether nothing is left to be compared with its checksums."""
+        return self._verifier.is_done
 
-    def wait_for(self, rows: Rows) -> None:
-        """Wait for some records, whatever their size; ShardError if one of them cannot be read."""
-        places = self._places(rows)
-        bad = wait_for(self._records(places))
-        if bad is not None:
-            raise self._unreadable(*places[bad])
+    def are_ready(self, rows: Rows) -> bool:
+        """Tell whether some records are verified, and in memory, which is trusted to keep them, or not waited for."""
+        return self._verifier.unknown(rows) is None and self._new(rows) is None
 
-    def _wait_for_blocks(self, unknown: Unknown) -> None:
-        blocks = zip(unknown.shards, unknown.local, unknown.sizes, strict=True)
-        places = [(shard, block * size, size) for shard, block, size in blocks if size > 1]
-        spans = [_bytes_of(self._column(shard), row, row + size) for shard, row, size in places]
-        bad = wait_for(spans)
-        if bad is not None:
-            raise self._unreadable(*places[bad][:2])
+    def gather(self, nbytes: int) -> Gather:
+        """Return what finds records of so many bytes; ``verify`` them first."""
+        if self._gather is None:
+            store, field = self._store, self._field
+            self._gather = Gather(
+                nbytes,
+                store.starts,
+                lambda number: store.shard(number).columns[field],
+                lambda number, row: _refuse_size(store.shard(number), field, row, nbytes),
+                store.take,
+                is_cached=store.is_remote,
+            )
+        return self._gather
 
-    def _unreadable(self, shard: int, row: int) -> ShardError:
-        return unreadable(self._shards[shard].path, row, self._field)
+    def _wait_for(self, views: list[UInt8Array], places: list[tuple[int, int]]) -> None:
+        if (bad := wait_for(views)) is not None:
+            shard, row = places[bad]
+            raise unreadable(self._store.shards[shard].path, row, self._field)
 
     def _awaited(self, rows: Rows) -> npt.NDArray[np.bool_]:
         """Return which of some records may be large, and are not here or not kept."""
@@ -142,15 +161,19 @@ class Pages:
 
     def _places(self, rows: Rows) -> list[tuple[int, int]]:
         """Return the shard of each record, and its row there."""
-        numbers = rows.indices - self._starts.take(rows.shards)
+        numbers = rows.indices - self._store.starts.take(rows.shards)
         return list(zip(rows.shards.tolist(), numbers.tolist(), strict=True))
 
-    def _records(self, places: list[tuple[int, int]]) -> list[UInt8Array]:
+    def views(self, rows: Rows) -> list[UInt8Array]:
+        """Return records as they lie in their shards."""
+        return self._views(self._places(rows))
+
+    def _views(self, places: list[tuple[int, int]]) -> list[UInt8Array]:
         columns = {shard: self._column(shard) for shard in {shard for shard, _ in places}}
         return [columns[shard].row(row) for shard, row in places]
 
     def _column(self, shard: int) -> Column:
-        return self._shard(shard).columns[self._field]
+        return self._store.shard(shard).columns[self._field]
 
 
 def _blocks(start: int, nbytes: int) -> Span:
@@ -165,6 +188,11 @@ def _bytes_of(column: Column, first: int, end: int) -> UInt8Array:
     if isinstance(part, FixedColumn):
         return part.data
     return part.buffer[int(part.starts.min()) : int((part.starts + part.lengths).max())]
+
+
+def _refuse_size(shard: OpenShard, field: str, row: int, nbytes: int) -> NoReturn:
+    found = shard.columns[field].lengths[row]
+    raise ShardError(f"its record has {found} bytes, not {nbytes}", shard.path, row, field)
 
 
 def unreadable(path: Path, row: int, field: str) -> ShardError:
@@ -226,6 +254,3 @@ def wait_for(records: Sequence[npt.NDArray[Any]]) -> int | None:
 def span_of(array: npt.NDArray[Any]) -> Span:
     """Return the address of an array, and its size in bytes."""
     return array.__array_interface__["data"][0], array.nbytes
-
-
-_libc: Any = None if _WILLNEED is None else libc()
