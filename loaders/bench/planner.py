@@ -13,7 +13,6 @@ import numpy as np
 
 from loaders.bench.measure import Config, batch_nbytes, group_size_of, in_flight, memory
 from loaders.bench.stages import batches_of
-from loaders.data.ahead import files_at
 from loaders.datasets.memory.loading import nbytes_of, plan_columns
 from loaders.datasets.packed import PackedDataset
 from loaders.datasets.tokens.windows import TokenWindows
@@ -160,7 +159,7 @@ def epochs(
     assert isinstance(loader.sampler, EpochSampler)
     order = loader.sampler.order
     lanes = getattr(order, "num_lanes", 1)
-    sizes = [file.size for file in files_at(dataset.store, origin)[0]]
+    sizes = [file.size for file in dataset.store.files_at(origin)[0]]
     first, later = list[int](), list[int]()
     for node in range(nodes):
         plan = Plan(order.length, batch_size, node, nodes, num_lanes=lanes)

@@ -35,8 +35,6 @@ _MAX_DATASET_BYTES = (1 << 63) - 1  # offsets are int64
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _FILE_HASH = re.compile(r"[0-9a-f]{32}")
 _TEXT_HASH = re.compile(r"[0-9a-f]{16}")
-# np.dtype() parses more, as Python source
-_DTYPE = re.compile(r"bool|u?int(8|16|32|64)|float(16|32|64)")
 
 
 class Place(NamedTuple):
@@ -253,7 +251,6 @@ def _parse(data: Mapping[str, Any]) -> Manifest:
             what, "", "Update loaders" if version > FORMAT_VERSION else "Pack again"
         )
     try:
-        _check_dtypes(data["schema"]["fields"])
         schema = Schema.from_json(data["schema"])
     except SchemaError as error:
         raise ManifestError(str(error), "", "Restore it from a copy, or update loaders") from error
@@ -274,13 +271,6 @@ def _check_sum(name: str, data: Mapping[str, Any], expected: str) -> None:
     if data[name] != expected:
         what = f"its {name} is {data[name]}, its contents say {expected}"
         raise ManifestError(what, "", "It was edited or damaged: restore it from a copy")
-
-
-def _check_dtypes(described: Mapping[str, Mapping[str, Any]]) -> None:
-    for name, options in described.items():
-        dtype = options.get("dtype", "uint8")
-        if not isinstance(dtype, str) or not _DTYPE.fullmatch(dtype):
-            raise SchemaError(f"field {name!r} has dtype {dtype!r}, which is not a number's")
 
 
 def _take_shards(data: list[Any], sizes: Mapping[str, int | None]) -> list[ShardInfo]:

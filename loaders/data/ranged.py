@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from loaders.data.formats import columns_in, parse_checksums
-from loaders.data.shards import FileShard, MemoryShard
+from loaders.data.shards import MemoryShard, RemoteShard
 from loaders.errors import ShardError
 
 if TYPE_CHECKING:
@@ -42,10 +42,9 @@ def with_column(shards: Sequence[Shard], numbers: Sequence[int], field: str) -> 
         RemoteError: A range cannot be fetched.
     """
     read = [shards[n] for n in numbers]
-    away = [each for each in read if isinstance(each, FileShard) and not each.is_here]
+    away = [each for each in read if isinstance(each, RemoteShard) and not each.is_here]
     found: dict[int, Shard] = {}
     for origin in dict.fromkeys(each.origin for each in away):
-        assert origin is not None
         some = [each for each in away if each.origin is origin]
         if (parts := _fetched(origin, some, field)) is None:
             return None
@@ -56,7 +55,7 @@ def with_column(shards: Sequence[Shard], numbers: Sequence[int], field: str) -> 
 
 
 def _fetched(
-    origin: Origin, shards: Sequence[FileShard], field: str
+    origin: Origin, shards: Sequence[RemoteShard], field: str
 ) -> list[tuple[bytes, bytes, bytes]] | None:
     """Return lengths, rows and checksums of a column of each shard; None if it is too large, or its rows lie apart."""
     infos = [(each.info, each.info.places[field]) for each in shards]
@@ -88,7 +87,7 @@ def _size(spans: Sequence[Span]) -> int:
     return sum(end - start for start, end in spans)
 
 
-def _fetch(origin: Origin, shards: Sequence[FileShard], spans: Sequence[Span]) -> list[bytes]:
+def _fetch(origin: Origin, shards: Sequence[RemoteShard], spans: Sequence[Span]) -> list[bytes]:
     """Return a range of each shard; nothing is asked for empty ones."""
     wanted = [
         (shard.info.file, *span)
@@ -100,7 +99,7 @@ def _fetch(origin: Origin, shards: Sequence[FileShard], spans: Sequence[Span]) -
 
 
 def _verified(
-    shard: FileShard, field: str, lengths: bytes, rows: bytes, checksums: bytes
+    shard: RemoteShard, field: str, lengths: bytes, rows: bytes, checksums: bytes
 ) -> MemoryShard:
     """Return the column of a shard; ShardError if what came is damaged."""
     info, path = shard.info, shard.path

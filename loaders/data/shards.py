@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeVar
 
 from loaders.data.formats import hash_file, open_checksums, open_columns
 from loaders.data.manifest import MANIFEST_NAME, read_manifest, read_remote, without_collections
@@ -18,9 +18,10 @@ from loaders.errors import (
     StaleDatasetError,
 )
 from loaders.remote.url import is_url
+from loaders.remote.wire import File
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from loaders.data.columns import Column
     from loaders.data.formats.checksums import Checksums
@@ -54,17 +55,16 @@ class OpenShard:
         return ChecksumError(what, self.path, row, name, _RESTORE)
 
 
-class FileShard(NamedTuple):
-    """A shard that is mapped when it is first touched, and fetched before where it lies at a URL."""
+@dataclass(slots=True, eq=False)
+class FileShard:
+    """A shard that is mapped when it is first touched."""
 
     folder: Path  # where it lies, or the dataset's URL
     info: ShardInfo  # what the manifest says of it
     schema: Schema  # the dataset's
-    # Which file that manifest was; None at a URL, where shards are known by their content.
-    version: Version | None
-    origin: Origin | None = None  # what fetches it; None: it is a file here
+    version: Version  # which file that manifest was
     # Of a file whose checksums the manifest does not vouch for: which file it was when the dataset was opened.
-    identity: tuple[int, ...] | None = None
+    identity: Version | None
 
     @property
     def path(self) -> Path:
@@ -79,29 +79,14 @@ class FileShard(NamedTuple):
     def open(self, check: Check) -> OpenShard:
         """Map the file; ShardError if it is not what the manifest says, StaleDatasetError if that is another by now."""
         try:
-            shard = self._when_here(lambda file: self._open(file, check))
+            shard = self._open_at(self.path, check)
         except ShardError:
             self.check_version()
             raise
         self.check_version()  # last: what replaces the file from here on is not what is mapped
         return shard
 
-    def _when_here(self, use: Callable[[Path], T]) -> T:
-        """Return what ``use`` makes of the file, when it is here: one of a cache may be evicted before it is opened."""
-        if self.origin is None:
-            return use(self.path)
-        file = self.origin.place(self.info.file, self.info.xxh3_128)
-        for _ in range(_MAX_EVICTIONS):
-            try:
-                return use(file)
-            except (ShardError, FileNotFoundError) as error:
-                if isinstance(error, ShardError) and file.exists():
-                    raise ShardError(error.what, self.path, hint=error.hint) from error
-            self.fetch()
-        what = f"the shard was evicted {_MAX_EVICTIONS} times before it could be opened"
-        raise ShardError(what, self.path, hint="Use a larger cache")
-
-    def _open(self, file: Path, check: Check) -> OpenShard:
+    def _open_at(self, file: Path, check: Check) -> OpenShard:
         columns = open_columns(file, self.info)
         checksums = {} if check == "never" else open_checksums(file, self.info)
         if self.identity is not None and self.identity != _identity_of(file):
@@ -113,34 +98,14 @@ class FileShard(NamedTuple):
         return OpenShard(self.path, columns, checksums)
 
     def fetch(self) -> Path:
-        """Return the file, when it is here; one of a cache may be evicted before it is opened.
-
-        Raises:
-            RemoteError: It cannot be fetched.
-            ChecksumError: It is not what the manifest says.
-            CacheError: There is no room for it.
-        """
-        if self.origin is None:
-            return self.path
-        return self.origin.shard(self.info.file, self.info.size_bytes, self.info.xxh3_128)
-
-    def open_file(self) -> BinaryIO:
-        """Return the file, opened when it is here: it can be read however soon it is evicted."""
-        return self._when_here(lambda file: open(file, "rb"))
-
-    @property
-    def is_here(self) -> bool:
-        """Whether it can be mapped without fetching it first."""
-        origin, info = self.origin, self.info
-        return origin is None or origin.place(info.file, info.xxh3_128).exists()
+        """Return the file, when it is here."""
+        return self.path
 
     def check_version(self) -> None:
         """Raise StaleDatasetError if the manifest was replaced, and the new one has another shard of this name.
 
         Shards are listed by the hash of their bytes, so a dataset that only grew goes on.
         """
-        if self.version is None:
-            return
         version = version_of(self.folder / MANIFEST_NAME)
         if version == self.version:
             return
@@ -154,6 +119,57 @@ class FileShard(NamedTuple):
             raise StaleDatasetError(what, self.path, hint="Open the dataset again")
 
 
+@dataclass(slots=True, eq=False)
+class RemoteShard(FileShard):
+    """A shard at a URL, which is fetched before it is mapped: from a cache that may evict it before it is opened."""
+
+    origin: Origin  # what fetches it
+
+    @property
+    def file(self) -> File:
+        """What the fetcher calls it."""
+        return File(self.info.file, self.info.size_bytes, self.info.xxh3_128)
+
+    def open(self, check: Check) -> OpenShard:
+        """Map the file, as ``FileShard.open``."""
+        return self._when_here(lambda file: self._open_at(file, check))
+
+    def open_file(self) -> BinaryIO:
+        """Return the file, opened: it can be read however soon it is evicted."""
+        return self._when_here(lambda file: open(file, "rb"))
+
+    def _when_here(self, use: Callable[[Path], T]) -> T:
+        """Return what ``use`` makes of the file, when it is here."""
+        file = self.origin.place(self.file)
+        for _ in range(_MAX_EVICTIONS):
+            try:
+                return use(file)
+            except (ShardError, FileNotFoundError) as error:
+                if isinstance(error, ShardError) and file.exists():
+                    raise ShardError(error.what, self.path, hint=error.hint) from error
+            self.fetch()
+        what = f"the shard was evicted {_MAX_EVICTIONS} times before it could be opened"
+        raise ShardError(what, self.path, hint="Use a larger cache")
+
+    def fetch(self) -> Path:
+        """Return the file, when it is here; it may be evicted before it is opened.
+
+        Raises:
+            RemoteError: It cannot be fetched.
+            ChecksumError: It is not what the manifest says.
+            CacheError: There is no room for it.
+        """
+        return self.origin.shard(self.file)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it can be mapped without fetching it first."""
+        return self.origin.place(self.file).exists()
+
+    def check_version(self) -> None:
+        """Pass: shards at URLs are known by their content."""
+
+
 def version_of(file: Path) -> Version:
     """Return what tells a file from one that takes its place; of a manifest, take it before it is read."""
     try:
@@ -163,7 +179,7 @@ def version_of(file: Path) -> Version:
     return stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
-def _identity_of(file: Path) -> tuple[int, ...]:
+def _identity_of(file: Path) -> Version:
     """Return which file it is, whatever links and rights it gets."""
     return version_of(file)[:-1]
 
@@ -180,7 +196,7 @@ def _read(folder: Path, version: Version) -> Manifest | None:
 @without_collections()
 def open_manifest(
     folder: Path | str, cache: Any = None, storage: Mapping[str, Any] | None = None
-) -> tuple[Manifest, list[FileShard], Path]:
+) -> tuple[Manifest, Sequence[FileShard], Path]:
     """Read the manifest of a folder or URL; return it with its shards, which are not opened yet, and the place.
 
     Of a URL: ``cache`` and ``storage`` as ``ShardDataset`` takes them.
@@ -190,25 +206,21 @@ def open_manifest(
 
         origin = origin_of(folder, cache, storage)
         manifest, url = read_remote(origin), origin.url
-        shards = [FileShard(url, each, manifest.schema, None, origin) for each in manifest.shards]
-        return manifest, shards, url
+        schema = manifest.schema
+        return (
+            manifest,
+            [RemoteShard(url, s, schema, (), None, origin) for s in manifest.shards],
+            url,
+        )
     if cache is not None or storage is not None:
         raise ValueError(f"cache and storage are for URLs, {str(folder)!r} is a folder")
     folder = Path(folder).absolute()
     version = version_of(folder / MANIFEST_NAME)
     manifest = read_manifest(folder)
-    schema = manifest.schema
-    shards = [
-        # Packed before 1.0, the manifest has no hash of checksums.
-        FileShard(
-            folder,
-            each,
-            schema,
-            version,
-            identity=None if each.checksums_xxh3_64 else _identity_of(folder / each.file),
-        )
-        for each in manifest.shards
-    ]
+    shards = []
+    for each in manifest.shards:  # packed before 1.0, the manifest has no hash of checksums
+        identity = None if each.checksums_xxh3_64 else _identity_of(folder / each.file)
+        shards.append(FileShard(folder, each, manifest.schema, version, identity))
     return manifest, shards, folder
 
 

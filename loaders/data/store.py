@@ -6,6 +6,8 @@ gathers rows of equal size from any number of mapped files in one call.
 
 from __future__ import annotations
 
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -15,16 +17,19 @@ from loaders.data.finder import Rows, ShardFinder
 from loaders.data.formats import check_memory
 from loaders.data.gather import Found, Gather, Take, take_rows
 from loaders.data.records import FieldRecords
-from loaders.data.shards import FileShard
+from loaders.data.shards import RemoteShard
+from loaders.remote.ahead import Ahead, Needs
 from loaders.system.limits import most_maps
 from loaders.system.locks import ForkLock
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from loaders.data.columns import Column
     from loaders.data.shards import Check, OpenShard, Shard
+    from loaders.remote.origin import Origin
+    from loaders.remote.wire import File
 
 Indices = npt.NDArray[np.int64]
 _ROW_BYTES = 2  # noted of each row while it is read
@@ -87,8 +92,8 @@ class Store:
             check_memory(_ROW_BYTES * self._num_samples, largest.path, self._num_samples)
         self._find = ShardFinder(self.ends)
         self._given_runs = runs
-        origins = [shard.origin for shard in self.shards if isinstance(shard, FileShard)]
-        self.remotes = list(dict.fromkeys(origin for origin in origins if origin is not None))
+        origins = (shard.origin for shard in self.shards if isinstance(shard, RemoteShard))
+        self.remotes = list(dict.fromkeys(origins))
         self.is_remote = bool(self.remotes)
         self._lock = ForkLock()
         self.last_opened = 0
@@ -119,7 +124,7 @@ class Store:
     def _open_shard(self, number: int) -> OpenShard:
         self.last_opened, file = number, self.shards[number]
         nbytes, limit = 0, None
-        if isinstance(file, FileShard) and file.origin is not None:
+        if isinstance(file, RemoteShard):
             file.fetch()  # which is waited for before the lock is taken
             nbytes, limit = file.info.size_bytes, file.origin.map_limit(self)
         with self._lock.plain:
@@ -148,6 +153,36 @@ class Store:
     def waits(self) -> list[str]:
         """Say what threads of this process wait for, of shards at URLs."""
         return [wait for each in self.remotes for wait in each.waits()]
+
+    def files_at(self, origin: Origin) -> tuple[list[File], Indices]:
+        """Return the shards at a URL, and for each shard its place among them: -1 if it lies elsewhere."""
+        files: list[File] = []
+        places = np.full(len(self.shards), -1, np.int64)
+        for number, shard in enumerate(self.shards):
+            if isinstance(shard, RemoteShard) and shard.origin is origin:
+                places[number] = len(files)
+                files.append(shard.file)
+        return files, places
+
+    @contextmanager
+    def in_order(self, shards: Indices) -> Iterator[None]:
+        """Have shards at URLs fetched ahead meanwhile: numbers in the order in which they are read first."""
+        place_of = {number: n for n, number in enumerate(shards.tolist())}
+
+        def needs_at(origin: Origin) -> Needs:
+            files, places = self.files_at(origin)
+            steps = enumerate(places[shards][:, None])
+            return Needs.of(files, [(n, place) for n, place in steps if place >= 0])
+
+        def position() -> tuple[int, bool]:
+            return place_of.get(self.last_opened, 0), False
+
+        with ExitStack() as stack:
+            for origin in self.remotes:
+                ahead = Ahead(origin, partial(needs_at, origin), position)
+                ahead.start()
+                stack.callback(ahead.close)
+            yield
 
     def shards_of(self, indices: Indices) -> Indices:
         """Return the shard number of each sample."""

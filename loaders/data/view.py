@@ -20,7 +20,6 @@ from loaders.codecs import Codec, codec_for
 from loaders.codecs.heads import MAX_PICTURE_MB, picture_size
 from loaders.codecs.picture import PictureCodec
 from loaders.codecs.raw import RawCodec
-from loaders.data.ahead import in_order
 from loaders.data.columns import FixedColumn
 from loaders.data.ranged import with_column
 from loaders.data.shards import FileShard, open_manifest
@@ -137,7 +136,7 @@ class View:
         if self.numbers is not None:
             found, first = np.unique(self.store.shards_of(self.numbers), return_index=True)
             shards = found if by_shard else found[np.argsort(first)]
-        with in_order(self.store, shards):
+        with self.store.in_order(shards):
             yield
 
     def with_fields(self, names: Sequence[str], defaults: Sequence[str] | None = None) -> View:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loaders.data.ahead import files_at
 from loaders.data.shards import FileShard
 from loaders.datasets.base import SamplesOf
 from loaders.datasets.packed import PackedDataset
@@ -58,7 +57,7 @@ class LoaderPass:
         self.files: list[File] = []
         self._places: list[Int64s] = []  # of each shard of each store: which file it is
         for store in dataset.stores:
-            files, places = files_at(store, origin)
+            files, places = store.files_at(origin)
             self._places.append(np.where(places < 0, -1, places + len(self.files)))
             self.files += files
 

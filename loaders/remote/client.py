@@ -109,7 +109,7 @@ class ReadOnlyCache:
                 return self.manifest
             case "file" if (path := small_file(self.manifest, about["name"])).exists():
                 return {"path": path}
-            case "shard" if shard_path(self.inside, *about["file"][::2]).exists():
+            case "shard" if shard_path(self.inside, about["file"]).exists():
                 return None
         raise self.error
 

@@ -345,7 +345,7 @@ class Fetcher:
 
     def _download(self, source: ServedURL, file: File) -> Download:
         """Return the download of a file, which may have failed right now, or a new one."""
-        target = shard_path(self._inside, file.file, file.hash)
+        target = shard_path(self._inside, file)
         part = self._inside / "parts" / target.name
         known = self._downloads.get(file.hash)
         return known or Download(source, file, part, target, self._turns)

@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import xxhash
 
@@ -32,6 +32,9 @@ from loaders.checks import shown
 from loaders.errors import CacheError
 from loaders.gone import gone
 from loaders.system.mounts import mount_of
+
+if TYPE_CHECKING:
+    from loaders.remote.wire import File
 
 VERSION = "v2"
 TAG_NAME = "CACHEDIR.TAG"
@@ -175,9 +178,9 @@ def prepare(folder: Path) -> Path:
     return inside
 
 
-def shard_path(inside: Path, file: str, digest: str) -> Path:
+def shard_path(inside: Path, file: File) -> Path:
     """Return where a shard lies: by its content, so that all datasets that have it share it."""
-    return inside / f"shards/{digest[:2]}/{digest}{os.path.splitext(file)[1]}"
+    return inside / f"shards/{file.hash[:2]}/{file.hash}{os.path.splitext(file.file)[1]}"
 
 
 def manifest_folder(inside: Path, url: Path, endpoint: str) -> Path:

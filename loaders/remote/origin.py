@@ -18,7 +18,6 @@ from loaders.checks import shown
 from loaders.errors import RemoteError
 from loaders.remote.folder import Cache, shard_path
 from loaders.remote.url import PUBLIC_OPTIONS, URL, endpoint_of, url_of
-from loaders.remote.wire import File
 from loaders.system.locks import ForkLock
 from loaders.system.registry import WeakRegistry
 
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from loaders.remote.client import Client, ReadOnlyCache
+    from loaders.remote.wire import File
 
 # Of an environment, what says how a store is reached; HOME has the profiles.
 _VARIABLES = re.compile(r"(AWS|GOOGLE|AZURE|HF|ALLUXIO|FSSPEC)_\w+|HOME")
@@ -111,19 +111,18 @@ class Origin:
         path: Path = found["path"]
         return path
 
-    def place(self, file: str, digest: str) -> Path:
+    def place(self, file: File) -> Path:
         """Return where a shard lies in the cache, if it does."""
-        return shard_path(self.inside, file, digest)
+        return shard_path(self.inside, file)
 
-    def shard(self, file: str, size_bytes: int, digest: str) -> Path:
+    def shard(self, file: File) -> Path:
         """Return a shard as a file of the cache, when it is there and verified.
 
         It may be evicted before it is opened: then ask again. RemoteError if it cannot be fetched, the same for all
         that wait for it; CacheError if there is no room.
         """
-        wanted = File(file, size_bytes, digest)
-        self.max_mapped = self.ask(f"fetching {self.url / file}", "shard", file=wanted)
-        return self.place(file, digest)
+        self.max_mapped = self.ask(f"fetching {self.url / file.file}", "shard", file=file)
+        return self.place(file)
 
     def map_limit(self, store: Any) -> int | None:
         """Return how many bytes of the cache a store of this process may map from now on; None: all."""

@@ -13,7 +13,7 @@ from loaders.codecs import codec_for
 from loaders.data.formats import hash_file, open_checksums, open_columns
 from loaders.data.formats.checksums import hash_block
 from loaders.data.manifest import MANIFEST_NAME, Manifest
-from loaders.data.shards import FileShard, open_manifest
+from loaders.data.shards import FileShard, RemoteShard, open_manifest
 from loaders.data.view import KEY_FIELD, View, open_view
 from loaders.errors import ManifestError, ShardError
 from loaders.remote.origin import origin_of
@@ -138,11 +138,11 @@ def verify(
 @contextmanager
 def _file_of(shard: FileShard) -> Iterator[Path]:
     """Yield the file of a shard: of one from a URL an open one, which can be read when it is evicted."""
-    if shard.origin is None:
-        yield shard.path
-    else:
+    if isinstance(shard, RemoteShard):
         with shard.open_file() as file:
             yield Path(f"/proc/self/fd/{file.fileno()}")
+    else:
+        yield shard.path
 
 
 def _faults(path: Path, shard: FileShard, quick: bool, decode: bool) -> Iterator[Fault]:

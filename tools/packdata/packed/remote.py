@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from loaders.data.manifest import read_manifest
 from loaders.data.shards import FileShard, open_manifest
 from loaders.errors import CacheError, ManifestError
-from loaders.remote.folder import VERSION, shard_path
+from loaders.remote.folder import VERSION
 from loaders.remote.origin import origin_of
 from loaders.remote.wire import MAX_CONNECTIONS
 from packdata.packing.progress import Quiet
@@ -52,13 +52,13 @@ def cache_report(folder: Path) -> dict[str, Any]:
     how many.
     """
     inside = folder / VERSION
-    files = {path.name: path for path in (inside / "shards").glob("??/*")}
+    files = {path.stem: path for path in (inside / "shards").glob("??/*")}
     datasets = []
     for about in sorted((inside / "manifests").glob("*/about.json")):
         with suppress(ManifestError, OSError, ValueError, KeyError):  # a fetcher may be writing it
             manifest, url = read_manifest(about.parent), json.loads(about.read_text())["url"]
-            shards = {shard_path(inside, s.file, s.xxh3_128).name: s for s in manifest.shards}
-            here = [shard.size_bytes for name, shard in shards.items() if name in files]
+            shards = {shard.xxh3_128: shard for shard in manifest.shards}
+            here = [shard.size_bytes for digest, shard in shards.items() if digest in files]
             described = {"url": url, "num_shards": len(here), "of_shards": len(manifest.shards)}
             described |= {"size_bytes": sum(here), "of_bytes": manifest.size_bytes}
             datasets.append(described)
