@@ -159,12 +159,7 @@ def read_manifest(folder: Path | str) -> Manifest:
 
 
 def read_remote(origin: Origin) -> Manifest:
-    """Read the manifest at a URL; what came damaged is fetched again, twice.
-
-    Raises:
-        ManifestError: It is missing, or damaged there.
-        RemoteError: It cannot be fetched.
-    """
+    """Read the manifest at a URL, as ``read_manifest``; what came damaged is fetched again, twice."""
     for is_last in (False, False, True):
         try:
             return _read_manifest(origin.manifest() / MANIFEST_NAME)
@@ -194,18 +189,16 @@ def _read_manifest(path: Path) -> Manifest:
         raise ManifestError(*_missing(path.parent)) from None
     except NotADirectoryError:
         hint = "Pass the folder that holds manifest.json"
-        raise ManifestError("it is a file, not a packed dataset", path.parent, hint) from None
+        raise ManifestError("a file, not a packed dataset", path.parent, hint) from None
     except OSError as error:
-        raise ManifestError(f"it cannot be read ({error.strerror or error})", path) from error
+        raise ManifestError(
+            f"the manifest cannot be read ({error.strerror or error})", path
+        ) from error
 
 
 @without_collections()
 def parse_manifest(text: bytes, path: Path) -> Manifest:
-    """Read and check what a manifest says, which lies at ``path``.
-
-    Raises:
-        ManifestError: It is damaged, newer, or names files outside the folder.
-    """
+    """Read and check what a manifest says, which lies at ``path``; ManifestError as of ``read_manifest``."""
     try:
         data = json.loads(text)
         if not isinstance(data, dict) or data.get("format") != "loaders":
@@ -215,7 +208,7 @@ def parse_manifest(text: bytes, path: Path) -> Manifest:
     except ManifestError as error:
         raise ManifestError(error.what, path, error.hint) from error.__cause__
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        what = f"it is damaged ({type(error).__name__}: {error})"
+        what = f"the manifest is damaged ({type(error).__name__}: {error})"
         raise ManifestError(what, path, "Restore it from a copy, or pack again") from error
 
 
@@ -225,14 +218,14 @@ def _missing(folder: Path) -> tuple[str, Path, str]:
         return "there is no such folder", folder, hint
     if inside := _datasets_in(folder):
         hint = f"Choose one of its folders: {', '.join(inside[:8])}"
-        return "it holds several datasets", folder, hint
+        return "the folder holds several datasets", folder, hint
     if any(folder.glob(".packing*")):
         hint = (
             "Run the same 'packdata' command again, it continues; a Writer, or pack(), begins anew"
         )
         return "packing was not finished", folder, hint
     hint = "Pack one with 'packdata', or copy the file from a backup"
-    return "it has no manifest.json, so it is not a packed dataset", folder, hint
+    return "not a packed dataset: there is no manifest.json", folder, hint
 
 
 def _datasets_in(folder: Path) -> list[str]:
@@ -246,7 +239,7 @@ def _datasets_in(folder: Path) -> list[str]:
 def _parse(data: Mapping[str, Any]) -> Manifest:
     version = data["version"]
     if type(version) is not int or version != FORMAT_VERSION:
-        what = f"its format version is {version}, this release reads version {FORMAT_VERSION}"
+        what = f"the format version is {version}, this release reads version {FORMAT_VERSION}"
         raise ManifestError(
             what, "", "Update loaders" if version > FORMAT_VERSION else "Pack again"
         )
@@ -269,7 +262,7 @@ def _parse(data: Mapping[str, Any]) -> Manifest:
 
 def _check_sum(name: str, data: Mapping[str, Any], expected: str) -> None:
     if data[name] != expected:
-        what = f"its {name} is {data[name]}, its contents say {expected}"
+        what = f"the {name} is {data[name]}, the contents say {expected}"
         raise ManifestError(what, "", "It was edited or damaged: restore it from a copy")
 
 
@@ -306,9 +299,9 @@ def _check_shard(shard: ShardInfo, sizes: Mapping[str, int | None]) -> None:
     if not 1 <= n <= size_bytes:  # every sample needs a byte: that bounds what readers allocate
         raise ValueError(f"{n} samples take {size_bytes} bytes, a sample has a byte at least")
     if start + nbytes > size_bytes:
-        raise ValueError("its checksums end behind the file")
+        raise ValueError("the checksums end behind the file")
     if places.keys() != sizes.keys():
-        raise ValueError(f"it has {sorted(places)}, the schema has {sorted(sizes)}")
+        raise ValueError(f"the shard has {sorted(places)}, the schema has {sorted(sizes)}")
     for name, place in places.items():
         offset, row, lengths, starts, gap = place
         _check_offsets(*(number for number in place if number is not None))

@@ -128,9 +128,7 @@ class PartialRecords:
     def verify(self, part: RecordPart) -> None:
         """Wait for the chunks that a part touches, and compare them, unless that was done before.
 
-        Raises:
-            ShardError: A chunk cannot be read.
-            ChecksumError: It differs from its checksum.
+        ShardError if one cannot be read, ChecksumError if one is damaged.
         """
         chunks = self._chunks[part.shard]
         if chunks is None or not len(part.chunks):

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from loaders.data.shards import Shard
     from loaders.remote.origin import Origin
 
-    Span = tuple[int, int]  # the first byte in a file, and the one behind the last
-
 _MAX_BYTES = 128 << 20  # of a column, in memory
 _SHARE = 1 / 4  # of the shards; for more, they are fetched whole
 _REQUEST_BYTES = 128 << 10  # fetching so many bytes more costs less than another request
@@ -31,15 +29,8 @@ _REQUEST_BYTES = 128 << 10  # fetching so many bytes more costs less than anothe
 def with_column(shards: Sequence[Shard], numbers: Sequence[int], field: str) -> list[Shard] | None:
     """Return shards, with just one column of those that are not in the cache; None if whole shards are to be fetched.
 
-    What comes damaged stays a whole shard: it is fetched, and verified, as such.
-
-    Args:
-        shards: Of a store.
-        numbers: Which of them are read.
-        field: The column.
-
-    Raises:
-        RemoteError: A range cannot be fetched.
+    What comes damaged stays a whole shard: it is fetched, and verified, as such. ``numbers`` are the shards that are
+    read. RemoteError if a range cannot be fetched.
     """
     read = [shards[n] for n in numbers]
     away = [each for each in read if isinstance(each, RemoteShard) and not each.is_here]
@@ -59,18 +50,20 @@ def _fetched(
 ) -> list[tuple[bytes, bytes, bytes]] | None:
     """Return lengths, rows and checksums of a column of each shard; None if it is too large, or its rows lie apart."""
     infos = [(each.info, each.info.places[field]) for each in shards]
-    most = min(_SHARE * sum(info.size_bytes for info, _ in infos), _MAX_BYTES)
-    most -= _REQUEST_BYTES * sum(2 if place.lengths is None else 3 for _, place in infos)
     if any(place.starts is not None for _, place in infos):
         return None
-    spans = [
-        (0, 0) if at is None else (at, at + 4 * info.num_samples)
-        for info, (_, _, at, _, _) in infos
-    ]
+    most = min(_SHARE * sum(info.size_bytes for info, _ in infos), _MAX_BYTES)
+    most -= _REQUEST_BYTES * sum(2 if place.lengths is None else 3 for _, place in infos)
+
+    def fetch(spans: list[tuple[int, int]]) -> list[bytes]:
+        pairs = zip(infos, spans, strict=True)
+        return origin.ranges([(info.file, *span) for (info, _), span in pairs])
+
+    starts = [(place.lengths, info.num_samples) for info, place in infos]
+    spans = [(0, 0) if at is None else (at, at + 4 * num) for at, num in starts]
     if _size(spans) > most:
         return None
-    lengths = _fetch(origin, shards, spans)
-    spans = []
+    lengths, spans = fetch(spans), []
     for (info, place), sizes in zip(infos, lengths, strict=True):
         nbytes = (place.row_nbytes or place.gap) * info.num_samples
         nbytes += int(np.frombuffer(sizes, "<i4").clip(0).sum(dtype=np.int64))
@@ -78,24 +71,12 @@ def _fetched(
         spans.append((place.offset, end))
     if _size(spans) > most:
         return None
-    rows = _fetch(origin, shards, spans)
     sums = [(info.checksums[0], sum(info.checksums)) for info, _ in infos]
-    return list(zip(lengths, rows, _fetch(origin, shards, sums), strict=True))
+    return list(zip(lengths, fetch(spans), fetch(sums), strict=True))
 
 
-def _size(spans: Sequence[Span]) -> int:
+def _size(spans: Sequence[tuple[int, int]]) -> int:
     return sum(end - start for start, end in spans)
-
-
-def _fetch(origin: Origin, shards: Sequence[RemoteShard], spans: Sequence[Span]) -> list[bytes]:
-    """Return a range of each shard; nothing is asked for empty ones."""
-    wanted = [
-        (shard.info.file, *span)
-        for shard, span in zip(shards, spans, strict=True)
-        if span[1] > span[0]
-    ]
-    came = iter(origin.ranges(wanted))
-    return [next(came) if end > start else b"" for start, end in spans]
 
 
 def _verified(

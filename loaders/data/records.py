@@ -17,7 +17,6 @@ import ctypes
 import errno
 import mmap
 import os
-import weakref
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -32,13 +31,13 @@ from loaders.system.libc import libc
 from loaders.system.limits import memory_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from loaders.data.columns import Column, UInt8Array
     from loaders.data.finder import Rows
-    from loaders.data.shards import OpenShard, Shard
-    from loaders.data.store import Store
+    from loaders.data.gather import Take
+    from loaders.data.shards import Check, OpenShard, Shard
 
 # No more is read of one question: the usual read-ahead (``force_page_cache_readahead`` in mm/readahead.c).
 READ_BYTES = 128 << 10
@@ -59,12 +58,21 @@ class FieldRecords:
     Thread-safe: two threads may request or verify the same record, and get it.
     """
 
-    def __init__(self, store: Store, field: str) -> None:
-        # Not the store itself, and no method of this: they would live on until garbage is collected, with all maps.
-        here: Store = weakref.proxy(store)
-        self._store, self._field = here, field
-        shards, always = store.shards, store.check == "always"
-        self._verifier = Verifier(field, store.starts, lambda n: here.shard(n), always=always)
+    def __init__(
+        self,
+        field: str,
+        shards: Sequence[Shard],  # of the store
+        starts: npt.NDArray[np.int64],  # the number of the first sample of each
+        shard: Callable[
+            [int], OpenShard
+        ],  # opens one, by number; no method of the store, which would live on
+        check: Check,
+        take: Take,  # how rows of one size are copied
+        is_cached: bool,  # whether files are to be let go of as soon as can be
+    ) -> None:
+        self._field, self._shards, self._starts, self._shard = field, shards, starts, shard
+        self._verifier = Verifier(field, starts, shard, always=check == "always")
+        self._take, self._is_cached = take, is_cached
         self._gather: Gather | None = None
         # A small file has no large records.
         sizes = [shard.info.size_bytes if isinstance(shard, FileShard) else 0 for shard in shards]
@@ -73,7 +81,7 @@ class FieldRecords:
         # Whether some may be large and are not here yet; else no record is looked at.
         self._may_be_large = bool(self._sizes.any())
         self._keeps = fits_memory(shards)
-        self._arrived = Seen(len(store))
+        self._arrived = Seen(sum(shard.num_samples for shard in shards))
 
     def needs_prefetch(self, rows: Rows) -> bool:
         """True if some of these records are not in memory yet, or may not be; opens no file."""
@@ -93,9 +101,7 @@ class FieldRecords:
     def verify(self, rows: Rows) -> None:
         """Wait for records, and hash the blocks that they lie in, unless that was done before.
 
-        Raises:
-            ShardError: One of them cannot be read.
-            ChecksumError: One of them is damaged.
+        ShardError if one of them cannot be read, ChecksumError if one is damaged.
         """
         unknown = self._verifier.unknown(rows)
         if new := self._new(rows):
@@ -122,21 +128,21 @@ class FieldRecords:
     def gather(self, nbytes: int) -> Gather:
         """Return what finds records of so many bytes; ``verify`` them first."""
         if self._gather is None:
-            store, field = self._store, self._field
+            shard, field = self._shard, self._field  # not self: it would keep itself alive
             self._gather = Gather(
                 nbytes,
-                store.starts,
-                lambda number: store.shard(number).columns[field],
-                lambda number, row: _refuse_size(store.shard(number), field, row, nbytes),
-                store.take,
-                is_cached=store.is_remote,
+                self._starts,
+                lambda number: shard(number).columns[field],
+                lambda number, row: _refuse_size(shard(number), field, row, nbytes),
+                self._take,
+                is_cached=self._is_cached,
             )
         return self._gather
 
     def _wait_for(self, views: list[UInt8Array], places: list[tuple[int, int]]) -> None:
         if (bad := wait_for(views)) is not None:
             shard, row = places[bad]
-            raise unreadable(self._store.shards[shard].path, row, self._field)
+            raise unreadable(self._shards[shard].path, row, self._field)
 
     def _awaited(self, rows: Rows) -> npt.NDArray[np.bool_]:
         """Return which of some records may be large, and are not here or not kept."""
@@ -161,7 +167,7 @@ class FieldRecords:
 
     def _places(self, rows: Rows) -> list[tuple[int, int]]:
         """Return the shard of each record, and its row there."""
-        numbers = rows.indices - self._store.starts.take(rows.shards)
+        numbers = rows.indices - self._starts.take(rows.shards)
         return list(zip(rows.shards.tolist(), numbers.tolist(), strict=True))
 
     def views(self, rows: Rows) -> list[UInt8Array]:
@@ -173,7 +179,7 @@ class FieldRecords:
         return [columns[shard].row(row) for shard, row in places]
 
     def _column(self, shard: int) -> Column:
-        return self._store.shard(shard).columns[self._field]
+        return self._shard(shard).columns[self._field]
 
 
 def _blocks(start: int, nbytes: int) -> Span:
@@ -192,13 +198,13 @@ def _bytes_of(column: Column, first: int, end: int) -> UInt8Array:
 
 def _refuse_size(shard: OpenShard, field: str, row: int, nbytes: int) -> NoReturn:
     found = shard.columns[field].lengths[row]
-    raise ShardError(f"its record has {found} bytes, not {nbytes}", shard.path, row, field)
+    raise ShardError(f"the record has {found} bytes, not {nbytes}", shard.path, row, field)
 
 
 def unreadable(path: Path, row: int, field: str) -> ShardError:
     """Return what is raised for a record that storage does not bring."""
     hint = "The file was cut since it was opened, or its storage failed: run 'packdata verify'"
-    return ShardError("its pages cannot be read", path, row, field, hint)
+    return ShardError("the pages of the record cannot be read", path, row, field, hint)
 
 
 def fits_memory(shards: Sequence[Shard]) -> bool:
@@ -224,9 +230,8 @@ def wait_for(records: Sequence[npt.NDArray[Any]]) -> int | None:
     One call waits for many records without the GIL. With a call for each, a thread that is busy in Python would keep
     the GIL for a switch interval after each call, 5 ms a record.
 
-    Returns:
-        The number of the first one that cannot be read: touching it would end the process. None if all can, and where
-        the system does not tell.
+    Return the number of the first one that cannot be read: touching it would end the process. None if all can, and
+    where the system does not tell.
     """
     if not records or not hasattr(_libc, "process_vm_readv"):
         return None

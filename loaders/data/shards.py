@@ -49,7 +49,7 @@ class OpenShard:
         size = self.checksums[name].rows_per_block
         first = block * size
         last = min(first + size, len(self.columns[name])) - 1
-        what = "its checksum does not match"
+        what = "the checksum does not match"
         what += "" if last == first else f" (one of rows {first} to {last})"
         row = first if last == first else None
         return ChecksumError(what, self.path, row, name, _RESTORE)
@@ -152,13 +152,7 @@ class RemoteShard(FileShard):
         raise ShardError(what, self.path, hint="Use a larger cache")
 
     def fetch(self) -> Path:
-        """Return the file, when it is here; it may be evicted before it is opened.
-
-        Raises:
-            RemoteError: It cannot be fetched.
-            ChecksumError: It is not what the manifest says.
-            CacheError: There is no room for it.
-        """
+        """Return the file, when it is here; it may be evicted before it is opened. Errors as of ``Origin.shard``."""
         return self.origin.shard(self.file)
 
     @property

@@ -6,6 +6,7 @@ gathers rows of equal size from any number of mapped files in one call.
 
 from __future__ import annotations
 
+import weakref
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +16,7 @@ import numpy.typing as npt
 
 from loaders.data.finder import Rows, ShardFinder
 from loaders.data.formats import check_memory
-from loaders.data.gather import Found, Gather, Take, take_rows
+from loaders.data.gather import Found, Take, take_rows
 from loaders.data.records import FieldRecords
 from loaders.data.shards import RemoteShard
 from loaders.remote.ahead import Ahead, Needs
@@ -172,7 +173,7 @@ class Store:
         def needs_at(origin: Origin) -> Needs:
             files, places = self.files_at(origin)
             steps = enumerate(places[shards][:, None])
-            return Needs.of(files, [(n, place) for n, place in steps if place >= 0])
+            return Needs(files, [(n, place) for n, place in steps if place >= 0])
 
         def position() -> tuple[int, bool]:
             return place_of.get(self.last_opened, 0), False
@@ -197,73 +198,53 @@ class Store:
         """Find the shards of some samples; their numbers must be in range."""
         return Rows(indices, self.shards_of(indices))
 
-    def needs_prefetch(self, field: str, rows: Rows) -> bool:
-        """True if some of these records were not prefetched yet, as far as is known without waiting."""
-        return self._field(field).needs_prefetch(rows)
-
-    def prefetch(self, field: str, rows: Rows) -> None:
-        """Have storage read the records of some samples, without waiting for them."""
-        self._field(field).prefetch(rows)
-
-    def _field(self, name: str) -> FieldRecords:
-        field = self._fields.get(name)
-        return field or self._fields.setdefault(name, FieldRecords(self, name))
+    def field(self, name: str) -> FieldRecords:
+        """Return what is known of the records of a field, in shards as they are open now."""
+        if (known := self._fields.get(name)) is None:
+            # Not this store, nor a method of it: they would live on until garbage is collected, with all maps.
+            here = weakref.proxy(self)
+            shard, how = (
+                (lambda number: here.shard(number)),
+                (self.check, self.take, self.is_remote),
+            )
+            known = FieldRecords(name, self.shards, self.starts, shard, *how)
+            known = self._fields.setdefault(name, known)
+        return known
 
     def record(self, field: str, rows: Rows) -> UInt8Array:
         """Return the record of one sample, in memory even if it is small and never verified.
 
         Error messages use it for the key of a sample whose other fields may be damaged.
         """
-        self._field(field).wait_for(rows)
+        self.field(field).wait_for(rows)
         return self.records(field, rows)[0]
 
     def records(self, field: str, rows: Rows) -> list[UInt8Array]:
         """Return the record of each sample as a view, in memory and verified."""
-        self.verify(field, rows)
-        return self._field(field).views(rows)
+        self.field(field).verify(rows)
+        return self.field(field).views(rows)
 
     def column(self, field: str) -> list[Column]:
         """Return the column of every shard, verified."""
-        self.verify(field, self.rows(np.arange(len(self), dtype=np.int64)))
+        self.field(field).verify(self.rows(np.arange(len(self), dtype=np.int64)))
         return [self.shard(number).columns[field] for number in range(len(self.shards))]
 
     def gather(self, field: str, rows: Rows, out: UInt8Array) -> None:
-        """Copy records of one size, verified, to the rows of ``out``, ``(N, nbytes)`` uint8, C-contiguous.
-
-        Raises:
-            ShardError: One of them cannot be read.
-            ChecksumError: One of them is damaged.
-        """
+        """Copy records of one size, verified, to the rows of ``out``, ``(N, nbytes)`` uint8, C-contiguous."""
         if not len(rows):
             return
-        self.verify(field, rows)
-        self.gather_of(field, out.shape[1])(rows.indices, rows.shards, out)
+        self.field(field).verify(rows)  # which may close all shards, and open others
+        self.field(field).gather(out.shape[1])(rows.indices, rows.shards, out)
 
     def find(self, field: str, rows: Rows, nbytes: int) -> Found | None:
         """Return where records of one size lie, if nothing but copying is left to do: no waiting, and no check."""
-        if not self._field(field).are_ready(rows):
-            return None
-        return self.gather_of(field, nbytes).find(rows.indices, rows.shards)
-
-    def is_all_verified(self, field: str) -> bool:
-        """True if nothing of a field is left to be compared with its checksums."""
-        return self._field(field).is_all_verified
+        known = self.field(field)
+        return (
+            known.gather(nbytes).find(rows.indices, rows.shards) if known.are_ready(rows) else None
+        )
 
     def is_settled(self, field: str, rows: Rows) -> bool:
         """True if some records stay in memory and are verified: reading them does not wait."""
         if self.is_remote and any(self._open[n] is None for n in set(rows.shards.tolist())):
             return False  # to look would fetch it
-        return self._field(field).are_ready(rows)
-
-    def gather_of(self, field: str, nbytes: int) -> Gather:
-        """Return what finds records of so many bytes, of shards as they are open now; ``verify`` them first."""
-        return self._field(field).gather(nbytes)
-
-    def verify(self, field: str, rows: Rows) -> None:
-        """Wait for records, and hash the blocks that they lie in, unless that was done before.
-
-        Raises:
-            ShardError: One of them cannot be read.
-            ChecksumError: One of them is damaged.
-        """
-        self._field(field).verify(rows)
+        return self.field(field).are_ready(rows)

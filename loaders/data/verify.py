@@ -69,22 +69,19 @@ class Unknown(NamedTuple):
 
 
 class Verifier:
-    """Verifies the records of one field.
+    """Verifies the records of one field. Thread-safe; in a forked child it goes on with what was known at the fork.
 
     The blocks of all shards are numbered in the order in which shards are opened, so that one look at one array finds
     what a batch has of new blocks, however many shards it is spread over.
-
-    Args:
-        field: Name of the field.
-        starts: The number of the first sample of each shard.
-        shard: Opens a shard, by number.
-        always: Verify what was found right before, too.
-
-    Thread-safe. In a forked child it goes on with what was known at the fork.
     """
 
     def __init__(
-        self, field: str, starts: Indices, shard: Callable[[int], OpenShard], *, always: bool
+        self,
+        field: str,
+        starts: Indices,  # the number of the first sample of each shard
+        shard: Callable[[int], OpenShard],  # opens one, by number
+        *,
+        always: bool,  # verify again what was right before
     ) -> None:
         self._field, self._starts, self._shard, self._always = field, starts, shard, always
         self._rows_per_block = np.zeros(len(starts), np.int64)  # 0: the shard is not open yet
@@ -132,11 +129,7 @@ class Verifier:
         self._rows_per_block[number] = size  # last: who sees it takes the rest for granted
 
     def verify(self, unknown: Unknown) -> None:
-        """Hash the blocks.
-
-        Raises:
-            ChecksumError: One of them is damaged.
-        """
+        """Hash the blocks; ChecksumError if one of them is damaged."""
         field = self._field
         for number, block, size in zip(*unknown[1:], strict=True):
             shard = self._shard(number)

@@ -155,11 +155,7 @@ class View:
         stratify: str | None = None,
         seed: int = 0,  # for the division
     ) -> list[Indices]:
-        """Return the positions of the samples of each part, sorted.
-
-        Raises:
-            SchemaError: There is no such column, it cannot stratify, or there are no keys.
-        """
+        """Return the positions of the samples of each part, sorted; SchemaError if there is no such column or key."""
         if by_key:
             return divide_by_key(self.key_hashes(), fractions, seed)
         strata = None
@@ -230,7 +226,7 @@ class View:
     def verify(self, name: str) -> None:
         """Compare all records of a field with their checksums; ChecksumError if one differs."""
         for positions in self.pieces(name):
-            self.store.verify(name, self.rows(positions))
+            self.store.field(name).verify(self.rows(positions))
 
     def lengths(self, name: str) -> Indices:
         """Return the size of each sample's record, ``(N,)``, without reading it."""
@@ -259,12 +255,9 @@ class View:
         return self._codecs[name]
 
     def sample(self, position: int, names: Sequence[str] | None = None) -> dict[str, Any]:
-        """Return the decoded values of the named fields (default: all) of a sample.
+        """Return the decoded values of the named fields (default: all) of a sample; pictures are H x W x C here.
 
-        Pictures are H x W x C here, not channels first.
-
-        Raises:
-            SampleError: A record cannot be decoded; the message has shard, row and key.
+        SampleError, with shard, row and key, if a record cannot be decoded.
         """
         if not -len(self) <= position < len(self):
             raise IndexError(f"sample index must be in [0, {len(self)}), got {position}")
@@ -292,9 +285,7 @@ class View:
     ) -> npt.NDArray[np.int32]:
         """Return height and width of each sample's picture, ``(N, 2)``; of encoded ones as their headers say.
 
-        Raises:
-            SchemaError: The field holds no pictures.
-            SampleError: One of them has no readable header, or more pixels than ``max_picture_mb`` allows.
+        SampleError if one has no readable header, or more pixels than ``max_picture_mb`` allows.
         """
         self.check_fields([name])
         field = self.schema.fields[name]
@@ -348,11 +339,8 @@ class View:
     def column(self, name: str) -> npt.NDArray[Any]:
         """Return the values of a field of fixed shape, or of a column of a table, of all samples.
 
-        Returns:
-            ``(N, *shape)``, where it can be over the bytes as they lie; pictures H x W x C.
-
-        Raises:
-            SchemaError: The field is not an array of fixed shape, stored raw.
+        ``(N, *shape)``, where it can be over the bytes as they lie; pictures H x W x C. SchemaError if the field is not
+        an array of fixed shape, stored raw.
         """
         place = find_column(self.schema, name)
         if place is not None:
@@ -373,11 +361,7 @@ class View:
         return flat.reshape(len(self), *codec.shape)
 
     def blocks(self, name: str) -> Iterator[npt.NDArray[Any]]:
-        """Yield the values of a field of fixed shape, some megabytes at a time: ``(N, numbers)``.
-
-        Raises:
-            SchemaError: The field is not an array of fixed shape, stored raw.
-        """
+        """Yield the values of a field as of ``column``, some megabytes at a time: ``(N, numbers)``."""
         nbytes, codec = self._row_nbytes(name), self.codec(name)
         assert isinstance(codec, RawCodec)
         view = self.for_column(name)
@@ -424,11 +408,7 @@ def _size(codec: Codec, record: UInt8Array) -> Any:
 
 
 def open_view(path: Path | str, check: Check = "first") -> View:
-    """Open the dataset of a folder, or at a URL.
-
-    Raises:
-        ManifestError: It is not a packed dataset, or its manifest is damaged.
-    """
+    """Open the dataset of a folder, or at a URL; ManifestError if there is none, or it is damaged."""
     manifest, shards, place = open_manifest(path)
     store = Store(shards, check, max_open=_MAX_OPEN)
     place = place if isinstance(place, URL) else Path(path)  # as it was given

@@ -73,7 +73,7 @@ class LoaderPass:
 
     def needs(self, plan: Plan | None = None) -> Needs:
         """Return what this rank, or another plan, reads in this epoch and the next one."""
-        return Needs.of(self.files, self._stretches(plan or self._plan))
+        return Needs(self.files, self._stretches(plan or self._plan))
 
     def _stretches(self, plan: Plan) -> Iterator[tuple[int, Int64s]]:
         start = 0

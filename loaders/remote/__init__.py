@@ -8,8 +8,9 @@ publishes them by a rename, and trainers map the finished files. What talks to a
     url       where a dataset lies, without its secrets
     folder    the cache: where it is, how large it may be, what lies in it; room, and eviction
     wire      messages over the fetcher's socket
-    client    finds or starts the fetcher, asks it, and asks another one if it dies
-    origin    a dataset at a URL, as ``loaders.data`` uses it, and how much of a cache this process may map
+    client    finds or starts the fetcher
+    origin    a dataset at a URL, as ``loaders.data`` uses it: asks the fetcher, and another one if it dies; how much of
+              a cache this process may map
     ahead     which shards a loader will read, and when: sent to the fetcher
     options   how a URL is opened, on a command line
     fetcher   the process: clients, what to fetch next

@@ -15,7 +15,6 @@ import time
 import weakref
 from bisect import bisect_right
 from contextlib import closing
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
@@ -38,22 +37,16 @@ _LEAST_S, _MOST_S = 0.01, 0.1  # between two looks at the position: few where it
 _AGAIN_S = 1.0
 
 
-@dataclass(slots=True)
 class Needs:
-    """The shards that one loader will read, by stretches of samples."""
+    """The shards that one loader will read, by stretches of samples.
 
-    files: list[File]  # all that it may read
-    starts: list[int]  # where stretches begin, in samples from where the loader began, ascending
-    reads: list[Int64s]  # the numbers of the files that are read in each stretch
+    ``stretches``: where each begins, in samples from where the loader began, and the numbers of the files read there.
+    """
 
-    @classmethod
-    def of(cls, files: list[File], stretches: Iterable[tuple[int, Int64s]]) -> Needs:
-        """Make it of where each stretch begins, and which files are read there."""
-        needs = cls(files, [], [])
-        for start, read in stretches:
-            needs.starts.append(start)
-            needs.reads.append(np.unique(read))
-        return needs
+    def __init__(self, files: list[File], stretches: Iterable[tuple[int, Int64s]]) -> None:
+        self.files = files  # all that it may read
+        pairs = [(start, np.unique(read)) for start, read in stretches]
+        self.starts, self.reads = [start for start, _ in pairs], [read for _, read in pairs]
 
     def stretch(self, position: int) -> int:
         """Return the number of the stretch of a position."""
@@ -84,12 +77,7 @@ def _joined(reads: list[Int64s]) -> Int64s:
 
 
 def downloads(reads: list[int], sizes: list[int], budget: int) -> int:
-    """Return the bytes that are downloaded if what is needed last is evicted (Belady).
-
-    Args:
-        reads: The file of each read, in order.
-        sizes: The size of each file, in bytes.
-        budget: What the cache holds, in bytes.
+    """Return the bytes that are downloaded if what is needed last is evicted (Belady), given the file of each read.
 
     Example:
         >>> downloads([0, 1, 2, 0, 1, 2], [1, 1, 1], 2)
@@ -153,7 +141,7 @@ def _send(
     while not ended.is_set():
         try:
             needs = needs or make_needs()
-            with closing(origin.client.connect()) as connection:
+            with closing(origin.connect()) as connection:
                 files: list[File] | None = needs.files  # sent once
                 last, sent_at, pause_s = -1, 0.0, _LEAST_S
                 while not ended.is_set():

@@ -57,7 +57,7 @@ _SAYS = (
 # Why a connection failed, as it stands behind what an error of obstore says.
 _CONNECTS = (
     ("certificate", r"InvalidCertificate", "the server's certificate is not trusted", ""),
-    ("unranged", r"RangeNotSupported", "it answers a range with all of an object", ""),
+    ("unranged", r"RangeNotSupported", "the server answers a range with all of an object", ""),
     (
         "network",
         r"dns error",
@@ -92,12 +92,7 @@ def text_of(error: Exception) -> str:
 
 
 def fault_of(error: Exception, ways: str = "") -> StoreFault:
-    """Return what an error of obstore means.
-
-    Args:
-        error: Of obstore, or of what it calls.
-        ways: How credentials can be given to the store.
-    """
+    """Return what an error of obstore, or of what it calls, means; ``ways``: how the store is given credentials."""
     if isinstance(error, StoreFault):
         return error
     text = text_of(error)

@@ -55,7 +55,7 @@ from loaders.system.publish import publish_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from loaders.remote.url import URL
+    from loaders.remote.source import Reached
 
 logger = logging.getLogger("loaders.remote.fetcher")
 IDLE_S = 3.0
@@ -99,8 +99,8 @@ class Fetcher:
         self._inside = inside
         self._stored = CacheFolder(inside)
         self._clients = set[Connected]()
-        self._sources: dict[str, ServedURL] = {}
-        self._counts: dict[str, dict[str, float]] = {}  # by the id of an origin
+        self._sources: dict[str, ServedURL] = {}  # by the id of an origin
+        self._counts: dict[str, dict[str, float]] = {}  # likewise
         self._needs: dict[str, int] = {}  # how many bytes ahead files are needed, by hash
         self._downloads: dict[str, Download] = {}  # also those that failed right now
         # Of requests for files that are fetched ahead, and that clients wait for: those begin at once.
@@ -203,7 +203,7 @@ class Fetcher:
         if isinstance(error, LoadersError):
             return error
         if isinstance(error, OSError):
-            what = f"it cannot be written ({error.strerror or error})"
+            what = f"the cache cannot be written ({error.strerror or error})"
             hint = "Check that its disk has room, and that you may write there"
             return CacheError(what, self._inside.parent, hint)
         logger.error("a defect", exc_info=error)
@@ -225,31 +225,20 @@ class Fetcher:
             if op in ("shard", "ranges"):
                 client.counts["waited_s"] += time.monotonic() - began
 
-    async def _on_hello(self, client: Connected, size: int | None, **about: Any) -> None:
-        client.size = size
-        client.counts = self._counts.setdefault(about["id"], client.counts)
-        client.source = self._source(**about)
-
-    def _source(
-        self,
-        id: str,
-        url: URL,
-        storage: dict[str, Any],
-        environment: dict[str, str],
-        missing: list[str],
-    ) -> ServedURL:
-        """Return what reads a URL: made anew where the client brings all that this needs."""
+    async def _on_hello(
+        self, client: Connected, id: str, size: int | None, missing: list[str], reached: Reached
+    ) -> None:
+        """Note where a client reads: what reads there is made where it brings all that this needs."""
         if id not in self._sources:
             if missing:
                 what = f"{', '.join(missing)} of storage= is not pickled, and not set here"
                 hint = "Set them in the environment of this process, too, or open the URL here"
-                raise RemoteError(what, url, hint)
+                raise RemoteError(what, reached[0], hint)
             # All ranks share one client of the store.
-            key = repr((url, sorted(storage.items()), sorted(environment.items())))
-            if key not in self._sources:
-                self._sources[key] = ServedURL(url, storage, environment)
-            self._sources[id] = self._sources[key]
-        return self._sources[id]
+            same = (source for source in self._sources.values() if source.reached == reached)
+            self._sources[id] = next(same, None) or ServedURL(*reached)
+        client.source, client.size = self._sources[id], size
+        client.counts = self._counts.setdefault(id, client.counts)
 
     async def _on_stats(self, client: Connected) -> dict[str, float]:
         source = client.source

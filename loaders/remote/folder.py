@@ -58,18 +58,17 @@ class Cache:
     def parse(cls, given: Any) -> Cache:
         """Read ``cache=``: None, a size (text, or a number of bytes), a folder, or a mapping of both.
 
-        Raises:
-            TypeError: It is something else.
-            ValueError: A mapping has other names, or a value is none of these.
+        TypeError if it is something else, ValueError if a mapping has other names, or a value is none of these.
         """
         if isinstance(given, cls):
             return given
-        if not isinstance(given, Mapping):
-            if isinstance(given, bool) or not isinstance(given, str | os.PathLike | int | None):
-                raise TypeError(f"cache must be {CACHE_FORMS}, got {shown(given)}")
-            is_path = not isinstance(given, str | int | None)
-            is_path = is_path or (isinstance(given, str) and not _SIZE.fullmatch(given))
-            given = {"path" if is_path else "size": given}
+        is_size = isinstance(given, str) and _SIZE.fullmatch(given)
+        if isinstance(given, os.PathLike) or (isinstance(given, str) and not is_size):
+            given = {"path": given}
+        elif is_size or given is None or type(given) is int:
+            given = {"size": given}
+        elif not isinstance(given, Mapping):
+            raise TypeError(f"cache must be {CACHE_FORMS}, got {shown(given)}")
         if unknown := set(given) - {"path", "size"}:
             hint = gone("cache={'mode': 'records'}") if "mode" in unknown else ""
             raise ValueError(f"cache must be {CACHE_FORMS}, got {sorted(unknown)}{hint}")
@@ -77,11 +76,7 @@ class Cache:
         return cls(None if path is None else _folder(path), None if size is None else _size(size))
 
     def open(self) -> Path:
-        """Return the folder of this version, made and checked.
-
-        Raises:
-            CacheError: It cannot be used: it is not a cache folder, not this user's, read-only, or on a network.
-        """
+        """Return the folder of this version, made and checked; CacheError if it cannot be used."""
         folder = default_folder() if self.folder is None else self.folder
         check_folder(folder)
         return prepare(folder)
@@ -104,15 +99,13 @@ def _size(given: Any) -> int:
 def default_folder() -> Path:
     """Return the folder for a user who names none: ``$LOADERS_CACHE``, that of XDG, or one in a temporary folder.
 
-    Raises:
-        CacheError: None of these lies on a local disk.
+    CacheError if none of these lies on a local disk.
     """
     if named := os.environ.get("LOADERS_CACHE"):
         return _folder(named)
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    places = [Path(home) / "loaders", Path("/tmp") / f"loaders-{os.getuid()}"]
-    if temporary := os.environ.get("TMPDIR"):
-        places.insert(1, Path(temporary) / f"loaders-{os.getuid()}")
+    temporary = filter(None, [os.environ.get("TMPDIR"), "/tmp"])
+    places = [Path(home) / "loaders", *(Path(t) / f"loaders-{os.getuid()}" for t in temporary)]
     for place in places:
         if place.is_absolute() and is_on_disk(place):
             return place
@@ -131,7 +124,7 @@ def check_folder(folder: Path) -> None:
     """Raise CacheError if a folder cannot be a cache; one that is not there yet can be."""
     mount = mount_of(_existing(folder))
     if mount is not None and mount.is_network:
-        what = f"it lies on a network ({mount.kind}): locks and sockets there do not reach other hosts"
+        what = f"the folder lies on a network ({mount.kind}): locks and sockets there do not reach other hosts"
         raise CacheError(what, folder, _ASK)
     try:
         found = folder.stat()
@@ -139,15 +132,15 @@ def check_folder(folder: Path) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise CacheError(f"it cannot be read ({error.strerror})", folder, _ASK) from error
+        raise CacheError(f"the folder cannot be read ({error.strerror})", folder, _ASK) from error
     if found.st_uid != os.getuid():
-        raise CacheError(f"it belongs to another user (uid {found.st_uid})", folder, _ASK)
+        raise CacheError(f"the folder belongs to another user (uid {found.st_uid})", folder, _ASK)
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not found.st_mode & stat.S_ISVTX:
         hint = "Run 'chmod go-w' on it, or give another"
         raise CacheError("others may write to it", folder, hint)
     strange = sorted(name for name in names if not _OURS.fullmatch(name))
     if strange or (names and TAG_NAME not in names and "lost+found" not in names):
-        what = f"it is no cache, and not empty ({', '.join(strange[:3]) or 'no tag'})"
+        what = f"not a cache, and not empty ({', '.join(strange[:3]) or 'no tag'})"
         raise CacheError(what, folder, "Give an empty or new folder: other files stay as they are")
 
 
@@ -158,11 +151,7 @@ def _existing(folder: Path) -> Path:
 
 
 def prepare(folder: Path) -> Path:
-    """Make a cache folder and what belongs into it; return the folder of this version.
-
-    Raises:
-        CacheError: It cannot be written.
-    """
+    """Make a cache folder and what belongs into it; return the folder of this version; CacheError if it cannot be."""
     inside = folder / VERSION
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -172,7 +161,7 @@ def prepare(folder: Path) -> Path:
             (inside / name).mkdir(mode=0o700, parents=True, exist_ok=True)
         os.utime(inside)  # a folder that is read-only by now
     except OSError as error:
-        what = f"it cannot be written ({error.strerror or error})"
+        what = f"the cache cannot be written ({error.strerror or error})"
         raise CacheError(what, folder, _ASK) from error
     check_folder(folder)  # as it is now: somebody may have been faster
     return inside
@@ -246,12 +235,8 @@ class CacheFolder:
     def make_room(self, max_bytes: int, needs: Mapping[str, int], beyond: float = -1.0) -> bool:
         """Evict files until they take no more than ``max_bytes``; False, and none is evicted, if that cannot be.
 
-        Evicted first: files in no order, least recently used first; then those needed last.
-
-        Args:
-            max_bytes: What they may take.
-            needs: How many bytes ahead files are needed, by hash; others are not known to be.
-            beyond: Files that are needed no further ahead stay.
+        Evicted first: files in no order, least recently used first; then those needed last. ``needs``: how many bytes
+        ahead files are needed, by hash; files that are needed no further ahead than ``beyond`` stay.
         """
         missing = self.used_bytes - max_bytes
         candidates = self._candidates(needs, beyond) if missing > 0 else []

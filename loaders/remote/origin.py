@@ -2,31 +2,38 @@
 
 Secrets (of ``storage=`` and of the URL) leave this process over the fetcher's socket alone: ``repr`` and pickles are
 without them. A copy in another process is served by what the fetcher still knows, or by its own environment.
+
+Each thread that asks has a connection of its own meanwhile; a forked child makes new ones. If the fetcher dies, the
+question is asked again.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import sys
 import threading
 import uuid
+import weakref
 from collections.abc import Mapping
+from contextlib import contextmanager, suppress
+from functools import cached_property
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from loaders.checks import shown
-from loaders.errors import RemoteError
-from loaders.remote.folder import Cache, shard_path
-from loaders.remote.url import PUBLIC_OPTIONS, URL, endpoint_of, url_of
+from loaders.errors import CacheError, RemoteError
+from loaders.remote.folder import VERSION, Cache, manifest_folder, shard_path, small_file
+from loaders.remote.url import OBSTORE_SCHEMES, PUBLIC_OPTIONS, URL, endpoint_of, url_of
 from loaders.system.locks import ForkLock
 from loaders.system.registry import WeakRegistry
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
+    from collections.abc import Iterator, Sequence
 
-    from loaders.remote.client import Client, ReadOnlyCache
-    from loaders.remote.wire import File
+    from loaders.remote.wire import Connection, File
 
 # Of an environment, what says how a store is reached; HOME has the profiles.
 _VARIABLES = re.compile(r"(AWS|GOOGLE|AZURE|HF|ALLUXIO|FSSPEC)_\w+|HOME")
@@ -46,11 +53,13 @@ class Origin:
         self.url, self.cache = url, cache
         self._storage, self._missing = dict(storage), missing
         self._id = number or uuid.uuid4().hex
-        self._client: Client | ReadOnlyCache | None = None
         self.max_mapped: int | None = None  # bytes of the cache, by this process; None: all
         self._waits: dict[int, str] = {}  # by thread
         self.said = set[Any]()  # warnings that were logged, once
-        self._lock = ForkLock()
+        self._refusal: CacheError | None = None  # of a cache that cannot be written
+        self._idle: list[Connection] = []
+        weakref.finalize(self, _hang_up, self._idle)
+        self._owner, self._lock = os.getpid(), ForkLock()
 
     def __reduce__(self) -> Any:
         public = _public(self._storage)
@@ -60,36 +69,98 @@ class Origin:
     def __repr__(self) -> str:
         return f"Origin({str(self.url)!r})"
 
-    def _hello(self) -> dict[str, Any]:
-        variables = {n: value for n, value in os.environ.items() if _VARIABLES.fullmatch(n)}
-        reached = {"url": self.url, "storage": self._storage, "environment": variables}
-        about = {"id": self._id, "missing": self._missing, "size": self.cache.size_bytes}
-        return reached | about
-
-    @property
-    def client(self) -> Client | ReadOnlyCache:
-        """What asks the fetcher."""
-        with self._lock.plain:
-            if self._client is None:
-                from loaders.remote.client import client_of  # needs Linux
-
-                endpoint = endpoint_of(self.url.scheme, self._storage, os.environ)
-                self._client = client_of(self.cache, self.url, endpoint, self._hello)
-            return self._client
-
-    @property
+    @cached_property
     def inside(self) -> Path:
-        """The cache folder of this version."""
-        return self.client.inside
+        """The cache folder of this version; one that cannot be written, if it has a manifest of the URL.
+
+        Raises:
+            CacheError: The folder cannot be used.
+            RemoteError: What reads this kind of URL is not installed: nothing of it is imported here.
+        """
+        needed = "obstore" if self.url.scheme in OBSTORE_SCHEMES else "fsspec"
+        if find_spec(needed) is None:
+            what = f"a URL needs {needed}, which is not installed"
+            raise RemoteError(what, self.url, "Run: pip install 'loaders[remote]'")
+        if not sys.platform.startswith("linux"):
+            raise RemoteError("reading URLs needs Linux", self.url, "Copy the dataset here first")
+        try:
+            return self.cache.open()
+        except CacheError as error:
+            inside = Path(error.path) / VERSION
+            if not (isinstance(error.__cause__, OSError) and self._manifest_in(inside).exists()):
+                raise
+            self._refusal = error
+            return inside
+
+    def _manifest_in(self, inside: Path) -> Path:
+        endpoint = endpoint_of(self.url.scheme, self._storage, os.environ)
+        return manifest_folder(inside, self.url, endpoint)
+
+    # -- asking ------------------------------------------------------------------------------------
 
     def ask(self, what: str, op: str, **about: Any) -> Any:
-        """Return the fetcher's answer; ``waits`` says meanwhile what is waited for."""
+        """Return the fetcher's answer, or raise its error; ``waits`` says meanwhile ``what`` is waited for."""
         thread = threading.get_ident()
         self._waits[thread] = what
         try:
-            return self.client.ask(op, **about)
+            return self._ask(op, **about)
         finally:
             self._waits.pop(thread, None)
+
+    def _ask(self, op: str, **about: Any) -> Any:
+        inside = self.inside
+        if self._refusal is not None:
+            return self._stored(self._refusal, op, **about)
+        from loaders.remote.client import ATTEMPTS, NOBODY, failure  # needs Linux
+
+        for _ in range(ATTEMPTS):
+            with suppress(*NOBODY), self._connection() as connection:
+                return connection.ask(op, **about)
+        what = f"the cache's fetcher died {ATTEMPTS} times during one request"
+        raise failure(what, inside)
+
+    def _stored(self, refusal: CacheError, op: str, **about: Any) -> Any:
+        """Return what a cache that cannot be written has to answer with; that error for the rest."""
+        manifest = self._manifest_in(self.inside)
+        match op:
+            case "stats":
+                return {"cached_bytes": 0, "budget_bytes": 1 << 62}
+            case "manifest":
+                return manifest
+            case "file" if (path := small_file(manifest, about["name"])).exists():
+                return {"path": path}
+            case "shard" if self.place(about["file"]).exists():
+                return None
+        raise refusal
+
+    @contextmanager
+    def _connection(self) -> Iterator[Connection]:
+        """Yield a connection that no other thread uses meanwhile."""
+        with self._lock.plain:
+            if self._owner != os.getpid():  # a fork: the parent goes on with its own copies
+                _hang_up(self._idle)
+                self._owner = os.getpid()
+            idle = self._idle.pop() if self._idle else None
+        connection = idle or self.connect()
+        try:
+            yield connection
+        finally:
+            if connection.is_idle:
+                with self._lock.plain:
+                    self._idle.append(connection)
+            else:
+                connection.close()
+
+    def connect(self) -> Connection:
+        """Return a new connection to the fetcher, which is started if none runs."""
+        from loaders.remote.client import connect
+
+        inside = self.inside
+        if self._refusal is not None:
+            raise self._refusal
+        variables = {n: value for n, value in os.environ.items() if _VARIABLES.fullmatch(n)}
+        hello = {"id": self._id, "missing": self._missing, "size": self.cache.size_bytes}
+        return connect(inside, hello | {"reached": (self.url, self._storage, variables)})
 
     def waits(self) -> list[str]:
         """Say what threads of this process wait for."""
@@ -100,12 +171,12 @@ class Origin:
 
         ManifestError if there is none at the URL, RemoteError if it cannot be fetched.
         """
-        folder: Path = self.client.ask("manifest")
+        folder: Path = self.ask(f"fetching the manifest of {self.url}", "manifest")
         return folder
 
     def small_file(self, name: str) -> Path:
         """Return a small file that lies beside the manifest, as a file of the cache; RemoteError if there is none."""
-        found = self.client.ask("file", name=name)
+        found = self.ask(f"fetching {self.url / name}", "file", name=name)
         if found["path"] is None:
             raise RemoteError(f"missing ({found['answer']})", self.url / name, found["hint"])
         path: Path = found["path"]
@@ -118,8 +189,8 @@ class Origin:
     def shard(self, file: File) -> Path:
         """Return a shard as a file of the cache, when it is there and verified.
 
-        It may be evicted before it is opened: then ask again. RemoteError if it cannot be fetched, the same for all
-        that wait for it; CacheError if there is no room.
+        It may be evicted before it is opened: then ask again. RemoteError if it cannot be fetched, ChecksumError if it
+        is not what the manifest says, CacheError if there is no room; the same for all that wait for it.
         """
         self.max_mapped = self.ask(f"fetching {self.url / file.file}", "shard", file=file)
         return self.place(file)
@@ -153,8 +224,13 @@ class Origin:
 
     def counts(self) -> dict[str, Any]:
         """Return what the fetcher has counted for this dataset since it started, and what its cache holds."""
-        counts: dict[str, Any] = self.client.ask("stats")
+        counts: dict[str, Any] = self.ask(f"counts of {self.url}", "stats")
         return counts
+
+
+def _hang_up(connections: list[Connection]) -> None:
+    while connections:
+        connections.pop().close()
 
 
 def _public(storage: Mapping[str, Any]) -> dict[str, Any]:
@@ -189,10 +265,7 @@ def get_defaults() -> dict[str, Any]:
 def origin_of(place: Path | str, cache: Any = None, storage: Any = None) -> Origin:
     """Return the origin of a URL: the one that this process has already, unless other options are given.
 
-    Raises:
-        RemoteError: There are credentials in the URL.
-        TypeError: ``cache`` or ``storage`` is of another kind.
-        ValueError: ``cache`` makes no sense.
+    RemoteError if there are credentials in the URL, TypeError or ValueError for what ``Cache.parse`` refuses.
     """
     url = url_of(place)
     if cache is None and storage is None and (found := _origins.get(url)):

@@ -21,14 +21,19 @@ if TYPE_CHECKING:
     from loaders.remote.stores import Got
     from loaders.remote.url import URL
 
+    Reached = tuple[
+        URL, dict[str, Any], dict[str, str]
+    ]  # a URL, options, and variables of the client
+
 T = TypeVar("T")
 ATTEMPTS = 3  # at what more time does not mend, and at a whole file
 _FINAL = frozenset(["missing", "short", "denied", "region", "unusable", "certificate", "encoded"])
 _MOST_PAUSE_S = 5.0
+_RENEWED_S = 5.0  # credentials are not asked for again
 _RANGES_AT_ONCE = 16  # of one question
-_REPLACED = "it was replaced since it was listed"
+_REPLACED = "replaced since it was listed"
 # Faults of an object that was listed.
-_OF_LISTED = {"missing": "it is not there any more", "short": _REPLACED}
+_OF_LISTED = {"missing": "removed since it was listed", "short": _REPLACED}
 # Questions that a method of ``ObstoreObjects`` answers, and what it does to the objects.
 BUCKET_OPS = {
     "below": "listed",
@@ -43,7 +48,8 @@ class ServedURL:
     """A dataset's URL, and what reads it; counted from the start of the fetcher."""
 
     def __init__(self, url: URL, storage: dict[str, Any], environment: dict[str, str]) -> None:
-        self.url, self._storage, self._environment = url, storage, environment
+        self.reached: Reached = (url, storage, environment)
+        self.url, self._storage, self._environment = self.reached
         self.endpoint = endpoint_of(url.scheme, storage, environment)
         self.objects = self._open()
         self.num_bytes = self.num_requests = self.num_retries = 0
@@ -58,12 +64,6 @@ class ServedURL:
         except StoreFault as fault:
             raise RemoteError(self.public(fault.text), self.url, fault.hint) from None
 
-    def _renew(self) -> None:
-        """Ask for credentials anew, where that was not done right now."""
-        if time.monotonic() - self._renewed > 5:
-            self._renewed = time.monotonic()
-            self.objects = self._open()
-
     def public(self, text: str) -> str:
         """Return a text without secrets."""
         given = {n: v for n, v in self._storage.items() if n not in PUBLIC_OPTIONS}
@@ -72,7 +72,7 @@ class ServedURL:
 
     def refused(self, what: str, name: str, fault: StoreFault) -> RemoteError:
         """Return the error for what the store did not do, without secrets."""
-        text = f"it cannot be {what} ({self.public(fault.text)})"
+        text = f"cannot be {what} ({self.public(fault.text)})"
         return RemoteError(text, self.url / name if name else self.url, fault.hint)
 
     async def get(
@@ -112,8 +112,9 @@ class ServedURL:
                     is_late = time.monotonic() - heard_at >= deadline_s
                 if is_late or fault.kind in _FINAL:
                     raise
-                if fault.kind == "expired":
-                    self._renew()
+                if fault.kind == "expired" and time.monotonic() - self._renewed > _RENEWED_S:
+                    self._renewed = time.monotonic()
+                    self.objects = self._open()
             self.num_retries += 1
             pause_s = min(_MOST_PAUSE_S, 0.2 * 2 ** min(attempt, 10), deadline_s / 4)
             await asyncio.sleep(random.uniform(0.5, 1) * pause_s)

@@ -136,7 +136,7 @@ class ObstoreObjects:
             found = await self._in_time(asked)
             encoding = str(found.attributes.get("Content-Encoding", ""))
             if encoding in _ENCODINGS:
-                raise StoreFault("encoded", f"its answer is compressed ({encoding})")
+                raise StoreFault("encoded", f"the answer is compressed ({encoding})")
             stream = found.stream(min_chunk_size=_PIECE_BYTES)
             while (piece := await self._in_time(anext(stream, None))) is not None:
                 pieces.append(piece)
@@ -163,7 +163,9 @@ class ObstoreObjects:
                 await self._api.put_async(self._writing, name, data, **how)
             except refused as error:
                 if only is None:
-                    raise StoreFault("denied", f"it refuses to write ({text_of(error)})") from None
+                    raise StoreFault(
+                        "denied", f"the store refuses to write ({text_of(error)})"
+                    ) from None
                 return False
         return True
 

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 _MAX_UNHASHED = 32  # parts
 _TEXTS = {
-    "damaged": f"its bytes are not those of the manifest, fetched {ATTEMPTS} times",
-    "short": "it is smaller than the manifest says",
+    "damaged": f"the bytes are not those of the manifest, fetched {ATTEMPTS} times",
+    "short": "the shard is smaller than the manifest says",
     "missing": "the shard is missing in the store",
 }
 
@@ -75,7 +75,7 @@ class Download:
                 try:
                     digest = await self._fetch()
                     if digest != self.file.hash:
-                        raise StoreFault("damaged", f"its xxh3-128 is {digest}")
+                        raise StoreFault("damaged", f"xxh3-128 is {digest}")
                     self._publish()
                     return
                 except StoreFault as fault:

@@ -59,10 +59,9 @@ def is_url(place: Path | str) -> bool:
 
 
 def url_of(place: Path | str) -> URL:
-    """Return a place as a URL. ``Path("s3://bucket")`` loses a slash, which is put back.
+    """Return a place as a URL; RemoteError if it holds credentials, or a key that is not read.
 
-    Raises:
-        RemoteError: There are credentials in it, or a key that is not read.
+    ``Path("s3://bucket")`` loses a slash, which is put back.
     """
     if isinstance(place, URL):
         return place

@@ -66,7 +66,7 @@ def read_regular(path: Path | str, at_most: int = _MOST) -> bytes:
             pieces.append(piece)
             num += len(piece)
         if max(num, size) > at_most:
-            raise OSError(errno.EFBIG, f"it has more than {at_most:,} bytes", os.fspath(path))
+            raise OSError(errno.EFBIG, f"more than {at_most:,} bytes", os.fspath(path))
         return b"".join(pieces)
     finally:
         os.close(descriptor)

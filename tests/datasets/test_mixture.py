@@ -21,7 +21,7 @@ from loaders import (
     collate,
 )
 from loaders.buffers import Memory
-from loaders.data.store import Store
+from loaders.data.records import FieldRecords
 from loaders.datasets.reading.request import Request
 from loaders.errors import (
     BatchError,
@@ -424,21 +424,21 @@ def test_class_numbers_with_other_meanings_are_refused(tmp_path: Path) -> None:
 def test_a_source_that_cannot_prefetch_keeps_no_other_from_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: list[Store] = []
+    asked: list[Any] = []
 
-    def prefetch(store: Store, field: str, rows: Any) -> None:
-        asked.append(store)
+    def prefetch(known: FieldRecords, rows: Any) -> None:
+        asked.append(known._shards)
         raise ShardError("it was cut", "a.lmdb")
 
     sources = [RAMDataset.from_arrays(x=np.zeros((4, size))) for size in (1, 2)]
     mixture = Mixture(sources)
     assert mixture.joined is None
-    monkeypatch.setattr(Store, "prefetch", prefetch)
-    monkeypatch.setattr(Store, "needs_prefetch", lambda *_: True)
+    monkeypatch.setattr(FieldRecords, "prefetch", prefetch)
+    monkeypatch.setattr(FieldRecords, "needs_prefetch", lambda *_: True)
 
     mixture.job([0, 4, 1], Memory()).prefetch()
 
-    assert asked == [source.store for source in sources]
+    assert asked == [source.store.shards for source in sources]
 
 
 def test_samples_that_were_transformed_are_counted_in_the_mixture() -> None:

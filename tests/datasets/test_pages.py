@@ -126,7 +126,7 @@ def test_what_is_asked_for_comes_whole_without_being_touched(
     dataset = ShardDataset(packed(tmp_path / "a", kind, 1_000_000, 10), check="never")
     records = dropped(dataset, 3, 8)
 
-    dataset.store.prefetch("data", rows_of(dataset, 3, 8))
+    dataset.store.field("data").prefetch(rows_of(dataset, 3, 8))
 
     wait_until(lambda: all(map(in_memory, records)))
     assert len(records) == 2  # and none of them was looked at here
@@ -217,7 +217,7 @@ def test_a_batch_is_waited_for_in_one_call(
     real = pages._libc
     monkeypatch.setattr(pages, "_libc", Counted())
     rows = rows_of(dataset, *range(NUM))
-    dataset.store.prefetch("data", rows)
+    dataset.store.field("data").prefetch(rows)
     dataset.store.records("data", rows)
 
     assert calls.count("process_vm_readv") <= 2  # one looks whether it is there

@@ -824,7 +824,7 @@ def test_a_bad_sample_says_each_thing_once(damaged: Path) -> None:
         dataset[5]
 
     assert str(caught.value) == (
-        f"sample 5 ({path}, row {row}, key {key(5)!r}): field image: its checksum does not match. "
+        f"sample 5 ({path}, row {row}, key {key(5)!r}): field image: the checksum does not match. "
         "Run 'packdata verify', and restore the shard."
     )
     path.unlink()

@@ -262,7 +262,7 @@ def test_a_split_whose_manifest_is_gone_is_a_fault(
     with pytest.raises(ManifestError, check=At(folder)):
         run("info", tmp_path / "all")
 
-    assert "it has no manifest.json" in lost["faults"][0]["what"]
+    assert "there is no manifest.json" in lost["faults"][0]["what"]
     assert whole["ok"]
 
 
@@ -304,7 +304,7 @@ def test_verify_of_what_is_not_there_is_one_error(
     assert err.splitlines() == [
         f"packdata: {tmp_path}/nothere: there is no such folder. "
         "Check the path, or pack a dataset there with 'packdata'.",
-        f"packdata: {tmp_path}/file: it is a file, not a packed dataset. "
+        f"packdata: {tmp_path}/file: a file, not a packed dataset. "
         "Pass the folder that holds manifest.json.",
     ]
 

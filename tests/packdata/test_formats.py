@@ -626,7 +626,7 @@ def test_a_file_of_another_size_is_refused(change: int, path: Path) -> None:
         open_columns(path, info)
 
     assert caught.value.path == path
-    what = f"it has {info.size_bytes + change} bytes, the manifest says {info.size_bytes}"
+    what = f"the file has {info.size_bytes + change} bytes, the manifest says {info.size_bytes}"
     assert caught.value.what == what
     assert caught.value.__cause__ is None  # said once, not wrapped in another error
 

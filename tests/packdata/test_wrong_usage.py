@@ -94,7 +94,7 @@ DATA = [
     ("copy packed {dst} --where 'label in 3'", "label in 3 cannot be compared"),
     ("copy packed {dst} --where \"1 < 'a'\"", "1 is a number, 'a' is a text"),
     ("copy packed {dst} --where 'score > 1000'", "there is no sample to write"),
-    ("copy flipped {dst}/a/b", "its checksum does not match"),
+    ("copy flipped {dst}/a/b", "the checksum does not match"),
     ("copy packed packed/inner", "packed/inner: same as the source"),
     ("merge packed more more/inner", "more/inner: same as the source"),
     ("split packed packed --parts a=0.5 b=0.5", "packed/a: same as the source"),

@@ -542,7 +542,7 @@ def test_belady_downloads_least() -> None:
 
 def test_needs_tell_what_comes_next_and_how_much_at_a_time() -> None:
     files = [File(f"{n}", 10 + n, f"{n:032x}") for n in range(3)]
-    needs = Needs.of(files, [(0, np.array([0, 1])), (8, np.array([1])), (16, np.array([2, 0]))])
+    needs = Needs(files, [(0, np.array([0, 1])), (8, np.array([1])), (16, np.array([2, 0]))])
 
     assert needs.upcoming() == [0, 1, 2]
     assert needs.least_bytes() == 10 + 11 + 12

@@ -12,8 +12,8 @@ import pytest
 
 from loaders import ShardDataset
 from loaders.errors import RemoteError
-from loaders.remote import client
-from loaders.remote.origin import origin_of
+from loaders.remote import origin
+from loaders.remote.url import url_of
 from loaders.remote.wire import encoded
 from tests.remote.conftest import ended, fetcher_of, storage
 from tests.remote.test_remote import S3
@@ -33,7 +33,7 @@ def test_without_the_extra_a_url_is_refused_with_the_command_that_helps(
     def find_spec(_: str) -> ModuleSpec | None:
         return None
 
-    monkeypatch.setattr(client, "find_spec", find_spec)
+    monkeypatch.setattr(origin, "find_spec", find_spec)
 
     with pytest.raises(RemoteError) as caught:
         ShardDataset(url, cache=cache)
@@ -84,7 +84,7 @@ def test_another_user_is_not_served(server: str) -> None:
         for path in (Path(above), cache, cache / "v2"):
             path.chmod(0o755)
         (cache / "v2" / "socket").chmod(0o666)
-        hello = encoded(("hello", origin_of(S3)._hello())).hex()
+        hello = encoded(("hello", {"id": "1", "reached": (url_of(S3), {}, {})})).hex()
         command = [str(ANY_PYTHON), "-c", ASK, str(cache / "v2" / "socket"), hello]
 
         done = subprocess.run(command, user=65534, capture_output=True, text=True, timeout=30)

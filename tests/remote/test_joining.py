@@ -13,7 +13,7 @@ from loaders import ShardDataset
 from loaders.data.manifest import read_manifest
 from loaders.errors import ManifestError, PackError, SchemaError
 from loaders.remote import origin
-from loaders.remote.client import Client
+from loaders.remote.origin import Origin
 from loaders.schema import Array, Text
 from packdata.bucket import Bucket
 from packdata.cli import main
@@ -131,16 +131,16 @@ def test_what_is_written_anew_is_sent_shard_by_shard(
     (tmp_path / "tmp").mkdir()
     monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
     monkeypatch.setattr(tempfile, "tempdir", None)
-    ask, most = Client.ask, 0
+    ask, most = Origin.ask, 0
 
-    def counted(self: Client, op: str, **about: Any) -> Any:
+    def counted(self: Origin, what: str, op: str, **about: Any) -> Any:
         nonlocal most
         if op == "put" and "shard-" in about["name"]:
             most = max(most, len([*(tmp_path / "tmp").rglob("shard-*.lmdb")]))
-        return ask(self, op, **about)
+        return ask(self, what, op, **about)
 
     packdata.write(ShardDataset(three[0]), tmp_path / "many", shard_bytes=4096)
-    monkeypatch.setattr(Client, "ask", counted)
+    monkeypatch.setattr(Origin, "ask", counted)
     store.proxy.set(latency_s=0.05)
 
     def write(dst: Path | str, options: list[str]) -> None:

@@ -19,7 +19,7 @@ from loaders import ShardDataset
 from loaders.data.manifest import read_manifest
 from loaders.errors import LoadersError, PackError, RemoteError
 from loaders.remote import origin
-from loaders.remote.client import Client
+from loaders.remote.origin import Origin
 from packdata.bucket import Bucket
 from packdata.cli import main
 from packdata.images.plan import pack_images
@@ -83,18 +83,18 @@ def killed_before_asking(nth: int, argv: list[str]) -> bool:
     """Run a command in a fork that dies before its nth change of the store; False if it made fewer."""
     pid = os.fork()
     if pid == 0:
-        seen, ask = 0, Client.ask
+        seen, ask = 0, Origin.ask
 
-        def counted(self: Client, op: str, **about: Any) -> Any:
+        def counted(self: Origin, what: str, op: str, **about: Any) -> Any:
             nonlocal seen
             if op in ("put", "delete"):
                 if seen == nth:
                     os.kill(os.getpid(), signal.SIGKILL)
                 seen += 1
-            return ask(self, op, **about)
+            return ask(self, what, op, **about)
 
         try:
-            Client.ask = counted  # type: ignore[method-assign]
+            Origin.ask = counted  # type: ignore[method-assign]
             os._exit(main(argv))
         finally:
             os._exit(99)
@@ -413,16 +413,16 @@ def test_a_store_that_refuses_all_is_one_error_in_time_and_the_command_goes_on(
 def test_shards_are_sent_and_deleted_while_others_are_packed(
     photos: Path, store: Store, staging: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ask, most, num_sent = Client.ask, 0, 0
+    ask, most, num_sent = Origin.ask, 0, 0
 
-    def counted(self: Client, op: str, **about: Any) -> Any:
+    def counted(self: Origin, what: str, op: str, **about: Any) -> Any:
         nonlocal most, num_sent
         if op == "put" and "shard-" in about["name"]:
             most = max(most, len([*staging.rglob("shard-*.parquet")]))
             num_sent += 1
-        return ask(self, op, **about)
+        return ask(self, what, op, **about)
 
-    monkeypatch.setattr(Client, "ask", counted)
+    monkeypatch.setattr(Origin, "ask", counted)
     store.proxy.set(latency_s=0.05)
     options: dict[str, Any] = {"sizes": 64, "fit": "stretch", "codec": "raw"}
 

@@ -38,23 +38,19 @@ _RESTORE = "Run 'packdata verify'; restore the shard from a copy, or pack again"
 def map_shard(path: Path, info: ShardInfo) -> npt.NDArray[np.uint8]:
     """Map a shard read-only; ShardError if it is missing, or of another size: a read past its end would be fatal."""
     try:
-        return _map(path, info)
+        with open(path, "rb", opener=regular) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != info.size_bytes:
+                what = f"the file has {size} bytes, the manifest says {info.size_bytes}"
+                raise ShardError(what, path, hint=_RESTORE)
+            return map_file(file.fileno(), size)
     except FileNotFoundError as error:
         raise ShardError("the shard is missing", path, hint=_RESTORE) from error
     except OSError as error:
         is_limit = error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
         hint = "See 'ulimit -n' and 'ulimit -v'" if is_limit else ""
-        what = f"it cannot be mapped ({error.strerror or error})"
+        what = f"the shard cannot be mapped ({error.strerror or error})"
         raise ShardError(what, path, hint=hint) from error
-
-
-def _map(path: Path, info: ShardInfo) -> npt.NDArray[np.uint8]:
-    with open(path, "rb", opener=regular) as file:
-        size = os.fstat(file.fileno()).st_size
-        if size != info.size_bytes:
-            what = f"it has {size} bytes, the manifest says {info.size_bytes}"
-            raise ShardError(what, path, hint=_RESTORE)
-        return map_file(file.fileno(), size)
 
 
 def map_file(descriptor: int, size: int) -> npt.NDArray[np.uint8]:
@@ -97,11 +93,7 @@ def open_columns(path: Path, info: ShardInfo) -> dict[str, Column]:
 def columns_in(
     data: npt.NDArray[np.uint8], info: ShardInfo, path: Path, *, is_file: bool = False
 ) -> dict[str, Column]:
-    """Return the columns of a shard whose bytes are here, or are mapped from a file.
-
-    Raises:
-        ShardError: Rows would lie outside of it.
-    """
+    """Return the columns of a shard whose bytes are here, or mapped from a file; ShardError if rows lie outside."""
     num_varied = sum(place.row_nbytes is None for place in info.places.values())
     check_memory(num_varied * info.num_samples * _PLACE_BYTES, path, info.num_samples)
     places, n = info.places, info.num_samples
@@ -131,7 +123,7 @@ def _column(
     if bad.any():
         row = int(bad.argmax())
         where = f"{starts[row]} + {lengths[row]}"
-        what = f"its record would lie at {where}, outside the file of {len(data)} bytes"
+        what = f"the record would lie at {where}, outside the file of {len(data)} bytes"
         raise ShardError(what, path, row, name, _RESTORE)
     return VarColumn(data, starts, lengths)
 
@@ -146,46 +138,40 @@ def _numbers(
     try:
         numbers = np.fromfile(path, dtype, n, offset=offset)
     except OSError as error:
-        what = f"where its records lie cannot be read ({error.strerror or error})"
+        what = f"the places of its records cannot be read ({error.strerror or error})"
         raise ShardError(what, path, hint=_RESTORE) from error
     if len(numbers) < len(wanted):
-        raise ShardError("it was cut while it was opened", path, hint=_RESTORE)
+        raise ShardError("the file was cut while it was opened", path, hint=_RESTORE)
     return numbers.astype(np.int64)
 
 
 def open_checksums(path: Path, info: ShardInfo) -> dict[str, Checksums]:
     """Read the row checksums that a shard keeps of each column; ShardError if they cannot be read."""
     offset, nbytes = info.checksums
+    check_memory(4 * nbytes, path, info.num_samples)
     try:
         with open(path, "rb", opener=regular) as file:
-            check_memory(4 * nbytes, path, info.num_samples)
             file.seek(offset)
-            return parse_checksums(file.read(nbytes), path, info)
-    except ShardError:
-        raise
-    except (OSError, ValueError) as error:
-        raise _no_checksums(error, path) from error
+            text = file.read(nbytes)
+    except OSError as error:
+        what = f"the row checksums cannot be read ({error.strerror or error})"
+        raise ShardError(what, path, hint=_RESTORE) from error
+    return parse_checksums(text, path, info)
 
 
 def parse_checksums(text: bytes, path: Path, info: ShardInfo) -> dict[str, Checksums]:
-    """Read the row checksums of each column from the text in which a shard keeps them.
-
-    Raises:
-        ShardError: It is not that, or the text of another shard.
-    """
+    """Read the row checksums of each column from a shard's text of them; ShardError if it is none, or another's."""
     if info.checksums_xxh3_64 not in (None, xxhash.xxh3_64_hexdigest(text)):
-        what = "its row checksums are not those of the manifest: is it a shard of another packing?"
+        what = "the row checksums are not those of the manifest: is it a shard of another packing?"
         raise ShardError(what, path, hint=_RESTORE)
     try:
         checksums = load_checksums(text, info.num_samples)
     except (ValueError, RecursionError) as error:
-        raise _no_checksums(error, path) from error
+        what = f"the row checksums are damaged ({error})"
+        raise ShardError(what, path, hint=_RESTORE) from error
     if set(checksums) != set(info.places):
-        what = f"it has row checksums of {sorted(checksums)}, the manifest {sorted(info.places)}"
+        what = (
+            f"row checksums are of {sorted(checksums)}, the manifest lists {sorted(info.places)}"
+        )
         raise ShardError(what, path, hint=_RESTORE)
     return checksums
-
-
-def _no_checksums(error: Exception, path: Path) -> ShardError:
-    what = f"its row checksums cannot be read ({error})"
-    return ShardError(what, path, hint=_RESTORE)

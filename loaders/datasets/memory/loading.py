@@ -154,7 +154,7 @@ def _plan_copy(dataset: PackedDataset[Any], name: str, field: Field, rows: Rows)
         lengths, part_rows = dataset.view.stored_lengths(name), _PART_ROWS
 
     def fill(column: Column, part: Part) -> None:
-        store.prefetch(name, rows[part])
+        store.field(name).prefetch(rows[part])
         if not isinstance(column, FixedColumn):
             for i, record in zip(positions(part), store.records(name, rows[part]), strict=True):
                 column.row(i)[:] = record
@@ -196,7 +196,7 @@ def _plan_pixels(
     store, decode, encode = dataset.store, codec.decode, codec_for(raw).encode
 
     def fill(column: Column, part: Part) -> None:
-        store.prefetch(name, rows[part])
+        store.field(name).prefetch(rows[part])
         for i, record in zip(positions(part), store.records(name, rows[part]), strict=True):
             try:
                 pixels = np.frombuffer(encode(decode(record)), np.uint8)

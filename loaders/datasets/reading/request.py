@@ -281,12 +281,12 @@ class ReadPlan:
         if self.view is None:
             return False
         store, rows = self.view.store, request.rows
-        return any(store.needs_prefetch(name, rows) for name in self._prefetched)
+        return any(store.field(name).needs_prefetch(rows) for name in self._prefetched)
 
     def prefetch(self, request: Request) -> None:
         """Have storage read the samples, without waiting for them."""
         for name in self._prefetched:
-            self.samples.store.prefetch(name, request.rows)
+            self.samples.store.field(name).prefetch(request.rows)
 
     def is_settled(self, request: Request) -> bool:
         """Return True if the samples stay in memory and are verified: reading them does not wait."""

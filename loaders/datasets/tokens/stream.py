@@ -168,7 +168,7 @@ class TokenStream:
 
     def _find(self, positions: Indices, runs: Indices) -> tuple[Found, Indices]:
         """Return what keeps the shards of some positions mapped, and the address of each, given its run."""
-        gather = self._store.gather_of(self._column, self._row_nbytes)
+        gather = self._store.field(self._column).gather(self._row_nbytes)
         found = gather.find(self._rows[runs], self._shards[runs])
         if not gather.lies_end_to_end:
             what = f"some rows of {self._column} are not {self._row_nbytes} bytes each, one after the other"
@@ -177,13 +177,13 @@ class TokenStream:
 
     def _verify(self, starts: Indices, stops: Indices) -> None:
         """Compare the rows of some ranges with their checksums, unless that was done."""
-        if self._store.is_all_verified(self._column):
+        if self._store.field(self._column).is_all_verified:
             return
         firsts = np.searchsorted(self._row_starts, starts, "right") - 1
         lasts = np.searchsorted(self._row_starts, stops - 1, "right") - 1
         rows = self._store.rows(np.unique(_spans(firsts, lasts)))
-        self._store.prefetch(self._column, rows)
-        self._store.verify(self._column, rows)
+        self._store.field(self._column).prefetch(rows)
+        self._store.field(self._column).verify(rows)
 
 
 def _copy(found: Found, addresses: Indices, out: npt.NDArray[np.uint8]) -> None:
