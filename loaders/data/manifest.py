@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -186,7 +188,7 @@ def _read_manifest(path: Path) -> Manifest:
     try:
         return parse_manifest(read_regular(path, _MAX_MANIFEST_BYTES), path)
     except FileNotFoundError:
-        raise ManifestError(*_missing(path.parent)) from None
+        raise _missing(path.parent) from None
     except NotADirectoryError:
         hint = "Pass the folder that holds manifest.json"
         raise ManifestError("a file, not a packed dataset", path.parent, hint) from None
@@ -212,28 +214,30 @@ def parse_manifest(text: bytes, path: Path) -> Manifest:
         raise ManifestError(what, path, "Restore it from a copy, or pack again") from error
 
 
-def _missing(folder: Path) -> tuple[str, Path, str]:
+def _missing(folder: Path) -> ManifestError:
+    """Return what is wrong with a folder that has no manifest."""
+    # Of splits, of sizes or of both; what is hidden is unfinished, and not found so.
+    inside = [*glob(f"*/{MANIFEST_NAME}", root_dir=folder)]
+    inside += glob(f"*/*/{MANIFEST_NAME}", root_dir=folder)
+    what = "not a packed dataset: there is no manifest.json"
+    hint = "Pack one with 'packdata', or copy the file from a backup"
     if not folder.exists():
-        hint = "Check the path, or pack a dataset there with 'packdata'"
-        return "there is no such folder", folder, hint
-    if inside := _datasets_in(folder):
-        hint = f"Choose one of its folders: {', '.join(inside[:8])}"
-        return "the folder holds several datasets", folder, hint
-    if any(folder.glob(".packing*")):
+        what, hint = (
+            "there is no such folder",
+            "Check the path, or pack a dataset there with 'packdata'",
+        )
+    elif inside:
+        names = sorted(map(os.path.dirname, inside))
+        what, hint = (
+            "the folder holds several datasets",
+            f"Choose one of its folders: {', '.join(names[:8])}",
+        )
+    elif any(folder.glob(".packing*")):
+        what = "packing was not finished"
         hint = (
             "Run the same 'packdata' command again, it continues; a Writer, or pack(), begins anew"
         )
-        return "packing was not finished", folder, hint
-    hint = "Pack one with 'packdata', or copy the file from a backup"
-    return "not a packed dataset: there is no manifest.json", folder, hint
-
-
-def _datasets_in(folder: Path) -> list[str]:
-    """Name the datasets of a folder of splits, of sizes or of both; what is hidden is unfinished."""
-    globs = (f"{below}/{MANIFEST_NAME}" for below in ("*", "*/*"))
-    found = [path.parent.relative_to(folder) for each in globs for path in folder.glob(each)]
-    hidden = {path for path in found if any(part.startswith(".") for part in path.parts)}
-    return sorted(str(path) for path in found if path not in hidden)
+    return ManifestError(what, folder, hint)
 
 
 def _parse(data: Mapping[str, Any]) -> Manifest:

@@ -22,10 +22,11 @@ from loaders.data.formats.checksums import CHUNK_BYTES, CHUNKED_ROW_BYTES, num_c
 from loaders.data.records import ask_for, fits_memory, span_of, unreadable, wait_for
 from loaders.data.shards import FileShard
 from loaders.data.verify import Seen
-from loaders.errors import ChecksumError, ShardError
+from loaders.errors import ChecksumError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from loaders.data.finder import Rows
     from loaders.data.store import Store
@@ -43,8 +44,8 @@ class RecordPart:
 
     shard: int  # the shard's number
     row: int  # the record's row there
-    record: UInt8Array  # the record, a view
     chunks: Indices  # the numbers, in the shard, of the chunks to look at
+    data: list[UInt8Array]  # the bytes of each, views
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +56,6 @@ class _Chunks:
     first: Indices  # the number of each row's first chunk
     hashes: npt.NDArray[np.uint64] | None  # of each chunk, or None if nothing is verified
     known: Seen  # which chunks were fetched, and verified where there are hashes
-
-    def bytes_of(self, part: RecordPart) -> list[UInt8Array]:
-        """Return the bytes of each chunk that a part touches."""
-        starts = (part.chunks - self.first[part.row]) * self.nbytes
-        return [part.record[start : start + self.nbytes] for start in starts.tolist()]
 
 
 class PartialRecords:
@@ -87,11 +83,11 @@ class PartialRecords:
         records = [store.shard(shard).columns[self._field].row(row) for shard, row in places]
         bad = wait_for([record[:_HEADER_BYTES] for record in records])
         if bad is not None:
-            raise self._unreadable(*places[bad])
+            raise unreadable(self._path(places[bad][0]), places[bad][1], self._field)
         return records
 
-    def _unreadable(self, shard: int, row: int) -> ShardError:
-        return unreadable(self._store.shards[shard].path, row, self._field)
+    def _path(self, shard: int) -> Path:
+        return self._store.shards[shard].path
 
     def _chunks_of(self, number: int) -> _Chunks | None:
         """Return the chunks of a shard that is mapped and has large records, else None."""
@@ -105,25 +101,26 @@ class PartialRecords:
         column, sums = shard.columns[self._field], shard.checksums.get(self._field)
         if not is_file or column.nbytes < CHUNKED_ROW_BYTES * len(column):
             return None
-        if sums is not None and not sums.chunk_bytes:
+        nbytes, hashes = (CHUNK_BYTES, None) if sums is None else (sums.chunk_bytes, sums.chunks)
+        if not nbytes:
             return None
-        nbytes = CHUNK_BYTES if sums is None else sums.chunk_bytes
         counts = num_chunks(column, nbytes)
-        hashes = None if sums is None else sums.chunks
         return _Chunks(nbytes, np.cumsum(counts) - counts, hashes, Seen(int(counts.sum())))
 
     def part(self, number: int, row: int, record: UInt8Array, spans: BoxBytes) -> RecordPart:
         """Name a part of a record that ``find`` returned, and have the kernel fetch what may not be in memory."""
         chunks = self._chunks_of(number)
         if chunks is None or (chunks.known.are_all() and not self._looks_again):
-            return RecordPart(number, row, record, _NONE)
-        touched = np.unique(spans.chunks(chunks.nbytes)) + int(chunks.first[row])
+            return RecordPart(number, row, _NONE, [])
+        first, nbytes = int(chunks.first[row]), chunks.nbytes
+        touched = np.unique(spans.chunks(nbytes)) + first
         if not self._looks_again:
             is_new = chunks.known.new(touched)
             touched = _NONE if is_new is None else touched[is_new]
-        part = RecordPart(number, row, record, touched)
-        ask_for(map(span_of, chunks.bytes_of(part)))  # they arrive while other parts are copied
-        return part
+        starts = ((touched - first) * nbytes).tolist()
+        data = [record[start : start + nbytes] for start in starts]
+        ask_for(map(span_of, data))  # they arrive while other parts are copied
+        return RecordPart(number, row, touched, data)
 
     def verify(self, part: RecordPart) -> None:
         """Wait for the chunks that a part touches, and compare them, unless that was done before.
@@ -131,19 +128,16 @@ class PartialRecords:
         ShardError if one cannot be read, ChecksumError if one is damaged.
         """
         chunks = self._chunks[part.shard]
-        if chunks is None or not len(part.chunks):
+        if chunks is None or not part.data:
             return
-        found = chunks.bytes_of(part)
-        if wait_for(found) is not None:
-            raise self._unreadable(part.shard, part.row)
+        if wait_for(part.data) is not None:
+            raise unreadable(self._path(part.shard), part.row, self._field)
         if chunks.hashes is not None:
-            for chunk, data in zip(part.chunks.tolist(), found, strict=True):
+            for chunk, data in zip(part.chunks.tolist(), part.data, strict=True):
                 if xxhash.xxh3_64_intdigest(data.data) != chunks.hashes[chunk]:
                     first = (chunk - int(chunks.first[part.row])) * chunks.nbytes
-                    last = first + len(data) - 1
-                    what = f"the checksum of its bytes {first} to {last} does not match"
-                    path = self._store.shards[part.shard].path
-                    raise ChecksumError(what, path, part.row, self._field, _HINT)
+                    what = f"the checksum of its bytes {first} to {first + len(data) - 1} does not match"
+                    raise ChecksumError(what, self._path(part.shard), part.row, self._field, _HINT)
         chunks.known.note(part.chunks)
 
 

@@ -346,36 +346,34 @@ class View:
         if place is not None:
             parts = [rows[:, place[1]] for rows in self.blocks(place[0])]
             return np.concatenate([*parts, np.empty(0, self.schema.fields[place[0]].dtype)])
-        nbytes, codec = self._row_nbytes(name), self.codec(name)
-        assert isinstance(codec, RawCodec)
+        nbytes, codec = self._raw(name)
         view = self.for_column(name)
         is_one = self.numbers is None and len(self.store.shards) == 1
         if is_one and isinstance(column := view.store.column(name)[0], FixedColumn):
             rows = column.data
         else:
-            rows, end = np.empty((len(self), nbytes), np.uint8), 0
+            rows = np.empty((len(self), nbytes), np.uint8)
             for part in view.pieces(name):
-                start, end = end, end + len(part)
-                view.store.gather(name, view.rows(part), rows[start:end])
+                view.store.gather(name, view.rows(part), rows[part[0] : part[-1] + 1])
         flat = np.ascontiguousarray(rows).reshape(-1).view(codec.dtype)
         return flat.reshape(len(self), *codec.shape)
 
     def blocks(self, name: str) -> Iterator[npt.NDArray[Any]]:
         """Yield the values of a field as of ``column``, some megabytes at a time: ``(N, numbers)``."""
-        nbytes, codec = self._row_nbytes(name), self.codec(name)
-        assert isinstance(codec, RawCodec)
+        nbytes, codec = self._raw(name)
         view = self.for_column(name)
         for part in view.pieces(name):
             out = np.empty((len(part), nbytes), np.uint8)
             view.store.gather(name, view.rows(part), out)
             yield out.view(codec.dtype)
 
-    def _row_nbytes(self, name: str) -> int:
+    def _raw(self, name: str) -> tuple[int, RawCodec]:
+        """Return the size of the records of a field, and their codec."""
         self.check_fields([name])
-        nbytes = self.schema.fields[name].record_nbytes
-        if nbytes is None or not isinstance(self.codec(name), RawCodec):
+        nbytes, codec = self.schema.fields[name].record_nbytes, self.codec(name)
+        if nbytes is None or not isinstance(codec, RawCodec):
             raise SchemaError(f"field {name!r} has no column: its records vary, or are encoded")
-        return nbytes
+        return nbytes, codec
 
     # -- files -------------------------------------------------------------------------------------
 

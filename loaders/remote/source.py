@@ -121,17 +121,11 @@ class ServedURL:
 
     async def ask_bucket(self, op: str, **about: Any) -> Any:
         """Return what a bucket answers; None if there is nothing to list."""
-
-        async def call(_: object) -> Any:
-            if isinstance(self.objects, ObstoreObjects):
-                return await getattr(self.objects, op)(**about)
-            what = (
-                f"objects at {self.url.scheme}:// URLs are not listed, and only datasets are read"
-            )
-            raise StoreFault("unusable", what, "Copy the files to a folder, or to a bucket")
-
+        if not isinstance(self.objects, ObstoreObjects):
+            what = f"only datasets are read at {self.url.scheme}:// URLs"
+            raise RemoteError(what, self.url, "Copy the files to a folder, or to a bucket")
         try:
-            return await self.again(call)
+            return await self.again(lambda _: getattr(self.objects, op)(**about))
         except StoreFault as fault:
             if fault.kind == "missing" and BUCKET_OPS[op] == "listed":
                 return None

@@ -210,14 +210,13 @@ class FsspecObjects:
     ) -> None:
         import fsspec
 
-        is_hub = url.scheme == "hf"
-        hub = {_HUB[name]: value for name, value in environment.items() if name in _HUB}
-        # By default fsspec requests 5 MB more of a file on the hub than it is asked to read.
-        self._reading = {"cache_type": "none"} if is_hub else {}
+        hub, self._reading = dict[str, str](), dict[str, Any]()
+        if url.scheme == "hf":
+            hub = {_HUB[name]: value for name, value in environment.items() if name in _HUB}
+            # By default fsspec requests 5 MB more of a file on the hub than it is asked to read.
+            self._reading = {"cache_type": "none"}
         try:
-            self._files, self._root = fsspec.core.url_to_fs(
-                str(url), **(hub if is_hub else {}), **options
-            )
+            self._files, self._root = fsspec.core.url_to_fs(str(url), **hub, **options)
         except Exception as error:  # of whichever package
             raise StoreFault("unusable", f"{type(error).__name__}: {error}") from None
 

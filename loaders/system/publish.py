@@ -18,17 +18,12 @@ def publish_bytes(path: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        publish_file(beside, path)
+        os.replace(beside, path)
+        sync_folder(path.parent)
     except BaseException:
         with suppress(OSError):
             beside.unlink(missing_ok=True)
         raise
-
-
-def publish_file(beside: Path, path: Path) -> None:
-    """Rename a finished, fsynced file into place and make the name durable."""
-    os.replace(beside, path)
-    sync_folder(path.parent)
 
 
 def sync_folder(folder: Path) -> None:
