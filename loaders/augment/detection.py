@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from loaders.augment.geometry import Op, SizedBySample, between, pick
-from loaders.augment.ops import check_plane, check_range
+from loaders.augment.ops import check_range
 from loaders.augment.resampling import Fill, as_fill, as_fill_mask
 from loaders.checks import as_list, real_number, whole_number
 from loaders.errors import BatchError
@@ -58,7 +58,6 @@ class RandomZoomOut(SizedBySample):
         as_fill_mask(self.fill_mask)
 
     def move(self, window: Window, draws: Floats) -> None:
-        check_plane(self, window)
         scale = np.where(draws[:, 3] < self.p, between(self.side_range, draws[:, 0]), 1.0)
         size = (window.size * scale[:, None]).astype(np.int64)
         corner = ((size - window.size) * draws[:, 1:3]).astype(np.int64)

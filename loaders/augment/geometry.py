@@ -72,12 +72,12 @@ class Ripple(NamedTuple):
         return np.asarray(at + shift, np.float64)
 
     def moved(self, points: Floats) -> Floats:
-        """Return approximately where points ``(..., 2)`` of the frame end up: minus the displacement at the point."""
+        """Return about where points ``(..., 2)`` of the frame end up in the result: minus the displacement there."""
         shift = self.displacements()
         x, y = np.moveaxis(np.floor(points).astype(np.int64), -1, 0)
         height, width = self.size
-        found: Floats = points - shift[y.clip(0, height - 1), x.clip(0, width - 1)]
-        return found
+        there = points - shift[y.clip(0, height - 1), x.clip(0, width - 1)]
+        return moved_points(np.linalg.inv(self.frame)[None], there)
 
 
 def as_noise(bits: Any) -> Any:
@@ -101,9 +101,9 @@ class Move(NamedTuple):
         ripple: The displacements that follow the matrix; None: there are none.
     """
 
-    box: list[Any]
-    size: list[int]
-    flip: list[bool]
+    box: Sequence[Any]
+    size: Sequence[int]
+    flip: Sequence[bool]
     matrix: Floats | None = None
     ripple: Ripple | None = None
 
@@ -256,7 +256,7 @@ class Window:
         boxes = np.concatenate([*self.boxes, np.zeros((0, 4))]).astype(np.float64)
         owners = np.repeat(np.arange(len(counts)), counts)
         matrices = self._matrices() if self.beyond is None else self.beyond @ self._matrices()
-        inverses = np.asarray(np.linalg.inv(matrices), np.float64)[owners]
+        inverses = np.linalg.inv(matrices)[owners]
         frame = np.tile(self.size[owners, ::-1], 2).astype(np.float64)
         return np.clip(enclosing(inverses, boxes), 0, frame), counts
 
@@ -392,17 +392,21 @@ class Window:
         )
 
 
-def moved_points(matrices: Floats, points: Floats) -> Floats:
+def moved_points(matrices: npt.NDArray[Any], points: Floats) -> Floats:
     """Transform points ``(N, n, 2)``, x and y, by matrices ``(N, 3, 3)``; a matrix of zeros gives 0, 0."""
     found = points @ matrices[:, :2, :2].swapaxes(1, 2) + matrices[:, None, :2, 2]
     under = points @ matrices[:, 2, :2, None] + matrices[:, None, 2:, 2]
-    return np.divide(found, under, out=np.zeros_like(found), where=under != 0)
+    return np.asarray(np.divide(found, under, out=np.zeros_like(found), where=under != 0))
 
 
-def enclosing(matrices: Floats, boxes: Floats) -> Floats:
+def corners_of(boxes: Any) -> Any:
+    """Return the corners of boxes ``(n, 4)``: ``(n, 4, 2)``."""
+    return boxes[:, [0, 1, 2, 1, 0, 3, 2, 3]].reshape(-1, 4, 2)
+
+
+def enclosing(matrices: npt.NDArray[Any], boxes: Floats) -> Floats:
     """Transform boxes ``(n, 4)`` by matrices ``(n, 3, 3)``; return the boxes that enclose their corners."""
-    corners = boxes[:, [0, 1, 2, 1, 0, 3, 2, 3]].reshape(-1, 4, 2)
-    found = moved_points(matrices, corners)
+    found = moved_points(matrices, corners_of(boxes))
     return np.concatenate([found.min(axis=1), found.max(axis=1)], axis=1)
 
 

@@ -11,15 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loaders.augment.colour import PixelOp
-from loaders.augment.ops import (
-    CenterCrop,
-    RandomCrop,
-    RandomFlip,
-    RandomHorizontalFlip,
-    RandomVerticalFlip,
-    crop_lengths,
-)
-from loaders.augment.planning import as_ops, plan
+from loaders.augment.ops import Crop, RandomFlip, RandomHorizontalFlip, RandomVerticalFlip
+from loaders.augment.planning import plan
 from loaders.errors import BatchError
 
 if TYPE_CHECKING:
@@ -34,20 +27,6 @@ if TYPE_CHECKING:
 _FLIPS = RandomFlip | RandomHorizontalFlip | RandomVerticalFlip
 
 
-def check_ops(ops: Sequence[Op], num_axes: int) -> None:
-    """Check that the ops can be carried out on arrays with ``num_axes`` spatial axes.
-
-    Raises:
-        TypeError: ``ops`` is not a list of ops.
-        BatchError: An op resamples, or needs another number of axes.
-    """
-    for op in as_ops(ops):
-        if hasattr(op, "interpolation") and not isinstance(op, PixelOp):
-            raise BatchError(f"{op} resamples; arrays can only be cropped and flipped")
-        if isinstance(op, RandomCrop | CenterCrop):
-            crop_lengths(op, num_axes)
-
-
 def output_lengths(ops: Sequence[Op], lengths: Sequence[int | None]) -> tuple[int, ...] | None:
     """Return the spatial lengths of every result; None if they depend on the array (of lengths that vary).
 
@@ -60,8 +39,8 @@ def output_lengths(ops: Sequence[Op], lengths: Sequence[int | None]) -> tuple[in
         planned = plan(ops, np.array([known]), seed=0, epoch=0, indices=one)
         return tuple(planned.sizes[0].tolist())
     for op in reversed(ops):
-        if isinstance(op, RandomCrop | CenterCrop):
-            return crop_lengths(op, len(lengths))
+        if isinstance(op, Crop):
+            return op.lengths(len(lengths))
         if not isinstance(op, _FLIPS | PixelOp):
             break
     return None

@@ -43,47 +43,43 @@ def _pair(size: Size) -> tuple[int, int]:
     return int(pair[0]), int(pair[1])
 
 
-def _array(size: Size) -> Ints:
-    return np.array(_pair(size), np.int64)
+class Crop(Op):
+    """A crop to a size; one int stands for all axes."""
 
+    __slots__ = ()
 
-def _set_lengths(op: RandomCrop | CenterCrop) -> None:
-    """Normalize a crop's ``size`` to a tuple; one int stands for all axes."""
-    size: Any = op.size
-    is_one = not isinstance(size, (tuple, list))
-    lengths = (size, size) if is_one else tuple(size)
-    if not lengths or not all(_is_length(length) for length in lengths):
-        raise ValueError(
-            f"size must be a positive int or one for each axis (height, width), got {size!r}"
-        )
-    object.__setattr__(op, "size", tuple(int(length) for length in lengths))
-    object.__setattr__(op, "_fits_all", is_one)
+    size: Lengths
+    _fits_all: bool
 
+    def _set_size(self) -> None:
+        size: Any = self.size
+        is_one = not isinstance(size, (tuple, list))
+        lengths = (size, size) if is_one else tuple(size)
+        if not lengths or not all(_is_length(length) for length in lengths):
+            raise ValueError(
+                f"size must be a positive int or one for each axis (height, width), got {size!r}"
+            )
+        object.__setattr__(self, "size", tuple(int(length) for length in lengths))
+        object.__setattr__(self, "_fits_all", is_one)
 
-def crop_lengths(op: RandomCrop | CenterCrop, num_axes: int) -> tuple[int, ...]:
-    """Return a crop's size for samples of ``num_axes`` axes; BatchError if it was given for another number of them."""
-    assert isinstance(op.size, tuple)
-    if len(op.size) == num_axes:
-        return op.size
-    if not op._fits_all:
-        raise BatchError(
-            f"{op} crops {len(op.size)} axes, the samples have {num_axes} (Array(spatial=...) says how many)"
-        )
-    return op.size[:1] * num_axes
+    def lengths(self, num_axes: int) -> tuple[int, ...]:
+        """Return the size for samples of so many axes; BatchError if it was given for another number of them."""
+        assert isinstance(self.size, tuple)
+        if len(self.size) != num_axes and not self._fits_all:
+            raise BatchError(
+                f"{self} crops {len(self.size)} axes, the samples have {num_axes} (Array(spatial=...) says how many)"
+            )
+        return self.size if len(self.size) == num_axes else self.size[:1] * num_axes
+
+    def resized(self, size: tuple[int, int] | None) -> tuple[int, int]:
+        height, width = self.lengths(2)
+        return height, width
 
 
 def _check_resampling(op: Any) -> None:
     one_of("interpolation", op.interpolation, INTERPOLATIONS)
     if not isinstance(op.antialias, bool | None):
         raise TypeError(f"antialias must be True, False or None, got {shown(op.antialias)}")
-
-
-def check_plane(op: object, window: Window) -> None:
-    """Refuse samples that are no images: BatchError."""
-    if window.size.shape[1] != 2:
-        raise BatchError(
-            f"{op} is for images; arrays of {window.size.shape[1]} axes can only be cropped and flipped"
-        )
 
 
 def check_range(name: str, values: Any, *, at_least: float = 0) -> tuple[float, float]:
@@ -152,7 +148,6 @@ class RandomResizedCrop(Op):
         _check_resampling(self)
 
     def move(self, window: Window, draws: Floats) -> None:
-        check_plane(self, window)
         extent, found = self._try(window.size, draws[:, :-2])
         missed = np.flatnonzero(~found)
         if len(missed):  # rare, and each of these calls takes microseconds, however few the rows
@@ -162,7 +157,7 @@ class RandomResizedCrop(Op):
         if len(missed):
             corner[missed] = room[missed] // 2
         window.crop(corner, extent)
-        window.resize(_array(self.size))
+        window.resize(np.array(self.size))
 
     def resized(self, size: tuple[int, int] | None) -> tuple[int, int]:
         return _pair(self.size)
@@ -192,7 +187,7 @@ class RandomResizedCrop(Op):
 
 
 @dataclass(frozen=True, slots=True)
-class RandomCrop(Op):
+class RandomCrop(Crop):
     """Crop at a random position, optionally after padding.
 
     ``RandomCrop(32, padding=4)`` is the usual recipe for CIFAR; ``RandomCrop((32, 64, 64))`` and ``RandomCrop(64)``
@@ -235,7 +230,7 @@ class RandomCrop(Op):
     per_axis: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _set_lengths(self)
+        self._set_size()
         if self.padding != 0 and not _is_length(self.padding):
             raise ValueError(f"padding must be an int of at least 0, got {self.padding!r}")
         as_fill_mask(self.fill_mask)
@@ -248,7 +243,7 @@ class RandomCrop(Op):
         real_number("p", self.p, at_least=0, at_most=1)
 
     def move(self, window: Window, draws: Floats) -> None:
-        size = np.array(crop_lengths(self, window.size.shape[1]), np.int64)
+        size = np.array(self.lengths(window.size.shape[1]), np.int64)
         padding = np.full(window.size.shape, int(self.padding))
         if self.pad_if_needed:
             padding += np.maximum(size - window.size - 2 * padding, 0)
@@ -261,10 +256,6 @@ class RandomCrop(Op):
             corner = np.where(is_inside[:, None], around, corner)
         window.crop(corner, size)
 
-    def resized(self, size: tuple[int, int] | None) -> tuple[int, int]:
-        height, width = crop_lengths(self, 2)
-        return height, width
-
     def _check(self, window: Window, room: Ints) -> None:
         rows = np.flatnonzero((room < 0).any(axis=1))
         if len(rows):
@@ -276,7 +267,7 @@ class RandomCrop(Op):
 
 
 @dataclass(frozen=True, slots=True)
-class CenterCrop(Op):
+class CenterCrop(Crop):
     """Crop the centre; an image smaller than the crop is padded with zeros.
 
     Args:
@@ -300,18 +291,14 @@ class CenterCrop(Op):
     num_draws: ClassVar[int] = 0
 
     def __post_init__(self) -> None:
-        _set_lengths(self)
+        self._set_size()
         as_fill_mask(self.fill_mask)
 
     def move(self, window: Window, draws: Floats) -> None:
-        size = np.array(crop_lengths(self, window.size.shape[1]), np.int64)
+        size = np.array(self.lengths(window.size.shape[1]), np.int64)
         room = window.size - size
         corner = np.where(room >= 0, np.rint(room / 2), -(-room // 2))
         window.crop(corner.astype(np.int64), size)
-
-    def resized(self, size: tuple[int, int] | None) -> tuple[int, int]:
-        height, width = crop_lengths(self, 2)
-        return height, width
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,7 +351,6 @@ class Resize(Op):
                 )
 
     def move(self, window: Window, draws: Floats) -> None:
-        check_plane(self, window)
         if isinstance(self.size, int):
             window.resize(fitted(window.size, self.size, self.max_size))
         elif self.pad:
@@ -374,7 +360,7 @@ class Resize(Op):
             window.resize(inner)
             window.crop(-((whole - inner) // 2), whole)
         else:
-            window.resize(_array(self.size))
+            window.resize(np.array(self.size))
 
     def resized(self, size: tuple[int, int] | None) -> tuple[int, int] | None:
         if not isinstance(self.size, int):
@@ -415,7 +401,6 @@ class RandomResize(SizedBySample):
         _check_resampling(self)
 
     def move(self, window: Window, draws: Floats) -> None:
-        check_plane(self, window)
         length = self.min_size + pick(draws, self.max_size - self.min_size)
         window.resize(fitted(window.size, length, None))
 
@@ -455,7 +440,6 @@ class RandomShortestSize(SizedBySample):
         _check_resampling(self)
 
     def move(self, window: Window, draws: Floats) -> None:
-        check_plane(self, window)
         lengths = np.array(self.min_size)
         chosen = lengths[pick(draws, len(lengths))]
         window.resize(fitted(window.size, chosen, self.max_size))
@@ -491,7 +475,6 @@ class ScaleJitter(SizedBySample):
         _check_resampling(self)
 
     def move(self, window: Window, draws: Floats) -> None:
-        check_plane(self, window)
         fit = (np.array(self.target_size) / window.size).min(axis=1, keepdims=True)
         sides = window.size * fit * between(self.scale_range, draws)
         window.resize(np.maximum(sides.astype(np.int64), 1))

@@ -1,8 +1,9 @@
 """Carry out one sample's geometry on the CPU: pixels, boxes and keypoints.
 
-``apply`` runs once per sample on worker threads, and how many of them pay depends on how briefly each holds the GIL:
-so it takes plain ints, one slice, and one cv2 call (two with a flip). cv2 reads a crop in place, as a view with the
-image's strides, writes into the batch, and releases the GIL meanwhile.
+``carry_out`` does all of it, by ``apply`` or by a warp. ``apply`` runs once per sample on worker threads, and how many
+of them pay depends on how briefly each holds the GIL: so it takes plain ints, one slice, and one cv2 call (two with a
+flip). cv2 reads a crop in place, as a view with the image's strides, writes into the batch, and releases the GIL
+meanwhile.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import cv2
 import numpy as np
 
-from loaders.augment.geometry import moved_points
+from loaders.augment.geometry import corners_of, moved_points
 from loaders.augment.resampling import (
     FAST,
     Resampling,
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from loaders.augment.geometry import Geometry, Ripple
+    from loaders.augment.geometry import Geometry, Move
 
     Array = npt.NDArray[Any]
 
@@ -38,6 +39,59 @@ _INTERPOLABLE = frozenset(map(np.dtype, ("uint8", "uint16", "int16", "float32", 
 _POWERS = np.array([1, 2, 4, 8])  # by which libjpeg reduces
 _ZERO = np.zeros((), np.uint8)
 _MAX_AREA_CHANNELS = 4  # INTER_AREA asserts it
+_BORDERS = {
+    "constant": cv2.BORDER_CONSTANT,
+    "edge": cv2.BORDER_REPLICATE,
+    "reflect": cv2.BORDER_REFLECT_101,
+    "symmetric": cv2.BORDER_REFLECT,
+}
+_TO_CENTRE = np.array([[1, 0, 0.5], [0, 1, 0.5], [0, 0, 1]])  # of a pixel, from its corner
+
+
+def carry_out(
+    image: Array,
+    move: Move,
+    resampling: Resampling = FAST,
+    fill: Any = 0,
+    *,
+    out: Array | None = None,
+    nearest: bool = False,
+) -> Array:
+    """Carry out one sample's geometry, into ``out`` or a new array; the other arguments are those of ``apply``.
+
+    Raises:
+        BatchError: As ``apply``; or OpenCV cannot warp this dtype or number of channels.
+    """
+    box, size, flip, matrix, ripple = move
+    if matrix is None:
+        return apply(image, box, size, flip, fill, out=out, nearest=nearest, resampling=resampling)
+    if out is None:
+        out = np.empty((*size, *image.shape[2:]), image.dtype)
+    # Our coordinates count from pixel corners, those of OpenCV from pixel centres.
+    centred = np.linalg.inv(_TO_CENTRE) @ matrix @ _TO_CENTRE
+    nearest = nearest or resampling.warp == "nearest"
+    flags = cv2.INTER_NEAREST if nearest else cv2.INTER_LINEAR
+    around = tuple(np.broadcast_to(fill, 4).tolist()) if np.ndim(fill) == 0 else tuple(fill)
+    border, inverse = (_BORDERS[resampling.padding_mode], around), flags | cv2.WARP_INVERSE_MAP
+    flat, target, shape = image, out, (size[1], size[0])
+    if image.ndim == 3 and image.shape[2] == 1:
+        flat, target = image[..., 0], out[..., 0]
+    try:
+        flat = np.ascontiguousarray(flat)
+        if ripple is not None:
+            at = moved_points(matrix[None], ripple.sources(size).reshape(1, -1, 2)) - 0.5
+            x, y = at.astype(np.float32).reshape(*size, 2).transpose(2, 0, 1)
+            done = cv2.remap(flat, x, y, flags, None, *border)
+        elif (centred[2] == (0, 0, 1)).all():
+            done = cv2.warpAffine(flat, centred[:2], shape, None, inverse, *border)
+        else:
+            done = cv2.warpPerspective(flat, centred, shape, None, inverse, *border)
+    except cv2.error as error:
+        raise BatchError(
+            f"cannot warp a {image.dtype} image of shape {image.shape}: {error.err}"
+        ) from error
+    target[...] = done
+    return out
 
 
 def apply(
@@ -287,15 +341,8 @@ def reduced_boxes(
     return np.concatenate([first, np.where(is_over, lengths, last) - first], axis=1)
 
 
-def move_boxes(
-    boxes: npt.NDArray[np.float32],
-    box: Sequence[float],
-    size: Sequence[int],
-    flip: Sequence[bool],
-    matrix: npt.NDArray[np.float64] | None = None,
-    ripple: Ripple | None = None,
-) -> npt.NDArray[np.float32]:
-    """Move boxes ``(n, 4)``, x1, y1, x2, y2 in source pixels, as ``apply`` (with a matrix ``warp``) moves pixels.
+def move_boxes(boxes: npt.NDArray[np.float32], move: Move) -> npt.NDArray[np.float32]:
+    """Move boxes ``(n, 4)``, x1, y1, x2, y2 in source pixels, as ``carry_out`` moves pixels.
 
     They are clipped to the result. Number and order stay: boxes outside of it have zero width or height, for the
     caller to keep or drop together with their labels. Of a warp they enclose their corners.
@@ -305,42 +352,25 @@ def move_boxes(
     """
     if boxes.ndim != 2 or boxes.shape[1] != 4:
         raise BatchError(f"boxes must be (n, 4), got {boxes.shape}")
-    corners = boxes[:, [0, 1, 2, 1, 0, 3, 2, 3]].reshape(-1, 4, 2)
-    found = _to_result(corners, box, size, flip, matrix, ripple)
+    found = _to_result(corners_of(boxes), move)
     moved = np.concatenate([found.min(axis=1), found.max(axis=1)], axis=1)
-    return np.asarray(np.clip(moved, 0, (size[1], size[0]) * 2), np.float32)
+    return np.asarray(np.clip(moved, 0, (move.size[1], move.size[0]) * 2), np.float32)
 
 
-def _to_result(
-    points: Array,
-    box: Sequence[float],
-    size: Sequence[int],
-    flip: Sequence[bool],
-    matrix: npt.NDArray[np.float64] | None,
-    ripple: Ripple | None,
-) -> npt.NDArray[np.float64]:
+def _to_result(points: Array, move: Move) -> npt.NDArray[np.float64]:
     """Return points ``(n, num, 2)`` of the source, x and y, in pixels of the result."""
-
-    def back(matrix: npt.NDArray[np.float64], points: Array) -> npt.NDArray[np.float64]:
-        return moved_points(np.asarray(np.linalg.inv(matrix), np.float64)[None], points)
-
+    (y, x, height, width), size, flip, matrix, ripple = move
     points = points.astype(np.float64)
     if matrix is not None:
-        at = back(matrix, points)
-        return at if ripple is None else back(ripple.frame, ripple.moved(at))
-    (y, x, height, width), frame = box, np.array((size[1], size[0]), np.float64)
+        at = moved_points(np.linalg.inv(matrix)[None], points)
+        return at if ripple is None else ripple.moved(at)
+    frame = np.array((size[1], size[0]), np.float64)
     found: npt.NDArray[np.float64] = (points - (x, y)) * (frame / (width, height))
     return np.where((flip[1], flip[0]), frame - found, found)
 
 
 def move_keypoints(
-    points: npt.NDArray[np.float32],
-    box: Sequence[float],
-    size: Sequence[int],
-    flip: Sequence[bool],
-    pairs: Sequence[Sequence[int]] = (),
-    matrix: npt.NDArray[np.float64] | None = None,
-    ripple: Ripple | None = None,
+    points: npt.NDArray[np.float32], move: Move, pairs: Sequence[Sequence[int]] = ()
 ) -> npt.NDArray[np.float32]:
     """Move keypoints ``(n, num, 2)``, x and y, or ``(n, num, 3)`` with COCO's visibility, as ``move_boxes``.
 
@@ -352,14 +382,15 @@ def move_keypoints(
     """
     if points.ndim != 3 or points.shape[2] not in (2, 3):
         raise BatchError(f"keypoints must be (n, num, 2) or (n, num, 3), got {points.shape}")
-    moved, is_mirrored = points.astype(np.float64), flip[1]
-    moved[..., :2] = _to_result(points[..., :2], box, size, flip, matrix, ripple)
-    if matrix is not None:
-        total = matrix if ripple is None else matrix @ ripple.frame
+    moved, is_mirrored = points.astype(np.float64), move.flip[1]
+    moved[..., :2] = _to_result(points[..., :2], move)
+    if move.matrix is not None:
+        total = move.matrix if move.ripple is None else move.matrix @ move.ripple.frame
         is_mirrored = np.linalg.det(total[:2, :2]) < 0
     for first, second in pairs if is_mirrored else ():
         moved[:, [first, second]] = moved[:, [second, first]]
     if points.shape[2] == 3:
-        is_gone = (moved[..., :2] < 0).any(-1) | (moved[..., :2] > (size[1], size[0])).any(-1)
+        place, end = moved[..., :2], (move.size[1], move.size[0])
+        is_gone = ((place < 0) | (place > end)).any(-1)
         moved[is_gone | (moved[..., 2] == 0)] = 0
     return np.asarray(moved, np.float32)

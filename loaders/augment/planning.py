@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loaders.augment.edits import Edits
-from loaders.augment.geometry import Known, Op, Window
+from loaders.augment.geometry import Known, Op, SizedBySample, Window
+from loaders.augment.ops import Crop
 from loaders.augment.resampling import Resampling
 from loaders.checks import as_list
 from loaders.errors import BatchError
@@ -93,6 +94,20 @@ def _one_of(ops: Sequence[Op], name: str, default: Any) -> Any:
     return found.pop() if found else default
 
 
+def check_ops(ops: Sequence[Op], num_axes: int) -> None:
+    """Check that the ops can be carried out on arrays with ``num_axes`` spatial axes.
+
+    Raises:
+        BatchError: An op resamples, or needs another number of axes.
+    """
+    for op in ops:
+        resamples = hasattr(op, "interpolation") and not hasattr(op, "edit")
+        if resamples or (num_axes != 2 and isinstance(op, SizedBySample)):
+            raise BatchError(f"{op} is for images; arrays can only be cropped and flipped")
+        if isinstance(op, Crop):
+            op.lengths(num_axes)
+
+
 def output_size(ops: Sequence[Op], size: tuple[int, int] | None = None) -> tuple[int, int] | None:
     """Return the (height, width) of all results, of images of one size or of any (None); None if they differ."""
     for op in ops:
@@ -135,6 +150,8 @@ def plan(
         raise BatchError(f"sample {indices[row]} is empty: {sizes[row].tolist()} pixels")
     window = Window(sizes, indices)
     num_axes = window.size.shape[1]
+    if num_axes != 2:
+        check_ops(ops, num_axes)
     keys = [key64(_DOMAIN, seed, epoch, view, position) for position in range(len(ops))]
     nums = [num_axes if getattr(op, "per_axis", False) else op.num_draws for op in ops]
     drawn = uniforms(keys, indices, draws, nums=nums) if ops else []

@@ -127,41 +127,34 @@ def resample(
         target[...] = fill
         if top == bottom or left == right:
             return out
-    lines = [
-        _line(region[i], region[i + 2], out.shape[i], spans[i], image.shape[i]) for i in (0, 1)
-    ]
     (y, height, rows), (x, width, columns) = (
-        _needed(*line, image.shape[i], interpolation) for i, line in enumerate(lines)
+        _needed(region[i], region[i + 2] / out.shape[i], spans[i], image.shape[i], interpolation)
+        for i in (0, 1)
     )
     part, box = image[rows, columns], (x, y, x + width, y + height)
     inner = target[top:bottom, left:right]
     mode = _MODES.get(part.shape[2] if part.ndim == 3 else 1)
     if part.dtype == np.uint8 and mode is not None:
-        inner[...] = _by_pillow(part, mode, box, inner.shape[1::-1], interpolation).reshape(
-            inner.shape
-        )
+        done = _by_pillow(part, mode, box, inner.shape[1::-1], interpolation)
+        inner[...] = done.reshape(inner.shape)
     else:
         inner[...] = _by_matrices(part, box, inner.shape, interpolation)
     return out
 
 
-def _line(
-    start: float, extent: float, size: int, span: tuple[int, int], length: int
-) -> tuple[float, float, int]:
-    """Return start and extent in source pixels, and the number of output pixels, of the part that lies on the image."""
-    scale, (first, last) = extent / size, span
-    begin = max(start + first * scale, 0.0)
-    return begin, min(start + last * scale, float(length)) - begin, last - first
-
-
 def _needed(
-    start: float, extent: float, size: int, length: int, interpolation: str
+    start: float, scale: float, span: tuple[int, int], length: int, interpolation: str
 ) -> tuple[float, float, slice]:
-    """Return the slice of source pixels that the filter reads, and start and extent relative to it."""
-    margin = margin_of(interpolation, extent / size)
-    first = max(math.floor(start - margin), 0)
-    last = min(math.ceil(start + extent + margin), length)
-    return start - first, extent, slice(first, last)
+    """Return start and extent in source pixels of the part of an axis that lies on the image, and what a filter reads.
+
+    That is a slice of the source, from which start counts.
+    """
+    first, last = span
+    begin = max(start + first * scale, 0.0)
+    extent = min(start + last * scale, float(length)) - begin
+    margin = margin_of(interpolation, extent / (last - first))
+    read = max(math.floor(begin - margin), 0)
+    return begin - read, extent, slice(read, min(math.ceil(begin + extent + margin), length))
 
 
 def margin_of(interpolation: str, scale: Any) -> Any:

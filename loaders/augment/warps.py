@@ -6,32 +6,19 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import cv2
 import numpy as np
 
 from loaders.augment.colour import as_range
 from loaders.augment.edits import NUM_VALUES
-from loaders.augment.geometry import Op, between, enclosing, moved_points
+from loaders.augment.geometry import Op, between, enclosing
 from loaders.augment.ops import check_range
-from loaders.augment.pixels import apply
-from loaders.augment.resampling import Fill, Resampling, as_fill, as_fill_mask
+from loaders.augment.resampling import Fill, as_fill, as_fill_mask
 from loaders.checks import one_of, real_number
-from loaders.errors import BatchError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import numpy.typing as npt
 
-    from loaders.augment.geometry import Floats, Ints, Move, Ripple, Window
-
-_INVERSE = cv2.WARP_INVERSE_MAP
-_BORDERS = {
-    "constant": cv2.BORDER_CONSTANT,
-    "edge": cv2.BORDER_REPLICATE,
-    "reflect": cv2.BORDER_REFLECT_101,
-    "symmetric": cv2.BORDER_REFLECT,
-}
+    from loaders.augment.geometry import Floats, Ints, Window
 
 
 def affine_matrices(
@@ -319,70 +306,3 @@ def _homographies(points: Floats, images: Floats) -> tuple[npt.NDArray[np.bool_]
     has_one = (turns != 0).all(axis=1) & (np.linalg.det(matrix) != 0)
     found = np.linalg.solve(np.where(has_one[:, None, None], matrix, np.eye(8)), target)[..., 0]
     return has_one, np.concatenate([found, np.ones((num, 1))], axis=1).reshape(num, 3, 3)
-
-
-def carry_out(
-    image: npt.NDArray[Any],
-    move: Move,
-    resampling: Resampling,
-    fill: Any = 0,
-    *,
-    out: npt.NDArray[Any] | None = None,
-    nearest: bool = False,
-) -> npt.NDArray[Any]:
-    """Carry out one sample's geometry by ``apply`` or ``warp``, which take these arguments."""
-    box, size, flip, matrix, ripple = move
-    if matrix is None:
-        return apply(image, box, size, flip, fill, out=out, nearest=nearest, resampling=resampling)
-    return warp(
-        image, matrix, size, fill, out=out, interpolation="nearest" if nearest else resampling.warp,
-        padding_mode=resampling.padding_mode, ripple=ripple,
-    )  # fmt: skip
-
-
-def warp(
-    image: npt.NDArray[Any],
-    matrix: Floats,
-    size: Sequence[int],
-    fill: Any = 0,
-    *,
-    out: npt.NDArray[Any] | None = None,
-    interpolation: str = "bilinear",
-    padding_mode: str = "constant",
-    ripple: Ripple | None = None,
-) -> npt.NDArray[Any]:
-    """Warp an image of up to 4 channels by a matrix ``(3, 3)`` from x, y of the result to x, y of the image.
-
-    In pixels from the top left corner. Outside the image it is ``fill``, or as ``padding_mode`` of ``RandomCrop`` says.
-    With a ripple, whose displacements follow, the matrix maps from its frame.
-
-    Raises:
-        BatchError: OpenCV cannot warp this dtype or number of channels.
-    """
-    if out is None:
-        out = np.empty((*size, *image.shape[2:]), image.dtype)
-    shift = np.array([[1, 0, 0.5], [0, 1, 0.5], [0, 0, 1]])
-    # Our coordinates count from pixel corners, those of OpenCV from pixel centres.
-    centred = np.linalg.inv(shift) @ matrix @ shift
-    flags = cv2.INTER_NEAREST if interpolation == "nearest" else cv2.INTER_LINEAR
-    around = tuple(np.broadcast_to(fill, 4).tolist()) if np.ndim(fill) == 0 else tuple(fill)
-    settings = (flags | _INVERSE, _BORDERS[padding_mode], around)
-    flat, target = image, out
-    if image.ndim == 3 and image.shape[2] == 1:
-        flat, target = image[..., 0], out[..., 0]
-    try:
-        flat = np.ascontiguousarray(flat)
-        if ripple is not None:
-            at = moved_points(matrix[None], ripple.sources(size).reshape(1, -1, 2)) - 0.5
-            x, y = at.astype(np.float32).reshape(*size, 2).transpose(2, 0, 1)
-            done = cv2.remap(flat, x, y, flags, None, *settings[1:])
-        elif (centred[2] == (0, 0, 1)).all():
-            done = cv2.warpAffine(flat, centred[:2], (size[1], size[0]), None, *settings)
-        else:
-            done = cv2.warpPerspective(flat, centred, (size[1], size[0]), None, *settings)
-    except cv2.error as error:
-        raise BatchError(
-            f"cannot warp a {image.dtype} image of shape {image.shape}: {error.err}"
-        ) from error
-    target[...] = done
-    return out

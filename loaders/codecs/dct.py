@@ -170,30 +170,25 @@ class DctCodec:
         Raises:
             CodecError: It is damaged, or of other settings than the field's.
         """
-        at, sizes, checks = self._bands(record)
-        for size, check in zip(sizes, checks, strict=True):
-            if _check(record[at : at + size]) != check:
-                raise CodecError("the record is damaged: a check of its bytes does not match")
-            at += size
-        if at != len(record):
-            raise CodecError(f"the record has {len(record)} bytes, its header says {at}")
-
-    def _bands(self, record: UInt8Array) -> tuple[int, Sequence[int], Sequence[int]]:
-        """Return where the bands begin, and their sizes in bytes and checks; CodecError as ``check``."""
         if len(record) < _HEADER.size:
             raise CodecError(f"a record of {len(record)} bytes is cut within its header")
         values = _HEADER.unpack_from(record.data)
         (magic, layout), settings, num_escapes = values[:2], values[2:6], values[6]
         if (magic, layout) != (_MAGIC, _LAYOUT):
             raise CodecError(f"the record begins with {magic:#x}, {layout}: not of codec 'dct'")
-        end = _HEADER.size + num_escapes * _ESCAPE.itemsize
-        checked = record[:_UNCHECKED].tobytes() + record[_HEADER.size : end].tobytes()
-        if end > len(record) or values[15] != _check(checked):
+        at = _HEADER.size + num_escapes * _ESCAPE.itemsize
+        checked = record[:_UNCHECKED].tobytes() + record[_HEADER.size : at].tobytes()
+        if at > len(record) or values[15] != _check(checked):
             raise CodecError("the record is damaged: the check of its header does not match")
         if settings != self._settings:
             what = "the record has mode, quality, height and width"
             raise CodecError(f"{what} {settings}, the field {self._settings}")
-        return end, values[7:11], values[11:15]
+        for size, check in zip(values[7:11], values[11:15], strict=True):
+            if _check(record[at : at + size]) != check:
+                raise CodecError("the record is damaged: a check of its bytes does not match")
+            at += size
+        if at != len(record):
+            raise CodecError(f"the record has {len(record)} bytes, its header says {at}")
 
     def fill(self, records: Sequence[UInt8Array], out: UInt8Array) -> Escapes:
         """Decompress N records into rows ``(N, row_nbytes(side))``: the part of serving that is left for the CPU.

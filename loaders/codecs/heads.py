@@ -1,4 +1,7 @@
-"""What the first bytes of an encoded picture say: JPEG, PNG or WebP, recognized by them."""
+"""What the first bytes of an encoded picture say: JPEG, PNG or WebP, recognized by them.
+
+Source: ITU-T T.81, annex B, for JPEG; G.1.1.1 for what the scans of a progressive one send.
+"""
 
 from __future__ import annotations
 
@@ -9,23 +12,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from loaders.codecs.markers import JPEG_START, SOS, Frame, frame_of, read_frame, segments
 from loaders.errors import CodecError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
 UInt8Array = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 MAX_PICTURE_MB = 1024  # decoded: one limit for all formats, unless another is given
 SIDES = struct.Struct(">HH")  # height and width in a JPEG's frame header
-APP9 = 0xE9
+JPEG_START = b"\xff\xd8"
+SOS, EOI, APP9 = 0xDA, 0xD9, 0xE9
 INDEX = b"SEGMENTS"  # begins an APP9 segment in files that packdata encoded: see codecs.jpeg
 _DRI = 0xDD
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_SEQUENTIAL, _PROGRESSIVE = (0xC0, 0xC1), 0xC2
+_NO_LENGTH = frozenset({0x00, 0x01, *range(0xD0, 0xD9), 0xFF})  # what no segment follows
+_NUM_COEFFICIENTS = 64
 _HEAD_BYTES = 1 << 17  # two segments of 64 KiB before the frame; a longer header is decoded whole
-_SEQUENTIAL = (0xC0, 0xC1)
-# Other frames, and what has no business before a frame.
-_NO_BASELINE = frozenset({0xC2, 0xC3, *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xDB)})
 # What is kept of the head of a picture; ``PictureHead`` says what each is. All zeros: it is not known.
 HEAD = np.dtype(
     [
@@ -102,15 +106,17 @@ def picture_head(record: Any, max_pixels: int = MAX_PIXELS) -> PictureHead:
     Raises:
         CodecError: The bytes are not JPEG, PNG or WebP, cut within the header, or of more pixels.
     """
-    start = memoryview(record)[:_HEAD_BYTES]  # not bytes: few of them are looked at
+    file = memoryview(record)  # not bytes: few of them are looked at
     try:
-        if bytes(start[:2]) == JPEG_START:
-            head = jpeg_head(start) or PictureHead(*_jpeg_size(record))
-        elif bytes(start[:8]) == b"\x89PNG\r\n\x1a\n":
-            width, height = struct.unpack_from(">II", start, 16)
+        if bytes(file[:2]) == JPEG_START:
+            head = jpeg_head(file)
+            if head is None:
+                raise ValueError("no frame header")
+        elif bytes(file[:8]) == b"\x89PNG\r\n\x1a\n":
+            width, height = struct.unpack_from(">II", file, 16)
             head = PictureHead(height, width)
         else:
-            head = PictureHead(*_webp_size(bytes(start[:32])))
+            head = PictureHead(*_webp_size(bytes(file[:32])))
     except (struct.error, ValueError, IndexError) as error:
         what = (
             f"these {len(record)} bytes are no JPEG, PNG or WebP, or cut or damaged in the header"
@@ -118,13 +124,6 @@ def picture_head(record: Any, max_pixels: int = MAX_PIXELS) -> PictureHead:
         raise CodecError(what) from error
     check_pixels(head.height, head.width, max_pixels)
     return head
-
-
-def _jpeg_size(record: Any) -> tuple[int, int]:
-    frame = frame_of(memoryview(record))
-    if frame is None:
-        raise ValueError("no frame header")
-    return frame.height, frame.width
 
 
 def picture_size(record: Any, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
@@ -137,38 +136,6 @@ def check_pixels(height: int, width: int, max_pixels: int = MAX_PIXELS) -> None:
     if not 0 < height * width <= max_pixels:
         what = f"the picture has {height} x {width} pixels; 1 to {max_pixels} are accepted"
         raise CodecError(f"{what}, which max_picture_mb sets")
-
-
-def jpeg_head(start: memoryview) -> PictureHead | None:
-    """Read the header of a sequential Huffman JPEG; None for any other.
-
-    Source: ITU-T T.81, annex B.
-    """
-    if bytes(start[:2]) != JPEG_START:
-        return None
-    frame: Frame | None = None
-    height_at, tables_end, interval, end = 0, 0, 0, len(JPEG_START)
-    for marker, body, behind in segments(start):
-        at = body - 4
-        if at != end:  # fill bytes
-            break
-        if frame:
-            if marker == SOS or (marker == APP9 and start[body : body + len(INDEX)] == INDEX):
-                tables_end = at
-                break
-            interval = start[body] << 8 | start[body + 1] if marker == _DRI else interval
-        elif marker in _NO_BASELINE:
-            return None
-        elif marker in _SEQUENTIAL:
-            frame, height_at = read_frame(marker, bytes(start[body:behind])), body + 1
-            if frame is None:
-                return None
-        end = behind
-    if frame is None:
-        return None
-    is_grid = interval and tables_end and all(frame.unit)
-    grid = (interval, *frame.unit) if is_grid else ()
-    return PictureHead(frame.height, frame.width, height_at, tables_end, *grid)
 
 
 def _webp_size(head: bytes) -> tuple[int, int]:
@@ -186,3 +153,131 @@ def _webp_size(head: bytes) -> tuple[int, int]:
         width, width_high, height, height_high = struct.unpack_from("<HBHB", head, 24)
         return 1 + (height_high << 16 | height), 1 + (width_high << 16 | width)
     raise ValueError(f"WebP chunk {kind!r} is unknown")
+
+
+# -- JPEG ------------------------------------------------------------------------------------------
+
+
+def jpeg_head(file: memoryview) -> PictureHead | None:
+    """Read the header of a JPEG, height and width alone if it is not sequential Huffman; None if there is no frame."""
+    frame, height_at, tables_end, interval = None, 0, 0, 0
+    end, is_plain = len(JPEG_START), True
+    for mark, body, behind in segments(file):
+        is_plain = is_plain and body - 4 == end and body <= _HEAD_BYTES  # without fill bytes
+        end = behind
+        if frame is None and mark in _FRAMES:
+            frame = _read_frame(mark, bytes(file[body:behind]))
+            if frame is None or not is_plain or mark not in _SEQUENTIAL:
+                break
+            height_at = body + 1
+        elif height_at and not is_plain:
+            break
+        elif height_at:
+            if mark == SOS or (mark == APP9 and file[body : body + len(INDEX)] == INDEX):
+                tables_end = body - 4
+                break
+            interval = file[body] << 8 | file[body + 1] if mark == _DRI else interval
+    if frame is None:
+        return None
+    is_grid = interval and tables_end and all(frame.unit)
+    grid = (interval, *frame.unit) if is_grid else ()
+    return PictureHead(frame.height, frame.width, height_at, tables_end, *grid)
+
+
+class Frame(NamedTuple):
+    """What the frame header says."""
+
+    mark: int  # its marker, which says how the picture is encoded
+    depth: int  # bits a channel
+    height: int  # in pixels
+    width: int  # in pixels
+    components: tuple[int, ...]  # the number of each channel
+    # Of each how finely it is sampled, across in the upper and down in the lower 4 bits.
+    sampling: bytes
+
+    @property
+    def unit(self) -> tuple[int, int]:
+        """Height and width of a unit (MCU): what the components' blocks cover; of a single one, a block."""
+        if len(self.sampling) < 2:
+            return 8, 8
+        across, down = zip(*((both >> 4, both & 15) for both in self.sampling), strict=True)
+        return 8 * max(down), 8 * max(across)
+
+
+def segments(data: bytes | memoryview) -> Iterator[tuple[int, int, int]]:
+    """Yield marker, start and end of what each segment holds, up to the header of the first scan."""
+    at, last = len(JPEG_START), len(data) - 4
+    while at <= last and data[at] == 0xFF:
+        mark = data[at + 1]
+        if mark == 0xFF:  # a fill byte
+            at += 1
+            continue
+        end = at + 2 + (data[at + 2] << 8 | data[at + 3])
+        yield mark, at + 4, end
+        if mark == SOS:
+            return
+        at = end
+
+
+def frame_of(data: bytes | memoryview) -> Frame | None:
+    """Return what the frame header says; None if there is none."""
+    for mark, start, end in segments(data):
+        if mark in _FRAMES:
+            return _read_frame(mark, bytes(data[start:end]))
+    return None
+
+
+def _read_frame(mark: int, body: bytes) -> Frame | None:
+    """Return what the segment of a frame header says; None if the segment is cut."""
+    if len(body) < 6:
+        return None
+    depth, height, width, _ = struct.unpack_from(">BHHB", body)
+    return Frame(mark, depth, height, width, tuple(body[6::3]), body[7::3])
+
+
+def markers(data: bytes) -> Iterator[tuple[int, int]]:
+    """Yield where each marker stands, and which it is, to the end of the picture.
+
+    Bytes between segments are passed over as libjpeg does; those of scans cannot be taken for a
+    marker.
+    """
+    at = data.find(0xFF, 2)
+    while 0 <= at < len(data) - 1:
+        mark = data[at + 1]
+        if mark not in _NO_LENGTH:
+            yield at, mark
+            if mark == EOI:
+                return
+            at += 2 + int.from_bytes(data[at + 2 : at + 4], "big")
+        else:
+            at += 1 if mark == 0xFF else 2
+        at = data.find(0xFF, at)
+
+
+def with_end(data: bytes) -> bytes | None:
+    """Return a file with the end marker that it lacks; None if it has one, or more may be missing.
+
+    All scans have begun. Whether the last is whole, the decoder says: only Huffman's warns.
+    """
+    frame = frame_of(data)
+    if frame is None or frame.mark not in (*_SEQUENTIAL, _PROGRESSIVE) or _unsent(data, frame):
+        return None
+    if any(mark == EOI for _, mark in markers(data)):
+        return None
+    return data + (b"\xd9" if data.endswith(b"\xff") else b"\xff\xd9")
+
+
+def _unsent(data: bytes, frame: Frame) -> set[tuple[int, int]]:
+    """Return the coefficients that no scan sends to the last bit, as (component, number)."""
+    every = range(_NUM_COEFFICIENTS)
+    left = {(component, k) for component in frame.components for k in every}
+    for at, mark in markers(data):
+        if mark != SOS:
+            continue
+        count = data[at + 4]
+        behind = at + 5 + 2 * count
+        first, last, bits = data[behind : behind + 3].ljust(3, b"\0")
+        sent = range(first, last + 1) if frame.mark == _PROGRESSIVE else every
+        if not (frame.mark == _PROGRESSIVE and bits & 15):
+            left -= {(each, k) for each in data[at + 5 : behind : 2] for k in sent}
+    return left

@@ -16,14 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from loaders.codecs.heads import (
-    APP9,
-    INDEX,
-    SIDES,
-    PictureHead,
-    jpeg_head,
-)
-from loaders.codecs.markers import EOI, SOS
+from loaders.codecs.heads import APP9, EOI, INDEX, SIDES, SOS, PictureHead, jpeg_head
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -114,7 +114,7 @@ def test_boxes_are_kept_as_torchvision_does_at_the_same_crop() -> None:
     num_cut = 0
     for i, given in enumerate(boxes):
         y, x, height, width = geometry.boxes[i].tolist()
-        found = move_boxes(given, geometry.boxes[i], geometry.sizes[i], (False, False))
+        found = move_boxes(given, geometry.move(i))
         found *= geometry.kept[i][:, None]
         if (height, width) == SIZE:
             np.testing.assert_array_equal(found, given)

@@ -22,8 +22,8 @@ from loaders.augment import (
     Resize,
 )
 from loaders.augment.geometry import Geometry
-from loaders.augment.nd import check_ops, cut, output_lengths
-from loaders.augment.planning import plan
+from loaders.augment.nd import cut, output_lengths
+from loaders.augment.planning import check_ops, plan
 from loaders.errors import BatchError
 
 Array = npt.NDArray[Any]

@@ -26,7 +26,7 @@ from loaders.augment import (
     Views,
     planning,
 )
-from loaders.augment.geometry import Geometry
+from loaders.augment.geometry import Geometry, Move
 from loaders.augment.pixels import apply, move_boxes, reduced_boxes, reductions
 from loaders.augment.planning import as_augment, fill_mask_of, fill_of, output_size, plan
 from loaders.errors import BatchError
@@ -922,7 +922,9 @@ def test_image_mask_and_boxes_stay_aligned(recipe: str) -> None:
 
         pixels = apply(image, box, size, flip)
         labels = apply(mask, box, size, flip, nearest=True)
-        (moved,) = move_boxes(np.array([[x, y, x2, y2]], np.float32), box, size, flip).tolist()
+        (moved,) = move_boxes(
+            np.array([[x, y, x2, y2]], np.float32), Move(box, size, flip)
+        ).tolist()
 
         centres_y, centres_x = np.mgrid[: size[0], : size[1]] + 0.5
         depth = np.minimum.reduce(  # how far inside of the moved box each pixel centre is
@@ -947,8 +949,8 @@ def test_image_mask_and_boxes_stay_aligned(recipe: str) -> None:
 def test_boxes_are_scaled_flipped_and_clipped() -> None:
     boxes = np.array([[0, 0, 10, 20], [5, 5, 6, 7], [90, 90, 99, 99], [-9, -9, 1, 1]], np.float32)
 
-    kept = move_boxes(boxes, (0, 0, 20, 10), (40, 30), NO_FLIP)
-    flipped = move_boxes(boxes, (0, 0, 20, 10), (40, 30), (True, True))
+    kept = move_boxes(boxes, Move((0, 0, 20, 10), (40, 30), NO_FLIP))
+    flipped = move_boxes(boxes, Move((0, 0, 20, 10), (40, 30), (True, True)))
 
     assert kept.tolist() == [[0, 0, 30, 40], [15, 10, 18, 14], [30, 40, 30, 40], [0, 0, 3, 2]]
     assert flipped.tolist() == [[0, 0, 30, 40], [12, 26, 15, 30], [0, 0, 0, 0], [27, 38, 30, 40]]
@@ -956,7 +958,7 @@ def test_boxes_are_scaled_flipped_and_clipped() -> None:
 
 
 def test_no_boxes_stay_no_boxes() -> None:
-    moved = move_boxes(np.empty((0, 4), np.float32), (0, 0, 2, 2), (4, 4), HORIZONTAL)
+    moved = move_boxes(np.empty((0, 4), np.float32), Move((0, 0, 2, 2), (4, 4), HORIZONTAL))
 
     assert moved.shape == (0, 4)
     assert moved.dtype == np.float32
@@ -964,7 +966,7 @@ def test_no_boxes_stay_no_boxes() -> None:
 
 def test_boxes_of_another_shape_are_refused() -> None:
     with pytest.raises(BatchError):
-        move_boxes(np.zeros(4, np.float32), (0, 0, 2, 2), (4, 4), NO_FLIP)
+        move_boxes(np.zeros(4, np.float32), Move((0, 0, 2, 2), (4, 4), NO_FLIP))
 
 
 def test_ops_have_a_type_in_common() -> None:

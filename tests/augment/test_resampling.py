@@ -15,6 +15,7 @@ from PIL import Image as Pillow
 
 import packdata
 from loaders import BatchAugment, RAMDataset, ShardDataset, augment
+from loaders.augment.geometry import Move
 from loaders.augment.pixels import apply, move_boxes
 from loaders.augment.planning import as_augment, fill_of, output_size, plan
 from loaders.augment.resampling import Resampling, filter_matrix, source_positions
@@ -238,7 +239,7 @@ def test_a_letterbox_holds_the_whole_picture_in_the_middle() -> None:
     assert (found[:, 13:26] == 50).all()
     assert (found[:, :13] == 114).all()
     assert (found[:, 26:] == 114).all()
-    np.testing.assert_allclose(move_boxes(boxes, *row), [[0, 13, 40, 26]], atol=1e-4)
+    np.testing.assert_allclose(move_boxes(boxes, Move(*row)), [[0, 13, 40, 26]], atol=1e-4)
 
 
 def test_max_size_bounds_the_longer_side() -> None:

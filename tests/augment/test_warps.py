@@ -12,9 +12,8 @@ import packdata
 from loaders import BatchAugment, RAMDataset, ShardDataset, augment
 from loaders.augment import ElasticTransform, RandomAffine, RandomPerspective, RandomRotation
 from loaders.augment.geometry import moved_points
-from loaders.augment.pixels import move_boxes
+from loaders.augment.pixels import carry_out, move_boxes
 from loaders.augment.planning import fill_of, plan
-from loaders.augment.warps import warp
 from loaders.schema import Boxes, Image, Keypoints, Mask
 from tests.torchvision_v2 import torchvision_v2
 
@@ -41,9 +40,7 @@ def planned(ops: list[Any], size: tuple[int, int], num: int = 1) -> Any:
 
 def on_host(ops: list[Any], image: Array, *, fill: Any = 0) -> Array:
     geometry = planned(ops, image.shape[:2])
-    size, how = geometry.sizes[0].tolist(), geometry.resampling.warp
-    ripple = geometry.ripples[0] if geometry.ripples else None
-    return warp(image, geometry.matrices[0], size, fill, interpolation=how, ripple=ripple)
+    return carry_out(image, geometry.move(0), geometry.resampling, fill)
 
 
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear"])
@@ -92,7 +89,7 @@ def test_perspective_is_torchvisions_at_the_same_corners() -> None:
         ends = np.rint(moved_points(inverse, np.array([starts], float))[0]).astype(int).tolist()
         tensor = torch.from_numpy(image).permute(2, 0, 1)
         want = functional.perspective(tensor, starts, ends).permute(1, 2, 0).numpy()
-        found = warp(image, geometry.matrices[0], (40, 50))
+        found = carry_out(image, geometry.move(0))
         assert (np.abs(found.astype(int) - want) <= 2).mean() >= 0.97
         limits = np.array([[15, 12], [49 - 15, 12], [49 - 15, 39 - 12], [15, 39 - 12]])
         assert (np.abs(np.array(ends) - np.array(starts)) <= np.abs(limits - starts)).all()
@@ -120,7 +117,7 @@ def test_elastic_is_torchvisions_at_the_same_displacement(
     given = np.array([[4, 3, 15, 14]], np.float32)
     theirs = tv.BoundingBoxes(torch.from_numpy(given), format="XYXY", canvas_size=size)
     moved = functional.elastic(theirs, shares).numpy()
-    mine = move_boxes(given, (0, 0, *size), size, (False, False), np.eye(3), ripple)
+    mine = move_boxes(given, planned([op], size).move(0))
     assert np.abs(moved - mine).max() <= 1.5 or min(size) < 15
     assert v2.ElasticTransform().alpha == list(ElasticTransform().alpha)  # type: ignore[arg-type]
     assert v2.ElasticTransform().sigma == list(ElasticTransform().sigma)  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from loaders import DataLoader, Mosaic, RAMDataset, ShardDataset, augment
+from loaders.augment.geometry import Move
 from loaders.augment.pixels import move_keypoints
 from loaders.datasets import settings
 from loaders.datasets.reading import known
@@ -140,7 +141,7 @@ def test_other_shapes_are_refused(tmp_path: Path, value: Any) -> None:
     with pytest.raises(LoadersError):
         packed(tmp_path, value)
     with pytest.raises(BatchError):
-        move_keypoints(np.zeros((3, 2), np.float32), (0, 0, 4, 4), (4, 4), (False, False))
+        move_keypoints(np.zeros((3, 2), np.float32), Move((0, 0, 4, 4), (4, 4), (False, False)))
 
 
 def test_fields_that_no_op_moves_beside_pictures_that_move_are_noted_once(

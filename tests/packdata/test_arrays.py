@@ -17,8 +17,7 @@ from loaders.data.manifest import read_manifest
 from loaders.errors import LoadersError, SchemaError, SourceError
 from loaders.schema import Array, Label
 from packdata import pack_arrays
-from packdata.arrays.plan import plan_arrays
-from packdata.arrays.recipe import ArraysRecipe
+from packdata.arrays import ArraysRecipe, plan_arrays
 from packdata.cli import main
 from packdata.inspect.preview import middle_slice, sheet_of, tile_of
 from packdata.inspect.stats import stats

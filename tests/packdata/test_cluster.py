@@ -14,7 +14,7 @@ import cv2
 import numpy as np
 import pytest
 
-from packdata.arrays.plan import plan_arrays
+from packdata.arrays import plan_arrays
 from packdata.cli import main
 from packdata.cluster import usual_parts
 from packdata.images.plan import plan_images

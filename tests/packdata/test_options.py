@@ -21,8 +21,7 @@ from loaders.data.manifest import MANIFEST_NAME, read_manifest
 from loaders.schema import Label
 from loaders.system.limits import usable_cores
 from packdata import pack
-from packdata.arrays.plan import pack_arrays
-from packdata.arrays.recipe import ArrayOptions
+from packdata.arrays import ArrayOptions, pack_arrays
 from packdata.cli import COMMANDS, main
 from packdata.delimited import CsvOptions
 from packdata.files.splits import SourceOptions

@@ -11,7 +11,7 @@ import pytest
 import packdata
 from loaders.errors import SourceError
 from loaders.schema import Image
-from packdata.arrays.plan import pack_arrays
+from packdata.arrays import pack_arrays
 from packdata.images.plan import pack_images
 from packdata.tables import pack_tables
 from packdata.tokens.plan import pack_tokens

@@ -12,7 +12,7 @@ import pytest
 import packdata
 from loaders.errors import PackError
 from loaders.schema import Image, Label
-from packdata.arrays.plan import pack_arrays
+from packdata.arrays import pack_arrays
 from packdata.claimed import claimed_folder
 from packdata.images.plan import pack_images
 from packdata.packing.progress import Quiet

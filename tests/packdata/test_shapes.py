@@ -299,7 +299,7 @@ class TestSizes:
 
     def test_a_window_is_what_apply_shows(self) -> None:
         for fit in ("cover", "contain", "stretch"):
-            (y, x, height, width), size = SizeOption(30, 50, fit).window((40, 80))
+            (y, x, height, width), size, *_ = SizeOption(30, 50, fit).move((40, 80))
             assert size == (30, 50)
             assert np.allclose((y + height / 2, x + width / 2), (20, 40), atol=1)
 

@@ -25,7 +25,7 @@ from loaders.errors import RemoteError, SourceError
 from loaders.remote import origin
 from loaders.remote.url import url_of
 from packdata import reading
-from packdata.arrays.plan import pack_arrays, plan_arrays
+from packdata.arrays import pack_arrays, plan_arrays
 from packdata.cli import main
 from packdata.images.plan import pack_images, plan_images
 from packdata.packing.engine import pack_recipes

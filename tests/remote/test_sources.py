@@ -20,7 +20,7 @@ from loaders.errors import PackError, RemoteError, SourceError
 from loaders.remote import origin
 from loaders.remote.url import URL, url_of
 from loaders.remote.wire import Entry
-from packdata.arrays.plan import plan_arrays
+from packdata.arrays import plan_arrays
 from packdata.bucket import Bucket, bucket_at
 from packdata.cli import main
 from packdata.images.plan import pack_images, plan_images

@@ -11,7 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from packdata.arrays.plan import pack_arrays
+    from packdata.arrays import pack_arrays
     from packdata.images.plan import pack_images
     from packdata.packed.views import write
     from packdata.packing.engine import pack_recipe, pack_recipes
@@ -51,7 +51,7 @@ _HOMES = {
     "Writer": "writer",
     "arrays_of": "tables.plan",
     "pack": "writer",
-    "pack_arrays": "arrays.plan",
+    "pack_arrays": "arrays",
     "pack_images": "images.plan",
     "pack_recipe": "packing.engine",
     "pack_recipes": "packing.engine",

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from loaders.augment.nd import check_ops, cut, output_lengths
-from loaders.augment.planning import fill_mask_of
+from loaders.augment.nd import cut, output_lengths
+from loaders.augment.planning import check_ops, fill_mask_of
 from loaders.codecs.raw import RawCodec
 from loaders.data.partial import BoxBytes, PartialRecords, RecordPart
 from loaders.datasets.reading.fixed import Layout, torch_dtype

@@ -123,11 +123,9 @@ class ShapeReader(ObjectReader):
 
     def _moved(self, value: npt.NDArray[Any], move: Move) -> npt.NDArray[Any]:
         if isinstance(self.field, Boxes):
-            return move_boxes(value, *move)
+            return move_boxes(value, move)
         if isinstance(self.field, Keypoints):
-            box, size, flip, matrix, ripple = move
-            pairs = self.field.flip_pairs
-            return move_keypoints(value, box, size, flip, pairs, matrix, ripple)
+            return move_keypoints(value, move, self.field.flip_pairs)
         return np.array(value)
 
     def _kept(self, view: int, request: Request, first: int, last: int) -> Sequence[Bools] | None:
@@ -144,7 +142,7 @@ class ShapeReader(ObjectReader):
         found = []
         for i, boxes in enumerate(boxes_of(request, first, last), start):
             marks = wanted.plans[view].kept
-            moved = move_boxes(boxes, *wanted.moves(i)[view])
+            moved = move_boxes(boxes, wanted.moves(i)[view])
             kept = sanitizer.keeps(moved)
             found.append(kept if marks is None else kept & marks[i])
         return found

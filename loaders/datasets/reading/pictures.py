@@ -11,8 +11,14 @@ import numpy as np
 import torch
 
 from loaders.augment.edits import edit
-from loaders.augment.pixels import moved_steps, reduced_boxes, reductions, steps_of, take_steps
-from loaders.augment.warps import carry_out
+from loaders.augment.pixels import (
+    carry_out,
+    moved_steps,
+    reduced_boxes,
+    reductions,
+    steps_of,
+    take_steps,
+)
 from loaders.buffers import Memory, scratch
 from loaders.codecs.heads import HEAD, PictureHead, picture_heads
 from loaders.codecs.jpeg import blocks_of, ends_of, first_rows, part_of

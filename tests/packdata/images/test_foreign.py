@@ -9,7 +9,7 @@ import PIL.ExifTags
 import PIL.Image
 import pytest
 
-from loaders.codecs.markers import frame_of, with_end
+from loaders.codecs.heads import frame_of, with_end
 from loaders.codecs.picture import PictureCodec
 from loaders.errors import CodecError
 from loaders.schema import Image

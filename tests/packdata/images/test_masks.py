@@ -10,7 +10,7 @@ import pytest
 
 from loaders import ShardDataset
 from loaders.errors import LoadersError, SchemaError, SourceError
-from packdata.arrays.plan import pack_arrays
+from packdata.arrays import pack_arrays
 from packdata.cli import main
 from packdata.images.masks import Marks
 from packdata.images.plan import pack_images, plan_images

@@ -680,7 +680,7 @@ class TestResize:
         """One pixel more at one side than at the other: cut or padded alike for pixels and boxes."""
         resize = SizeOption(*size, "cover" if size[1] < 12 else "contain")
         pixels = np.arange(1, 49, dtype=np.uint8).reshape(4, 12)
-        (y, x, height, width), _ = resize.window((4, 12))
+        y, x, height, width = resize.move((4, 12)).box
 
         whole = np.pad(pixels, 12)[12 + int(y) :, 12 + int(x) :]
 

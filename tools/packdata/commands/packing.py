@@ -226,7 +226,7 @@ def images(args: Namespace, options: dict[str, Any]) -> SourcePlan:
 @_packs(
     src="folder of .npy and .npz files, or a list, or the URL of one",
     options={
-        "arrays": "packdata.arrays.recipe:ArrayOptions",
+        "arrays": "packdata.arrays:ArrayOptions",
         "source": "packdata.files.splits:SourceOptions",
     },
     names={"column": "array_column"},
@@ -243,7 +243,7 @@ def arrays(args: Namespace, options: dict[str, Any]) -> SourcePlan:
     The source is a folder per class, a flat folder, a .csv, .tsv or .jsonl list, or a folder of splits
     of these, each of which becomes a dataset. Volumes are served as (C, D, H, W), masks as (D, H, W).
     """
-    from packdata.arrays.plan import plan_arrays
+    from packdata.arrays import plan_arrays
 
     return plan_arrays(args.src, format=args.format, **options)
 

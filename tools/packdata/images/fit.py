@@ -16,6 +16,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
+from loaders.augment.geometry import Move
 from loaders.augment.pixels import apply
 from loaders.errors import SchemaError
 
@@ -116,15 +117,16 @@ class SizeOption:
             else apply(pixels, (*_corner(to, result), *result), result, flip)
         )
 
-    def window(self, size: Size) -> tuple[tuple[float, float, float, float], Size]:
-        """Return where in a picture of a size its result lies (y, x, height, width), and the result's size."""
+    def move(self, size: Size) -> Move:
+        """Return how what lies in a picture of a size comes to the result."""
         top, left = self._margins(size)
         size = size[0] - 2 * top, size[1] - 2 * left
         to = self.scaled(size)
         result = self.fixed or to
         down, across = to[0] / size[0], to[1] / size[1]
         y, x = _corner(to, result)
-        return (top + y / down, left + x / across, result[0] / down, result[1] / across), result
+        box = top + y / down, left + x / across, result[0] / down, result[1] / across
+        return Move(box, result, (False, False))
 
     def _margins(self, size: Size) -> tuple[int, int]:
         """Return how many rows and columns at each side are cut before a picture is enlarged to cover a size.

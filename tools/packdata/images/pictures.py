@@ -40,8 +40,7 @@ import simplejpeg
 from PIL import ImageCms
 from PIL.JpegImagePlugin import JpegImageFile
 
-from loaders.codecs.heads import MAX_PIXELS, check_pixels
-from loaders.codecs.markers import JPEG_START, SOS, markers, with_end
+from loaders.codecs.heads import JPEG_START, MAX_PIXELS, SOS, check_pixels, markers, with_end
 from loaders.codecs.picture import decode_cv2
 from loaders.errors import CodecError
 from packdata.images.fit import MIN_REDUCED

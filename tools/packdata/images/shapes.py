@@ -18,7 +18,7 @@ from packdata.sources.annotations import annotated
 from packdata.sources.base import BOX_LABELS, Column, ExtendedSource, Item, Source, identifier_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from packdata.files.labels import LabelField
@@ -199,13 +199,13 @@ def encode_shape(label: LabelField, item: Item, size: Size, resize: SizeOption) 
         raise CodecError(f"{what}, once turned upright as its Exif data say")
     value, field = item.labels.get(label.name), label.field
     try:
-        move: Callable[..., Any]
+        move = resize.move(size)
         if isinstance(field, Keypoints):
-            shapes, move = to_keypoints(value, field.num, size), move_keypoints
+            shapes = to_keypoints(value, field.num, size)
+            moved = shapes if resize.keeps(size) else move_keypoints(shapes, move)
         else:
-            shapes, move = to_boxes(value, label.column.form, size), move_boxes
-        if not resize.keeps(size):
-            shapes = move(shapes, *resize.window(size), (False, False))
-        return label.codec.encode(shapes)
+            shapes = to_boxes(value, label.column.form, size)
+            moved = shapes if resize.keeps(size) else move_boxes(shapes, move)
+        return label.codec.encode(moved)
     except CodecError as error:
         raise CodecError(f"{label.name}: {error}") from error

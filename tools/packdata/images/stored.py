@@ -21,9 +21,8 @@ import simplejpeg
 from PIL.JpegImagePlugin import JpegImageFile, get_sampling
 
 from loaders.codecs.dct import DctCodec
-from loaders.codecs.heads import MAX_PICTURE_MB, jpeg_head, pixels_within
+from loaders.codecs.heads import MAX_PICTURE_MB, frame_of, jpeg_head, pixels_within
 from loaders.codecs.jpeg import num_segments, restart_interval, with_index
-from loaders.codecs.markers import frame_of
 from loaders.codecs.picture import PictureCodec
 from loaders.codecs.yuv import Yuv420Codec, half
 from loaders.errors import CodecError, SchemaError
