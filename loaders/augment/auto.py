@@ -65,10 +65,9 @@ class _Strengths:
     # Of the last bin of the translations: a share of the side, and pixels.
     shift: tuple[float, float]
 
-    def edits(
-        self, which: Ints, bins: Ints, signs: Floats, sizes: Ints, interpolation: str, fill: Any
-    ) -> Edits:
-        """Return one edit per sample: op number ``which`` of the list, at strength ``bins``, with sign ``signs``."""
+    def edits(self, op: Any, draws: Floats, bins: Ints, signs: Floats, sizes: Ints) -> Edits:
+        """Return one edit per sample for ``op``: draws choose it from the list, and its sign; bins are its strength."""
+        which, signs = pick(draws, len(self.space)), np.where(signs <= 0.5, -1.0, 1.0)
         kinds = np.array([kind for _, kind, _, _ in self.space])[which]
         edits = Edits(kinds[:, None].astype(np.int64), np.zeros((len(which), 1, NUM_VALUES)))
         share = bins / max(self.num_bins - 1, 1)
@@ -80,7 +79,7 @@ class _Strengths:
             strength = strength * signs[rows] if is_signed else strength
             if kind == Kind.WARP:
                 matrices = self._matrices(name, strength, sizes[rows])
-                edits.values[rows, 0] = as_values(matrices, interpolation, fill)
+                edits.values[rows, 0] = as_values(matrices, op.interpolation, op.fill)
             elif name == "Posterize":
                 edits.values[rows, 0, 0] = np.rint(
                     self.bits[0] + (self.bits[1] - self.bits[0]) * share[rows]
@@ -107,10 +106,6 @@ class _Strengths:
 def _check(op: Any) -> None:
     one_of("interpolation", op.interpolation, ("nearest", "bilinear"))
     object.__setattr__(op, "fill", as_fill(op.fill or 0))
-
-
-def _sign(draws: Floats) -> Floats:
-    return np.where(draws <= 0.5, -1.0, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,11 +142,8 @@ class RandAugment(PixelOp):
     def edit(self, draws: Floats, sizes: Ints) -> Edits:
         strengths = _Strengths(_RAND, self.num_magnitude_bins, (8, 4), (150 / 331, 0.0))
         bins = np.full(len(draws), self.magnitude)
-        how = (sizes, self.interpolation, self.fill)
-        parts = [
-            strengths.edits(pick(which, len(_RAND)), bins, _sign(sign), *how)
-            for which, sign in zip(draws.T[::2], draws.T[1::2], strict=True)
-        ]
+        pairs = zip(draws.T[::2], draws.T[1::2], strict=True)
+        parts = [strengths.edits(self, which, bins, sign, sizes) for which, sign in pairs]
         return Edits.joined(parts or [Edits.of(np.zeros(len(draws), np.int64))])
 
 
@@ -179,8 +171,7 @@ class TrivialAugmentWide(PixelOp):
     def edit(self, draws: Floats, sizes: Ints) -> Edits:
         bins = pick(draws[:, 1], self.num_magnitude_bins)
         strengths = _Strengths(_WIDE, self.num_magnitude_bins, (8, 2), (0.0, 32.0))
-        which, signs = pick(draws[:, 0], len(_WIDE)), _sign(draws[:, 2])
-        return strengths.edits(which, bins, signs, sizes, self.interpolation, self.fill)
+        return strengths.edits(self, draws[:, 0], bins, draws[:, 2], sizes)
 
 
 _MIX = _RAND[1:]
@@ -251,9 +242,8 @@ class AugMix(PixelOp):
         """Return one edit per sample from its three draws."""
         space = tuple(one for one in _MIX if self.all_ops or one[0] not in _FACTORS)
         strengths = _Strengths(space, _MIX_BINS, (4, 0), (1 / 3, 0.0))
-        which, bins = pick(draws[:, 0], len(space)), pick(draws[:, 1], self.severity)
-        how = (_sign(draws[:, 2]), sizes, self.interpolation, self.fill)
-        return strengths.edits(which, bins, *how)
+        bins = pick(draws[:, 1], self.severity)
+        return strengths.edits(self, draws[:, 0], bins, draws[:, 2], sizes)
 
 
 def _shares(logs: Floats) -> Floats:

@@ -15,8 +15,8 @@ from loaders.codecs.heads import jpeg_head
 from loaders.codecs.jpeg import num_segments
 from loaders.errors import SchemaError
 from packdata.cli import main
-from packdata.images.plan import _change_notes, plan_images
-from packdata.images.recipe import ImageOptions
+from packdata.images.plan import plan_images
+from packdata.images.recipe import ImageOptions, count_notes
 from packdata.images.stored import JPEGTRAN, divide_without_loss, jpegtran_version
 from tests.packdata.images.test_alike import jpeg, opened, photo, record_of
 
@@ -72,7 +72,7 @@ def test_only_jpegs_worth_dividing_change(tmp_path: Path) -> None:
     records = [recipe.encode(item)[0]["image"] for item in recipe.items()]
 
     assert records == [small, divide_without_loss(large), file.getvalue()]
-    assert _change_notes(recipe.tally.take())[1:] == [
+    assert count_notes(recipe.tally.take())[1:] == [
         "1 picture divided into segments, with no pixel changed"
     ]
     assert recipe.options.to_json()["jpegtran"] == jpegtran_version()

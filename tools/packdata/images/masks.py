@@ -12,26 +12,15 @@ import xxhash
 
 from loaders.codecs.heads import MAX_PIXELS
 from loaders.errors import CodecError, SourceError
-from packdata.images.pictures import (
-    bits_of,
-    decode_picture,
-    flat,
-    format_of,
-    load,
-    open_picture,
-    orientation_of,
-    turned,
-)
+from packdata.images.pictures import PictureFile, decode_picture, flat, turned
 from packdata.reading import read_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from PIL.Image import Image as Head
-
 Values = npt.NDArray[Any]
-_EXACT = ("PNG", "GIF", "BMP", "TIFF", "PPM")
+_EXACT = ("png", "gif", "bmp", "tiff", "ppm")
 _HEX = re.compile(r"#([0-9a-fA-F]{6})\b")
 _THREE = re.compile(r"(?<!\d)(\d{1,3})[\s,;]+(\d{1,3})[\s,;]+(\d{1,3})(?!\d)")
 _TWO = re.compile(r"^[ \t]*(\d+)[ \t,;:]+(\d+)\b", re.MULTILINE)
@@ -49,13 +38,12 @@ def decode_mask(data: bytes, max_pixels: int = MAX_PIXELS) -> Values:
         CodecError: The bytes are no picture, a damaged one, a lossy one, one of more than ``max_pixels``, or
             colors.
     """
-    head = _open_exact(data, max_pixels)
-    load(head, data)
-    values, bits = np.asarray(head), bits_of(head, data)
-    if head.mode == "L" and bits in (2, 4):
-        values = values // (255 // (2**bits - 1))  # Pillow stretches them to 8 bits
+    file = _open_exact(data, max_pixels)
+    values = np.asarray(file.load())
+    if file.head.mode == "L" and file.bits in (2, 4):
+        values = values // (255 // (2**file.bits - 1))  # Pillow stretches them to 8 bits
     values = values.astype(np.uint16 if values.dtype.itemsize == 2 else np.uint8)
-    values, changes = turned(values, orientation_of(head)), list[str]()
+    values, changes = turned(values, file.orientation), list[str]()
     if values.ndim == 2:
         return values
     colors = flat(values, changes)
@@ -64,12 +52,12 @@ def decode_mask(data: bytes, max_pixels: int = MAX_PIXELS) -> Values:
     return np.ascontiguousarray(colors[:, :, 0])
 
 
-def _open_exact(data: bytes, max_pixels: int) -> Head:
-    """Read the head of a file; CodecError for a format that may lose pixels."""
-    head = open_picture(data, max_pixels)
-    if head.format not in _EXACT:
-        raise CodecError(f"{format_of(head)} is not exact: save masks as PNG")
-    return head
+def _open_exact(data: bytes, max_pixels: int) -> PictureFile:
+    """Open a file; CodecError for a format that may lose pixels."""
+    file = PictureFile(data, max_pixels)
+    if file.format not in _EXACT:
+        raise CodecError(f"{file.format} is not exact: save masks as PNG")
+    return file
 
 
 @dataclass(frozen=True, slots=True)

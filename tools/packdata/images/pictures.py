@@ -1,6 +1,6 @@
 """One picture: the bytes of a file to upright pixels, right where there is a right answer.
 
-Pillow reads the head, once. JPEG goes through libjpeg-turbo then, colours of PNG and WebP
+Pillow reads the head, once (``PictureFile``). JPEG goes through libjpeg-turbo then, colours of PNG and WebP
 through OpenCV, everything else through Pillow; the bytes decide, not the name. What is done to a picture, and
 noted in ``Picture.changes``:
 
@@ -71,6 +71,147 @@ _MAX_ODDITIES = 8
 _PREFIX_NBYTES = 16  # that Pillow tells formats by
 
 
+class PictureFile:
+    """An encoded picture, of which the head is read; of the formats that are pictures (not EPS, a program).
+
+    Attributes:
+        data: The bytes.
+        head: What Pillow read of them.
+        format: ``jpeg``, ``png``, ``webp``, ``tiff``, ...
+        orientation: Exif's, 1 to 8; 1 of a file that says none (or is turned by Pillow).
+        size: (height, width), upright.
+        bits: A channel, of a PNG or TIFF; 8 of others.
+
+    Raises:
+        CodecError: The bytes are no picture, a damaged one, or one of too many pixels.
+    """
+
+    def __init__(self, data: bytes, max_pixels: int = MAX_PIXELS) -> None:
+        self.data, factory = data, _factory_of(data)
+        if factory is None:
+            hint = "for HEIC, AVIF and JPEG XL 'pip install loaders[pictures]', or convert it"
+            raise CodecError(f"no picture that is read: it starts with {data[:12]!r}; {hint}")
+        with _damage_named("picture"):
+            # Not by Image.open, which has a limit of pixels of its own: one of the process.
+            self.head: PIL.Image.Image = factory(io.BytesIO(data), "")
+        head, self.format = self.head, str(self.head.format).lower()
+        check_pixels(head.height, head.width, max_pixels)
+        if self.format == "png":
+            if _PNG_END not in data:
+                raise CodecError("the png is cut: its last chunk is missing")
+            if b"eXIf" in data and "exif" not in head.info:  # behind the pixels
+                self._decode()
+        self.orientation = _orientation(head)
+        self.size: Size = head.height, head.width
+        if self.orientation >= 5:
+            self.size = head.width, head.height
+        self._tags = getattr(head, "tag_v2", {})
+        of_tiff = self._tags.get(PIL.ExifTags.Base.BitsPerSample)
+        self.bits = data[_PNG_DEPTH_AT] if self.format == "png" else max(of_tiff or (8,))
+
+    def oddities(self) -> list[str]:
+        """Return what keeps the file from being stored as it is, as far as its head says that."""
+        odd = [self.format] * (self.format not in KEPT) + ["cmyk"] * (self.head.mode == "CMYK")
+        with _damage_named(self.format):  # also behind the first picture
+            odd += ["animated"] * (getattr(self.head, "n_frames", 1) > 1)
+        if self.format == "png" and not odd:
+            few = [f"{self.bits}-bit"] * (self.bits < 8)
+            odd += ["palette"] if self.head.mode == "P" else few
+        return odd
+
+    def load(self) -> PIL.Image.Image:
+        """Let Pillow decode it; CodecError where it would drop a part: bands, bits, or a gray that stands for clear."""
+        mode, bits = self.head.mode, self.bits
+        num_bands = self._tags.get(PIL.ExifTags.Base.SamplesPerPixel, 1)
+        extra, clear = (
+            self._tags.get(PIL.ExifTags.Base.ExtraSamples),
+            self.head.info.get("transparency"),
+        )
+        if (
+            mode in ("I", "F")
+            or (bits == 16 and not mode.startswith("I;16"))
+            or (bits != 8 and mode != "P" and clear is not None)
+            or (num_bands not in (1, 3) and extra not in ((1,), (2,)))
+        ):
+            what = f"mode {mode}, {bits} bits, {num_bands} bands, transparent value {clear}"
+            hint = "save it as gray or RGB of 8 or 16 bits, or its numbers for 'packdata arrays'"
+            raise CodecError(f"a {self.format} of such pixels is not read ({what}): {hint}")
+        self._decode()
+        return self.head
+
+    def _decode(self) -> None:
+        with _damage_named(self.format):
+            self.head.load()
+
+    def pixels(self) -> Array:
+        """Return the first picture as gray, gray + alpha, RGB or RGBA of 8 or 16 bits, as it is stored."""
+        # OpenCV keeps 16 bits, of which Pillow drops 8 in colours.
+        is_one = not getattr(self.head, "is_animated", False)
+        if self.format in KEPT and self.head.mode in ("RGB", "RGBA") and is_one:
+            flags = cv2.IMREAD_UNCHANGED | cv2.IMREAD_IGNORE_ORIENTATION
+            pixels = decode_cv2(np.frombuffer(self.data, np.uint8), flags)
+            code = cv2.COLOR_BGRA2RGBA if pixels.shape[2] == 4 else cv2.COLOR_BGR2RGB
+            return cv2.cvtColor(pixels, code)
+        head = self.load()
+        if head.mode.startswith("I;16"):
+            return np.asarray(head).astype(np.uint16)
+        mode = {"1": "L", "L": "L", "LA": "LA", "RGBA": "RGBA", "PA": "RGBA", "RGBa": "RGBA"}
+        wanted = "RGBA" if "transparency" in head.info else mode.get(head.mode, "RGB")
+        with _damage_named(f"{self.format} of mode {head.mode}"):
+            return np.asarray(head.convert(wanted))
+
+    def jpeg_pixels(
+        self, channels: int, needed: Callable[[Size], Size] | None
+    ) -> tuple[Array, bytes | None]:
+        """Return the pixels of a JPEG, and what was mended of the file to get them; see ``decode_picture``."""
+        if self.head.mode == "CMYK":  # Pillow, which makes colours of it, hears no warning
+            decode_strictly(self.data, colorspace="CMYK")
+            return self.pixels(), None
+        factor = 1 if needed is None else self._reduction(needed(self.size))
+        height, width = self.head.height, self.head.width
+        least = {"min_height": -(-height // factor), "min_width": -(-width // factor)}
+        colorspace = "GRAY" if channels == 1 else "RGB"
+        return decode_strictly(self.data, colorspace=colorspace, min_factor=factor, **least)
+
+    def _reduction(self, target: Size) -> int:
+        """Return by how much it may be decoded smaller, to be scaled down to a size."""
+        for factor in (8, 4, 2) if min(target) >= MIN_REDUCED else ():
+            # What a last row or column lacks is at its end only while the picture is not turned.
+            is_whole = self.orientation == 1 or not any(side % factor for side in self.size)
+            sides = zip(target, self.size, strict=True)
+            if is_whole and all(2 * n <= -(-s // factor) for n, s in sides):
+                return factor
+        return 1
+
+
+def _factory_of(data: bytes) -> Any:
+    """Return Pillow's class for a file, as its first bytes say; None if there is none."""
+    if data[:2] == JPEG_START:  # a file of several JPEGs is the first
+        return JpegImageFile
+    for name in filter(PIL.Image.OPEN.__contains__, _PIL_FORMATS):
+        factory, accepts = PIL.Image.OPEN[name]
+        if accepts is not None and accepts(data[:_PREFIX_NBYTES]) is True:
+            return factory
+    return None
+
+
+def _orientation(head: PIL.Image.Image) -> int:
+    exif, value = PIL.Image.Exif(), None
+    with suppress(Exception):  # cut: viewers ignore such a block, too
+        exif.load(head.info.get("exif", b""))
+        value = exif.get(PIL.ExifTags.Base.Orientation)
+    return value if isinstance(value, int) and 1 <= value <= 8 else 1
+
+
+@contextmanager
+def _damage_named(what: str) -> Iterator[None]:
+    """Raise CodecError for whatever Pillow's plugins raise on damage: it may be any exception."""
+    try:
+        yield
+    except Exception as error:
+        raise CodecError(f"the {what} is cut, damaged or not supported ({error})") from error
+
+
 @dataclass(frozen=True, slots=True)
 class Picture:
     """Decoded pixels with what was done to get them."""
@@ -84,8 +225,7 @@ class Picture:
     # ``8-bit``, ``animated``, ``gif``, ``odd jpeg``, ...
     changes: tuple[str, ...] = ()
     kept: bytes | None = None  # the file, or what is mended of an odd JPEG, if that can be stored
-    head: PIL.Image.Image | None = None  # what Pillow read of the file
-    orientation: int = 1  # Exif's, of the file
+    file: PictureFile | None = None  # of which they are
     has_profile: bool = False  # whether its numbers mean what a colour profile of the file says
 
 
@@ -110,178 +250,29 @@ def decode_picture(
         The factor of two is the ``reducing_gap=2.0`` of Pillow's ``Image.thumbnail``: beyond it
         the result "is very close to fair resampling".
     """
-    head = open_picture(data, max_pixels)
-    name, orientation, mended = format_of(head), orientation_of(head), None
-    changes = _oddities(head, data)
-    if name == "jpeg":
-        pixels, mended = _decode_jpeg(head, data, channels, _reduction(head, orientation, needed))
+    file = PictureFile(data, max_pixels)
+    changes, mended = file.oddities(), None
+    if file.format == "jpeg":
+        pixels, mended = file.jpeg_pixels(channels, needed)
         changes += [ODD_JPEG] * (mended is not None and not changes)
     else:
-        pixels = _pixels(head, data)
-    pixels = turned(pixels, orientation)
-    changes += ["rotated"] * (orientation != 1)
-    profile = head.info.get("icc_profile")
+        pixels = file.pixels()
+    pixels = turned(pixels, file.orientation)
+    changes += ["rotated"] * (file.orientation != 1)
+    profile = file.head.info.get("icc_profile")
     if profile and to_srgb:
         pixels = _converted(pixels, profile, changes)
     pixels = _to_dtype(flat(pixels, changes), np.dtype(dtype), changes)
     return Picture(
         pixels=_to_channels(pixels, channels),
-        size=_size(head, orientation),
-        format=name,
-        gray=head.mode in ("1", "L", "LA", "I;16"),
+        size=file.size,
+        format=file.format,
+        gray=file.head.mode in ("1", "L", "LA", "I;16"),
         changes=tuple(changes),
         kept=mended if changes == [ODD_JPEG] else None if changes else data,
-        head=head,
-        orientation=orientation,
+        file=file,
         has_profile=bool(profile) and CONVERTED not in changes,
     )
-
-
-def open_picture(data: bytes, max_pixels: int = MAX_PIXELS) -> PIL.Image.Image:
-    """Read the head of a file of the formats that are pictures (not EPS, which would run a program).
-
-    Raises:
-        CodecError: The bytes are no picture, a damaged one, or one of too many pixels.
-    """
-    factory = _factory_of(data)
-    if factory is None:
-        hint = "for HEIC, AVIF and JPEG XL 'pip install loaders[pictures]', or convert it"
-        raise CodecError(f"no picture that is read: it starts with {data[:12]!r}; {hint}")
-    with _damage_named("picture"):
-        # Not by Image.open, which has a limit of pixels of its own: one of the process.
-        head: PIL.Image.Image = factory(io.BytesIO(data), "")
-    check_pixels(head.height, head.width, max_pixels)
-    if head.format == "PNG":
-        if _PNG_END not in data:
-            raise CodecError("the png is cut: its last chunk is missing")
-        if b"eXIf" in data and "exif" not in head.info:  # behind the pixels
-            _decode(head)
-    return head
-
-
-def _factory_of(data: bytes) -> Any:
-    """Return Pillow's class for a file, as its first bytes say; None if there is none."""
-    if data[:2] == JPEG_START:  # a file of several JPEGs is the first
-        return JpegImageFile
-    for name in filter(PIL.Image.OPEN.__contains__, _PIL_FORMATS):
-        factory, accepts = PIL.Image.OPEN[name]
-        if accepts is not None and accepts(data[:_PREFIX_NBYTES]) is True:
-            return factory
-    return None
-
-
-@contextmanager
-def _damage_named(what: str) -> Iterator[None]:
-    """Raise CodecError for whatever Pillow's plugins raise on damage: it may be any exception."""
-    try:
-        yield
-    except Exception as error:
-        raise CodecError(f"the {what} is cut, damaged or not supported ({error})") from error
-
-
-def _decode(head: PIL.Image.Image) -> None:
-    with _damage_named(format_of(head)):
-        head.load()
-
-
-def format_of(head: PIL.Image.Image) -> str:
-    """Return what a file is: ``jpeg``, ``png``, ``webp``, ``tiff``, ..."""
-    return str(head.format).lower()
-
-
-def orientation_of(head: PIL.Image.Image) -> int:
-    """Return Exif's orientation, 1 to 8; 1 of a file that says none (or is turned by Pillow)."""
-    exif, value = PIL.Image.Exif(), None
-    with suppress(Exception):  # cut: viewers ignore such a block, too
-        exif.load(head.info.get("exif", b""))
-        value = exif.get(PIL.ExifTags.Base.Orientation)
-    return value if isinstance(value, int) and 1 <= value <= 8 else 1
-
-
-def bits_of(head: PIL.Image.Image, data: bytes) -> int:
-    """Return the bits a channel of a PNG or TIFF; 8 of others."""
-    if head.format == "PNG":
-        return data[_PNG_DEPTH_AT]
-    return max(getattr(head, "tag_v2", {}).get(PIL.ExifTags.Base.BitsPerSample) or (8,))
-
-
-def _oddities(head: PIL.Image.Image, data: bytes) -> list[str]:
-    """Return what keeps a file from being stored as it is, as far as its head says that."""
-    name, bits = format_of(head), bits_of(head, data)
-    odd = [name] * (name not in KEPT) + ["cmyk"] * (head.mode == "CMYK")
-    with _damage_named(name):  # also behind the first picture
-        odd += ["animated"] * (getattr(head, "n_frames", 1) > 1)
-    if name == "png" and not odd:
-        odd += ["palette"] if head.mode == "P" else [f"{bits}-bit"] * (bits < 8)
-    return odd
-
-
-def _size(head: PIL.Image.Image, orientation: int) -> Size:
-    return (head.height, head.width) if orientation < 5 else (head.width, head.height)
-
-
-def _reduction(
-    head: PIL.Image.Image, orientation: int, needed: Callable[[Size], Size] | None
-) -> int:
-    size = _size(head, orientation)
-    target = size if needed is None else needed(size)
-    if min(target) < MIN_REDUCED:
-        return 1
-    for factor in (8, 4, 2):
-        # What a last row or column lacks is at its end only while the picture is not turned.
-        is_whole = orientation == 1 or not any(side % factor for side in size)
-        if is_whole and all(2 * n <= -(-s // factor) for n, s in zip(target, size, strict=True)):
-            return factor
-    return 1
-
-
-def _decode_jpeg(
-    head: PIL.Image.Image, data: bytes, channels: int, factor: int
-) -> tuple[Array, bytes | None]:
-    """Return the pixels of a JPEG, and what was mended of the file to get them."""
-    if head.mode == "CMYK":  # Pillow, which makes colours of it, hears no warning
-        decode_strictly(data, colorspace="CMYK")
-        return _pixels(head, data), None
-    least = {"min_height": -(-head.height // factor), "min_width": -(-head.width // factor)}
-    colorspace = "GRAY" if channels == 1 else "RGB"
-    return decode_strictly(data, colorspace=colorspace, min_factor=factor, **least)
-
-
-def _pixels(head: PIL.Image.Image, data: bytes) -> Array:
-    """Return the first picture of a file as gray, gray + alpha, RGB or RGBA of 8 or 16 bits, as it is stored."""
-    # OpenCV keeps 16 bits, of which Pillow drops 8 in colours.
-    is_one = not getattr(head, "is_animated", False)
-    if format_of(head) in KEPT and head.mode in ("RGB", "RGBA") and is_one:
-        flags = cv2.IMREAD_UNCHANGED | cv2.IMREAD_IGNORE_ORIENTATION
-        pixels = decode_cv2(np.frombuffer(data, np.uint8), flags)
-        code = cv2.COLOR_BGRA2RGBA if pixels.shape[2] == 4 else cv2.COLOR_BGR2RGB
-        return cv2.cvtColor(pixels, code)
-    load(head, data)
-    if head.mode.startswith("I;16"):
-        return np.asarray(head).astype(np.uint16)
-    if "transparency" in head.info or head.mode in ("PA", "RGBa"):
-        return np.asarray(head.convert("RGBA"))
-    mode = {"1": "L", "L": "L", "LA": "LA", "RGBA": "RGBA"}.get(head.mode, "RGB")
-    with _damage_named(f"{format_of(head)} of mode {head.mode}"):
-        return np.asarray(head.convert(mode))
-
-
-def load(head: PIL.Image.Image, data: bytes) -> None:
-    """Let Pillow decode a file; CodecError where it would drop a part: bands, bits, or a gray that stands for clear."""
-    bits, tags = bits_of(head, data), getattr(head, "tag_v2", {})
-    num_bands = tags.get(PIL.ExifTags.Base.SamplesPerPixel, 1)
-    extra = tags.get(PIL.ExifTags.Base.ExtraSamples)
-    if (
-        head.mode in ("I", "F")
-        or (bits == 16 and not head.mode.startswith("I;16"))
-        or (bits != 8 and head.mode != "P" and "transparency" in head.info)
-        or (num_bands not in (1, 3) and extra not in ((1,), (2,)))
-    ):
-        clear = head.info.get("transparency")
-        what = f"mode {head.mode}, {bits} bits, {num_bands} bands, transparent value {clear}"
-        hint = "save it as gray or RGB of 8 or 16 bits, or its numbers for 'packdata arrays'"
-        raise CodecError(f"a {format_of(head)} of such pixels is not read ({what}): {hint}")
-    _decode(head)
 
 
 def _converted(pixels: Array, profile: bytes, changes: list[str]) -> Array:

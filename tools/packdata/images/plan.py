@@ -7,22 +7,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from loaders.schema import Image
-from packdata.describe import counted
 from packdata.files.labels import read_classes
 from packdata.files.recipe import FilesPlan
 from packdata.files.splits import SourceOptions, open_splits
-from packdata.images.recipe import (
-    DIVIDED,
-    ENCODED,
-    HAS_PROFILE,
-    KEPT_FILES,
-    MENDED,
-    ONE_SIZE,
-    SMALLER,
-    UNLABELLED,
-    ImageOptions,
-    ImagesRecipe,
-)
+from packdata.images.recipe import ONE_SIZE, ImageOptions, ImagesRecipe, count_notes
 from packdata.images.shapes import ShapeOptions, check_same_classes
 from packdata.packing.settings import PackSettings, check_options, take
 from packdata.parts.part import usual_shuffle
@@ -30,7 +18,7 @@ from packdata.plan import pack_plan
 from packdata.sources.base import BOX_LABELS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from packdata.packing.shards import Format
@@ -42,7 +30,7 @@ class ImagesPlan(FilesPlan[ImagesRecipe]):
 
     def notes(self, packed: Summary | None = None) -> list[str]:
         """Say how many files were kept or changed, that 0 may be a class, and that samples lack labels, too."""
-        found = _change_notes({} if packed is None else packed.counts)
+        found = count_notes({} if packed is None else packed.counts)
         schemas = [target.schema for recipe in self.recipes for target in recipe.targets]
         is_folder = self.recipes[0].source.kind == "folder"
         if is_folder and all(len(schema.defaults) == 1 for schema in schemas):
@@ -82,32 +70,6 @@ def plan_images(
         has_annotations=has_annotations,
     )
     return ImagesPlan(src, splits, format or _usual_format(splits), list_again)
-
-
-_NOTES = {
-    "rotated": "rotated as Exif says: masks, boxes and keypoints are read as of the upright picture",
-    "16-bit": "of 16 bits stored as 8: 12 bits in 16 keep 17 levels; keep_depth=True stores 16",
-    "animated": "of several frames or pages: only the first is packed",
-    UNLABELLED: "with label -1, which is no class",
-    HAS_PROFILE: "with a colour profile: pixel values are kept; icc='srgb' converts those that are not sRGB",
-    DIVIDED: "divided into segments, with no pixel changed",
-    MENDED: "mended, with no pixel changed (no end marker, padding)",
-}
-_NO_CHANGES = (KEPT_FILES, ENCODED, MENDED, DIVIDED, HAS_PROFILE, UNLABELLED)
-
-
-def _change_notes(packed: Mapping[str, int]) -> list[str]:
-    """Say how many files were kept, changed or smaller than asked for."""
-    if not packed:
-        return []
-    changes = [w for w in packed if w not in _NO_CHANGES and not w.startswith(SMALLER)]
-    causes = f" ({', '.join(f'{packed[what]:,} {what}' for what in changes)})" * bool(changes)
-    kept, encoded = packed.get(KEPT_FILES, 0), packed.get(ENCODED, 0)
-    notes = [f"{counted(kept, 'file')} kept verbatim, {encoded:,} encoded anew{causes}"]
-    for what, num in packed.items():
-        note = f"{what}, kept that size" if what.startswith(SMALLER) else _NOTES.get(what)
-        notes += [f"{counted(num, 'picture')} {note}"] * bool(note)
-    return notes
 
 
 def _usual_format(splits: Sequence[tuple[str, ImagesRecipe]]) -> Format:

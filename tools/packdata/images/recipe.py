@@ -25,18 +25,12 @@ from loaders.codecs.picture import DEFAULT_QUALITY, join_files
 from loaders.errors import CodecError, SchemaError, SourceError
 from loaders.schema import PICTURE_CODECS, Array, Field, Image, Images, Mask, Text
 from loaders.system.opencv import use_no_ipp
-from packdata.describe import numbered
+from packdata.describe import counted, numbered
 from packdata.files.labels import LABEL
 from packdata.files.recipe import FilesRecipe
 from packdata.images.fit import MAX_SIDE, Fit, SizeOption
 from packdata.images.masks import Marks, decode_mask
-from packdata.images.pictures import (
-    KEPT,
-    Picture,
-    decode_picture,
-    format_of,
-    open_picture,
-)
+from packdata.images.pictures import KEPT, Picture, PictureFile, decode_picture
 from packdata.images.shapes import encode_shape
 from packdata.images.stored import (
     divide_without_loss,
@@ -49,7 +43,7 @@ from packdata.reading import File, fetched_ahead
 from packdata.recipe import Tally, Target
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from packdata.files.splits import Split
@@ -59,10 +53,10 @@ if TYPE_CHECKING:
 ONE_SIZE = ("raw", "yuv420", "dct")
 _AS_IT_IS = SizeOption(MAX_SIDE, MAX_SIDE)  # which nothing is larger than
 # What is counted beside the changes of pictures.
-KEPT_FILES, ENCODED, MENDED, DIVIDED = "kept", "re-encoded", "mended", "divided"
-HAS_PROFILE = "colour profiles"
-SMALLER = "smaller than "
-UNLABELLED = "without a label"  # -1 in Hugging Face's columns
+_KEPT, _ENCODED, _MENDED, _DIVIDED = "kept", "re-encoded", "mended", "divided"
+_HAS_PROFILE = "colour profiles"
+_SMALLER = "smaller than "
+_UNLABELLED = "without a label"  # -1 in Hugging Face's columns
 _NUM_PEEKED = 16
 
 
@@ -251,7 +245,7 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
             shared["key"] = _KEY.encode(item.key)
             several = self._is_several
             made = self._several(item, data) if several else self._one(item, self._decode(data))
-            self.tally.add(UNLABELLED, int(item.labels.get(LABEL) in (-1,)))
+            self.tally.add(_UNLABELLED, int(item.labels.get(LABEL) in (-1,)))
             return [pictures | shared for pictures in made]
         except CodecError as error:
             raise SourceError(str(error), item.where) from error
@@ -310,12 +304,12 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         options, codec = self.options, output.codec
         if (kept := self._kept(output, picture)) is not None:
             divided = divide_without_loss(kept) if options.segments else None
-            self.tally.add(DIVIDED, int(divided is not None))
+            self.tally.add(_DIVIDED, int(divided is not None))
             return divided or kept
         if picture.format == "jpeg" and output.resize.keeps(picture.size):
             if options.codec is None and not options.keep_depth:
                 return encode_alike(picture)
-            file = b"" if picture.changes else picture.kept
+            file = picture.kept if not picture.changes else None
             if file and (record := encode_planes(codec, file)):
                 return record
         return codec.encode(output.resize.apply(picture.pixels, picture.size))
@@ -352,13 +346,13 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
     def _count(self, picture: Picture) -> None:
         """Count what became of a picture in the first target."""
         kept = self._kept(self._outputs[0], picture) is not None
-        self.tally.add(KEPT_FILES if kept else ENCODED)
+        self.tally.add(_KEPT if kept else _ENCODED)
         for change in picture.changes:
-            self.tally.add(MENDED if kept else change)
-        self.tally.add(HAS_PROFILE, picture.has_profile)
+            self.tally.add(_MENDED if kept else change)
+        self.tally.add(_HAS_PROFILE, picture.has_profile)
         for resize in self.options.resizes:
             is_small = resize.fixed is None and min(picture.size) < resize.height
-            self.tally.add(f"{SMALLER}{resize.name}", is_small)
+            self.tally.add(f"{_SMALLER}{resize.name}", is_small)
 
     # -- what is decided before the first picture ---------------------------------------------------------
 
@@ -393,7 +387,7 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
             with suppress(SourceError, CodecError):  # it is rejected in its turn
                 data = item.read()
                 for file in data if self._is_several else [data]:
-                    name = format_of(open_picture(file))
+                    name = PictureFile(file).format
                     formats[name if name in KEPT else "png"] += 1
         return max(formats, key=formats.__getitem__, default="jpeg")
 
@@ -407,3 +401,31 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
             with suppress(SourceError):  # it is rejected in its turn
                 dtypes.add(self._read_mask(item)[0].dtype.name)
         return "uint16" if "uint16" in dtypes else "uint8"
+
+
+# -- what was counted, in words ----------------------------------------------------------------------
+
+_NOTES = {
+    "rotated": "rotated as Exif says: masks, boxes and keypoints are read as of the upright picture",
+    "16-bit": "of 16 bits stored as 8: 12 bits in 16 keep 17 levels; keep_depth=True stores 16",
+    "animated": "of several frames or pages: only the first is packed",
+    _UNLABELLED: "with label -1, which is no class",
+    _HAS_PROFILE: "with a colour profile: pixel values are kept; icc='srgb' converts those that are not sRGB",
+    _DIVIDED: "divided into segments, with no pixel changed",
+    _MENDED: "mended, with no pixel changed (no end marker, padding)",
+}
+_NO_CHANGES = (_KEPT, _ENCODED, _MENDED, _DIVIDED, _HAS_PROFILE, _UNLABELLED)
+
+
+def count_notes(packed: Mapping[str, int]) -> list[str]:
+    """Say how many files were kept, changed or smaller than asked for."""
+    if not packed:
+        return []
+    changes = [w for w in packed if w not in _NO_CHANGES and not w.startswith(_SMALLER)]
+    causes = f" ({', '.join(f'{packed[what]:,} {what}' for what in changes)})" * bool(changes)
+    kept, encoded = packed.get(_KEPT, 0), packed.get(_ENCODED, 0)
+    notes = [f"{counted(kept, 'file')} kept verbatim, {encoded:,} encoded anew{causes}"]
+    for what, num in packed.items():
+        note = f"{what}, kept that size" if what.startswith(_SMALLER) else _NOTES.get(what)
+        notes += [f"{counted(num, 'picture')} {note}"] * bool(note)
+    return notes

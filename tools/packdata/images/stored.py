@@ -31,11 +31,9 @@ from packdata.images.masks import decode_mask
 from packdata.images.pictures import (
     KEPT,
     Picture,
-    bits_of,
+    PictureFile,
     decode_picture,
     decode_strictly,
-    open_picture,
-    orientation_of,
     turned,
 )
 
@@ -54,9 +52,10 @@ _TRANSPOSED = 5  # from this orientation of Exif on, rows become columns
 
 def encode_alike(picture: Picture) -> bytes:
     """Return upright pixels of a JPEG as one with its tables and sampling."""
-    head, pixels = picture.head, picture.pixels
-    assert isinstance(head, JpegImageFile)
-    is_transposed, gray = picture.orientation >= _TRANSPOSED, pixels.shape[2] == 1
+    assert picture.file is not None
+    assert isinstance(picture.file.head, JpegImageFile)
+    head, pixels = picture.file.head, picture.pixels
+    is_transposed, gray = picture.file.orientation >= _TRANSPOSED, pixels.shape[2] == 1
     # Of gray shown as colours, which has no chroma, the coarsest; all chroma of CMYK and rare ratios.
     sampling = _HALVED if len(head.layer) == 1 else get_sampling(head)
     if gray or sampling not in ((_HALVED,) if is_transposed else (1, _HALVED)):
@@ -179,17 +178,17 @@ def stored_picture(
 def _with_alpha(data: bytes, field: Image, max_picture_mb: int) -> Picture:
     """Return RGBA as the file has it, upright; the file is kept if readers would see that in it."""
     codec = PictureCodec(replace(field, codec="png"), max_picture_mb)
-    orientation = orientation_of(open_picture(data, codec.max_pixels))
+    orientation = PictureFile(data, codec.max_pixels).orientation
     pixels = turned(codec.decode(np.frombuffer(data, np.uint8)), orientation)
     return Picture(pixels, pixels.shape[:2], kept=data if orientation == 1 else None)
 
 
 def _mask(data: bytes, field: Mask, max_pixels: int) -> Picture:
     """Return a mask; its file is kept if readers would see its values in it: no palette, no few bits."""
-    mask, head = decode_mask(data, max_pixels), open_picture(data, max_pixels)
+    mask, file = decode_mask(data, max_pixels), PictureFile(data, max_pixels)
     cast = mask.astype(field.dtype)
     if not np.array_equal(cast, mask):
         raise CodecError(f"the mask has values up to {mask.max()}, the field holds {field.dtype}")
-    form = (head.format, head.mode, bits_of(head, data), field.dtype, orientation_of(head))
-    is_plain = form in (("PNG", "L", 8, "uint8", 1), ("PNG", "I;16", 16, "uint16", 1))
+    form = (file.format, file.head.mode, file.bits, field.dtype, file.orientation)
+    is_plain = form in (("png", "L", 8, "uint8", 1), ("png", "I;16", 16, "uint16", 1))
     return Picture(cast, mask.shape, kept=data if is_plain else None)
