@@ -17,9 +17,9 @@ import numpy as np
 from loaders.augment.colour import PixelOp
 from loaders.augment.edits import NUM_VALUES, Edits, Kind
 from loaders.augment.geometry import pick
-from loaders.augment.resampling import Fill, as_fill
+from loaders.augment.resampling import Fill, check_shared
 from loaders.augment.warps import affine_matrices, as_values
-from loaders.checks import one_of, real_number, whole_number
+from loaders.checks import real_number, whole_number
 
 if TYPE_CHECKING:
     from loaders.augment.geometry import Floats, Ints
@@ -103,11 +103,6 @@ class _Strengths:
         return affine_matrices(zero, translate=shift)
 
 
-def _check(op: Any) -> None:
-    one_of("interpolation", op.interpolation, ("nearest", "bilinear"))
-    object.__setattr__(op, "fill", as_fill(op.fill or 0))
-
-
 @dataclass(frozen=True, slots=True)
 class RandAugment(PixelOp):
     """Apply ``num_ops`` random ops of a list of fourteen, drawn per sample, all at the same strength.
@@ -136,7 +131,8 @@ class RandAugment(PixelOp):
         whole_number("num_ops", self.num_ops, at_least=0)
         whole_number("num_magnitude_bins", self.num_magnitude_bins, at_least=1)
         whole_number("magnitude", self.magnitude, at_least=0, below=self.num_magnitude_bins)
-        _check(self)
+        object.__setattr__(self, "fill", self.fill or 0)
+        check_shared(self)
         object.__setattr__(self, "num_draws", 2 * self.num_ops)
 
     def edit(self, draws: Floats, sizes: Ints) -> Edits:
@@ -166,7 +162,8 @@ class TrivialAugmentWide(PixelOp):
 
     def __post_init__(self) -> None:
         whole_number("num_magnitude_bins", self.num_magnitude_bins, at_least=1)
-        _check(self)
+        object.__setattr__(self, "fill", self.fill or 0)
+        check_shared(self)
 
     def edit(self, draws: Floats, sizes: Ints) -> Edits:
         bins = pick(draws[:, 1], self.num_magnitude_bins)
@@ -214,7 +211,8 @@ class AugMix(PixelOp):
         whole_number("mixture_width", self.mixture_width, at_least=1)
         whole_number("chain_depth", self.chain_depth)
         real_number("alpha", self.alpha, at_least=1e-3)
-        _check(self)
+        object.__setattr__(self, "fill", self.fill or 0)
+        check_shared(self)
         chains = self.mixture_width * (1 + 3 * self._depth)
         num = (2 + self.mixture_width) * _GAMMA_DRAWS + chains
         object.__setattr__(self, "num_draws", num)

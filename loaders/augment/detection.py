@@ -12,7 +12,7 @@ import numpy as np
 
 from loaders.augment.geometry import Op, SizedBySample, between, pick
 from loaders.augment.ops import check_range
-from loaders.augment.resampling import Fill, as_fill, as_fill_mask
+from loaders.augment.resampling import Fill, check_shared
 from loaders.checks import as_list, real_number, whole_number
 from loaders.errors import BatchError
 from loaders.rng import key64, uniform
@@ -52,10 +52,8 @@ class RandomZoomOut(SizedBySample):
     num_draws: ClassVar[int] = 4
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "fill", as_fill(self.fill))
+        check_shared(self)
         check_range("side_range", self.side_range, at_least=1)
-        real_number("p", self.p, at_least=0, at_most=1)
-        as_fill_mask(self.fill_mask)
 
     def move(self, window: Window, draws: Floats) -> None:
         scale = np.where(draws[:, 3] < self.p, between(self.side_range, draws[:, 0]), 1.0)

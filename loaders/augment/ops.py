@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import numpy as np
 
 from loaders.augment.geometry import Op, SizedBySample, between, pick
-from loaders.augment.resampling import INTERPOLATIONS, PADDING_MODES, Fill, as_fill, as_fill_mask
+from loaders.augment.resampling import PADDING_MODES, Fill, check_shared
 from loaders.checks import one_of, real_number, shown, whole_number
 from loaders.errors import BatchError
 
@@ -74,12 +74,6 @@ class Crop(Op):
     def resized(self, size: tuple[int, int] | None) -> tuple[int, int]:
         height, width = self.lengths(2)
         return height, width
-
-
-def _check_resampling(op: Any) -> None:
-    one_of("interpolation", op.interpolation, INTERPOLATIONS)
-    if not isinstance(op.antialias, bool | None):
-        raise TypeError(f"antialias must be True, False or None, got {shown(op.antialias)}")
 
 
 def check_range(name: str, values: Any, *, at_least: float = 0) -> tuple[float, float]:
@@ -145,7 +139,7 @@ class RandomResizedCrop(Op):
         object.__setattr__(self, "size", _pair(self.size))
         object.__setattr__(self, "scale", check_range("scale", self.scale))
         object.__setattr__(self, "ratio", check_range("ratio", self.ratio))
-        _check_resampling(self)
+        check_shared(self)
 
     def move(self, window: Window, draws: Floats) -> None:
         extent, found = self._try(window.size, draws[:, :-2])
@@ -233,14 +227,12 @@ class RandomCrop(Crop):
         self._set_size()
         if self.padding != 0 and not _is_length(self.padding):
             raise ValueError(f"padding must be an int of at least 0, got {self.padding!r}")
-        as_fill_mask(self.fill_mask)
-        object.__setattr__(self, "fill", as_fill(self.fill))
+        check_shared(self)
         one_of("padding_mode", self.padding_mode, PADDING_MODES)
         if not isinstance(self.foreground, str | None):
             raise TypeError(
                 f"foreground must be the name of a field, got {shown(self.foreground)}"
             )
-        real_number("p", self.p, at_least=0, at_most=1)
 
     def move(self, window: Window, draws: Floats) -> None:
         size = np.array(self.lengths(window.size.shape[1]), np.int64)
@@ -292,7 +284,7 @@ class CenterCrop(Crop):
 
     def __post_init__(self) -> None:
         self._set_size()
-        as_fill_mask(self.fill_mask)
+        check_shared(self)
 
     def move(self, window: Window, draws: Floats) -> None:
         size = np.array(self.lengths(window.size.shape[1]), np.int64)
@@ -340,9 +332,7 @@ class Resize(Op):
         pair = _pair(self.size)
         keeps_ratio = not isinstance(self.size, (tuple, list)) and not self.pad
         object.__setattr__(self, "size", pair[0] if keeps_ratio else pair)
-        _check_resampling(self)
-        as_fill_mask(self.fill_mask)
-        object.__setattr__(self, "fill", as_fill(self.fill))
+        check_shared(self)
         if self.max_size is not None:
             whole_number("max_size", self.max_size, at_least=1)
             if not keeps_ratio or self.max_size <= pair[0]:
@@ -398,7 +388,7 @@ class RandomResize(SizedBySample):
     def __post_init__(self) -> None:
         low = whole_number("min_size", self.min_size, at_least=1)
         whole_number("max_size", self.max_size, at_least=low + 1)
-        _check_resampling(self)
+        check_shared(self)
 
     def move(self, window: Window, draws: Floats) -> None:
         length = self.min_size + pick(draws, self.max_size - self.min_size)
@@ -437,7 +427,7 @@ class RandomShortestSize(SizedBySample):
         if not lengths:
             raise ValueError("min_size must have at least one length, got none")
         object.__setattr__(self, "min_size", lengths)
-        _check_resampling(self)
+        check_shared(self)
 
     def move(self, window: Window, draws: Floats) -> None:
         lengths = np.array(self.min_size)
@@ -472,7 +462,7 @@ class ScaleJitter(SizedBySample):
     def __post_init__(self) -> None:
         object.__setattr__(self, "target_size", _pair(self.target_size))
         object.__setattr__(self, "scale_range", check_range("scale_range", self.scale_range))
-        _check_resampling(self)
+        check_shared(self)
 
     def move(self, window: Window, draws: Floats) -> None:
         fit = (np.array(self.target_size) / window.size).min(axis=1, keepdims=True)
@@ -490,7 +480,7 @@ class _RandomMirror(Op):
     axis: ClassVar[int]
 
     def __post_init__(self) -> None:
-        real_number("p", self.p, at_least=0, at_most=1)
+        check_shared(self)
 
     def move(self, window: Window, draws: Floats) -> None:
         if window.size.shape[1] < -self.axis:
@@ -532,7 +522,7 @@ class RandomFlip(Op):
     per_axis: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        real_number("p", self.p, at_least=0, at_most=1)
+        check_shared(self)
         axes: Any = self.axes
         if axes is None:
             return

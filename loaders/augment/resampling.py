@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from loaders.checks import real_number, whole_number
+from loaders.checks import one_of, real_number, shown, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,9 +71,24 @@ def as_fill(value: Any) -> Fill | None:
     return number
 
 
-def as_fill_mask(value: Any) -> int | None:
-    """Check the fill value of masks and return it: a whole number, or None."""
-    return None if value is None else whole_number("fill_mask", value)
+def check_shared(op: Any) -> None:
+    """Check the arguments that many ops have, by their names; a fill value becomes a number or a tuple.
+
+    Raises:
+        TypeError: One is of the wrong type.
+        ValueError: One is out of range, or unknown.
+    """
+    if hasattr(op, "interpolation"):
+        choices = INTERPOLATIONS if hasattr(op, "antialias") else ("nearest", "bilinear")
+        one_of("interpolation", op.interpolation, choices)
+    if not isinstance(antialias := getattr(op, "antialias", None), bool | None):
+        raise TypeError(f"antialias must be True, False or None, got {shown(antialias)}")
+    if hasattr(op, "fill"):
+        object.__setattr__(op, "fill", as_fill(op.fill))
+    if getattr(op, "fill_mask", None) is not None:
+        whole_number("fill_mask", op.fill_mask)
+    if hasattr(op, "p"):
+        real_number("p", op.p, at_least=0, at_most=1)
 
 
 def source_positions(positions: Any, length: int, mode: str) -> Any:

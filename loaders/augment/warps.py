@@ -12,8 +12,8 @@ from loaders.augment.colour import as_range
 from loaders.augment.edits import NUM_VALUES
 from loaders.augment.geometry import Op, between, enclosing
 from loaders.augment.ops import check_range
-from loaders.augment.resampling import Fill, as_fill, as_fill_mask
-from loaders.checks import one_of, real_number
+from loaders.augment.resampling import Fill, check_shared
+from loaders.checks import real_number
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -67,12 +67,6 @@ def _around_0(name: str, value: Any) -> tuple[float, float]:
     return as_range(name, value, centre=0.0, low=-math.inf) or (0.0, 0.0)
 
 
-def _check(op: Any) -> None:
-    one_of("interpolation", op.interpolation, ("nearest", "bilinear"))
-    object.__setattr__(op, "fill", as_fill(op.fill))
-    as_fill_mask(op.fill_mask)
-
-
 @dataclass(frozen=True, slots=True)
 class RandomAffine(Op):
     """Rotate, shift, scale and shear at random: images, masks, boxes and keypoints together.
@@ -106,7 +100,7 @@ class RandomAffine(Op):
     num_draws: ClassVar[int] = 6
 
     def __post_init__(self) -> None:
-        _check(self)
+        check_shared(self)
         object.__setattr__(self, "degrees", _around_0("degrees", self.degrees))
         for share in self.translate or ():
             real_number("translate", share, at_least=0, at_most=1)
@@ -164,7 +158,7 @@ class RandomRotation(Op):
     num_draws: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        _check(self)
+        check_shared(self)
         object.__setattr__(self, "degrees", _around_0("degrees", self.degrees))
 
     def move(self, window: Window, draws: Floats) -> None:
@@ -219,9 +213,8 @@ class RandomPerspective(Op):
     num_draws: ClassVar[int] = 9
 
     def __post_init__(self) -> None:
-        _check(self)
+        check_shared(self)
         real_number("distortion_scale", self.distortion_scale, at_least=0, at_most=1)
-        real_number("p", self.p, at_least=0, at_most=1)
 
     def move(self, window: Window, draws: Floats) -> None:
         sides = window.size[:, ::-1].astype(np.float64)  # x, y
@@ -269,7 +262,7 @@ class ElasticTransform(Op):
     num_draws: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        _check(self)
+        check_shared(self)
         for name in ("alpha", "sigma"):
             value = getattr(self, name)
             pair = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
