@@ -32,7 +32,7 @@ from packdata.packing.shards import (
     check_records,
 )
 from packdata.recipe import Block, Target, nbytes_of
-from packdata.values import Preparer, check_sizes
+from packdata.values import Preparer, Work, check_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -249,19 +249,21 @@ class Writer:
 
     def _prepared(self, name: str, values: Mapping[str, Any]) -> _Sample:
         self._check_fields(values, name)
-        prepared = self._made(name, values, lambda field, value: self._preparers[field](value))
+        prepared = self._made(name, values, self._preparers)
         if isinstance(self._fields.get(KEY), Text):
             if values[KEY] in self._keys:
                 raise CodecError(f"{name}, field 'key': another sample has this key")
             self._keys.add(values[KEY])
         return _Sample(name, prepared)
 
-    def _made(self, name: str, values: Mapping[str, Any], make: Any) -> dict[str, Any]:
-        """Return what is made of each value of a sample; an error says of which sample and field."""
+    def _made(
+        self, name: str, values: Mapping[str, Any], preparers: Mapping[str, Preparer] | None = None
+    ) -> dict[str, Any]:
+        """Prepare the values of a sample, or encode prepared ones; an error says of which sample and field."""
         made, field = dict[str, Any](), ""
         try:
             for field, value in values.items():
-                made[field] = make(field, value)
+                made[field] = value.make() if preparers is None else preparers[field](value)
             field = ""
             check_sizes({n: each.size for n, each in made.items()}, self._fields)
         except LoadersError as error:
@@ -295,7 +297,7 @@ class Writer:
         try:
             if refused is not None:
                 raise refused
-            encoded = self._made(name, values, lambda _, value: value.make())
+            encoded = self._made(name, values)
         except LoadersError as error:
             return Outcome(number, (), [(name, error)])
         records = {n: each.record for n, each in encoded.items()}
@@ -303,7 +305,7 @@ class Writer:
             check_records(records, self._schema, self._run.format)
         except CodecError as error:
             return Outcome(number, (), [(name, _placed(error, name, ""))])
-        given = sum(value.nbytes for value in values.values())
+        given = sum(value.nbytes for value in values.values() if isinstance(value, Work))
         return Outcome(number, [records], nbytes=max(given, nbytes_of(records)))
 
     def close(self) -> Summary:

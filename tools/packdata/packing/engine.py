@@ -333,15 +333,17 @@ class SplitPacker:
             self._counts_before = self._counts
             if counts:
                 self._counts = self._counts + Counter(counts)
-            sizes = [len(each) if isinstance(each, Block) else 1 for each in records]
-            targets = zip(self._builders.values(), self._reached, records, sizes, strict=False)
-            for builder, at, each, num in targets:
+            num_samples = 0  # in the first target
+            targets = zip(self._builders.values(), self._reached, records, strict=False)
+            for builder, at, each in targets:
                 first = at.rows if number == at.items else 0
+                num = len(each) if isinstance(each, Block) else 1
+                if each is records[0]:
+                    num_samples = num
                 if first and first >= num:
                     raise self._changed(number)
                 if number >= at.items:
                     builder.add(each, partial(self._at, number, num), first)
-            num_samples = sizes[0] if sizes else 0  # in the first target
             self._run.num_encoded += num_samples
             self._run.shown.advance(self._run.num_rejected, num_samples + len(rejects))
 
