@@ -14,7 +14,7 @@ from PIL import Image as Pil
 
 from loaders import ShardDataset
 from loaders.codecs.picture import split_files
-from loaders.errors import SchemaError, SourceError
+from loaders.errors import PackError, SchemaError, SourceError
 from loaders.schema import Array, Images, Label
 from packdata import pack_images
 from packdata.images.plan import plan_images
@@ -303,6 +303,15 @@ def test_cells_of_several_labels_are_held_to_the_classes_given(tmp_path: Path) -
         plan_images(source, classes=["a"], multi_label="|")
     with pytest.raises(SourceError):
         plan_images(labelled(tmp_path, ["1"]), multi_label="|")
+
+
+def test_another_separator_of_labels_is_another_packing(tmp_path: Path) -> None:
+    source, classes = labelled(tmp_path, ["a|b", "b"]), ["a|b", "a", "b"]
+    for _ in range(2):
+        pack_images(source, tmp_path / "out", multi_label="|", classes=classes)
+
+    with pytest.raises(PackError):
+        pack_images(source, tmp_path / "out", multi_label=";", classes=classes)
 
 
 def labelled(folder: Path, cells: list[str]) -> Path:

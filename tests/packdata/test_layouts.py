@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from loaders.errors import SourceError
@@ -80,6 +82,23 @@ def test_what_holds_no_pictures_is_not_in_the_way_of_splits(tmp_path: Path) -> N
     root = touch(tmp_path, ["train/a/1.jpg", "val/a/1.jpg", "annotations/all.json"])
 
     assert [split.name for split in open_splits(root)] == ["train", "val"]
+
+
+@pytest.mark.parametrize("more", [{}, {"key": ["0", "1"]}], ids=["rows", "keys"])
+def test_pictures_are_not_read_to_find_masks_of_several_splits(
+    tmp_path: Path, more: dict[str, list[str]]
+) -> None:
+    (tmp_path / "src").mkdir()
+    for split in "train", "val":
+        path = tmp_path / "src" / f"{split}.parquet"
+        pq.write_table(pa.table({"image": [b"1", b"2"], **more}), path, use_dictionary=False)
+        page = pq.read_metadata(path).row_group(0).column(0).data_page_offset
+        with open(path, "r+b") as file:
+            file.seek(page)
+            file.write(b"\xff" * 8)  # whoever reads it says that it is damaged
+    masks = touch(tmp_path / "masks", ["train/0.png", "val/0.png"])
+
+    assert len(open_splits(tmp_path / "src", SourceOptions(masks=masks))) == 2
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ class LabelField:
     """One column: its field, and the way of a value into it; ``separator`` is between names in a cell."""
 
     def __init__(self, name: str, column: Column, field: Field, separator: str = "") -> None:
-        self.name, self.column, self.field, self._separator = name, column, field, separator
+        self.name, self.column, self.field, self.separator = name, column, field, separator
         classes = field.classes if isinstance(field, Label | MultiLabel) else None
         self.codec = codec_for(field)
         self._numbers = {name: number for number, name in enumerate(classes or ())}
@@ -72,7 +72,7 @@ class LabelField:
     def _flags(self, value: Any, where: str) -> npt.NDArray[np.uint8]:
         """Return a 1 for each class that a cell names."""
         flags = np.zeros(len(self._numbers), np.uint8)
-        for name in _parts("" if value is None else str(value), self._separator):
+        for name in _parts("" if value is None else str(value), self.separator):
             flags[self._number(name, where)] = 1
         return flags
 

@@ -41,6 +41,9 @@ class FilesRecipe(Recipe, Generic[_O]):
 
     def _set_targets(self, targets: Sequence[Target], options: Mapping[str, Any]) -> None:
         source, masks = self.source, self.masks
+        # With classes given, another separator may leave the schema as it is.
+        separators = [label.separator for label in self.labels if label.separator]
+        options = {**options, "multi_label": separators[0]} if separators else options
         self.targets = targets
         self.identity = {
             "recipe": self.command,

@@ -167,7 +167,7 @@ def _check_masks_apart(splits: Sequence[Split]) -> None:
     for name, source, _, masks, _ in splits:
         if masks is None:
             continue
-        for file in filter(None, (masks.name(item.key) for item in source.items())):
+        for file in filter(None, map(masks.name, source.keys())):
             other = taken.setdefault(file, name)
             if other != name:
                 what = f"{file} would be a mask of both {other} and {name}"

@@ -144,6 +144,10 @@ class Source(ABC):
     def items(self, start: int = 0) -> Iterator[Item]:
         """Yield items from number ``start`` on, always in the same order."""
 
+    def keys(self) -> Iterator[str]:
+        """Yield the keys of all items; nothing else is read where that takes long."""
+        return (item.key for item in self.items())
+
 
 class ColumnsSource(Source):
     """A source of rows with a column of files, or of lists of them, and others of masks and labels."""
@@ -203,6 +207,9 @@ class ExtendedSource(Source):
 
     def __len__(self) -> int:
         return len(self.source)
+
+    def keys(self) -> Iterator[str]:
+        return self.source.keys()
 
     def items(self, start: int = 0) -> Iterator[Item]:
         for item in self.source.items(start):

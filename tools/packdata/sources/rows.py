@@ -91,6 +91,13 @@ class RowsSource(ColumnsSource):
                     yield from self._rows(file, group, start)
             start = max(0, start - file.num_rows)
 
+    def keys(self) -> Iterator[str]:
+        for file in self._files:
+            if self._has_keys:
+                yield from map(str, _read_column(file, "key").to_pylist())
+            else:
+                yield from (self._row_key(file.path, row) for row in range(file.num_rows))
+
     def _row_key(self, path: Path, row: int) -> str:
         return f"{self._stems[path]}/{row:08d}"
 

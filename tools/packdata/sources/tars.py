@@ -109,6 +109,8 @@ class TarSource(Source):
         self.has_masks = _MASK in roles
         self._roles = [role for role in _FIELDS if role in roles]
         self._label_key = self._find_label_key(label_column)
+        if self._label_key is not None:
+            self._roles = [role for role in self._roles if role != "cls"]
         self.labels = {_FIELDS[role]: self._column(role) for role in self._roles}
         if self._label_key is not None:
             self.labels[_LABEL] = column_of(_LABEL, map(self._label_of, self._values("json")))
@@ -157,6 +159,9 @@ class TarSource(Source):
     def __len__(self) -> int:
         return len(self._samples)
 
+    def keys(self) -> Iterator[str]:
+        return (sample.key for sample in self._samples)
+
     def items(self, start: int = 0) -> Iterator[Item]:
         return (self._item(sample, file) for sample, file in self._opened(start))
 
@@ -166,7 +171,7 @@ class TarSource(Source):
         try:
             return Item(sample.key, where, read, self._labels(file, sample), mask)
         except SourceError as error:
-            return Item(sample.key, where, partial(fail, error.what, where, error.hint))
+            return Item(sample.key, where, partial(fail, error.what, str(error.path), error.hint))
 
     def _labels(self, file: IO[bytes], sample: _Sample) -> dict[str, Any]:
         labels = dict.fromkeys(self.labels)
