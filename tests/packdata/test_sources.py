@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from loaders.errors import SourceError
+from packdata import TokenOptions, pack_tokens
 from packdata.files.splits import open_splits
 from packdata.sources.base import ARRAYS, Column, Item, Source
 from packdata.sources.folders import FolderSource, MaskFolder
@@ -831,6 +832,18 @@ class TestParquet:
         assert first.key == "a/00000000"
         assert first.where == f"{tmp_path}/a.parquet, row 0"
 
+    def test_only_whole_numbers_are_numbers_of_classes(self, tmp_path: Path) -> None:
+        features = {"label": {"names": ["zebra", "ant"], "_type": "ClassLabel"}}
+        table = pa.table({"image": [b"1", b"2"], "label": [1.0, 0.0]}).replace_schema_metadata(
+            {"huggingface": json.dumps({"info": {"features": features}})}
+        )
+        pq.write_table(table, tmp_path / "a.parquet")
+
+        source = open_source(tmp_path / "a.parquet")
+
+        assert source.labels == {"label": Column("float", is_double=True)}
+        assert labels(source) == [1.0, 0.0]
+
     @pytest.mark.parametrize("kind", ["int", "float"])
     def test_numbers_that_are_all_missing_are_numbers(self, tmp_path: Path, kind: Any) -> None:
         arrow = pa.int64() if kind == "int" else pa.float32()
@@ -965,6 +978,14 @@ class TestParquet:
         with pytest.raises(SourceError, check=At("a.parquet")):
             open_source(path, image_column="x")
 
+        twice = pa.Table.from_arrays([pa.array([b"1"])] * 2, ["image", "image"])
+        pq.write_table(twice, path)
+        with pytest.raises(SourceError, check=At("a.parquet")):
+            open_source(path)
+        with pytest.raises(SourceError, check=At("a.parquet")):
+            pack_tokens(path, tmp_path / "out", TokenOptions(text_column="image"))
+
+        pq.write_table(pa.table({"x": [1]}), path)
         pq.write_table(pa.table({"image": [b"1"]}), tmp_path / "b.parquet")
         with pytest.raises(SourceError, check=At("b.parquet")):
             open_source(tmp_path)

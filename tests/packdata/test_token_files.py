@@ -99,6 +99,14 @@ def test_datatrove_tells_documents_and_type_by_its_index(tmp_path: Path, dtype: 
     assert documents(pack(source.parent, tmp_path / "p")) == [IDS[:4].tolist(), IDS[4:].tolist()]
 
 
+def test_a_file_of_datatrove_without_documents_is_empty(tmp_path: Path) -> None:
+    for name, ids in ("a", IDS), ("b", IDS[:0]):
+        write(tmp_path / f"src/{name}.ds", ids.astype("<u2").tobytes())
+        write(tmp_path / f"src/{name}.ds.index", np.array([len(ids)][: len(ids)], "<u8").tobytes())
+
+    assert documents(pack(tmp_path / "src", tmp_path / "p")) == [IDS.tolist()]
+
+
 @pytest.mark.parametrize("index", [None, [4, 8], [4, 3, 7], []])
 def test_datatrove_without_an_index_that_fits_is_refused(
     tmp_path: Path, index: list[int] | None

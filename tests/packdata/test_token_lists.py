@@ -15,7 +15,7 @@ import pytest
 
 from loaders import DataLoader, ShardDataset, TokenWindows, concat
 from loaders.data.manifest import read_manifest
-from loaders.errors import SourceError
+from loaders.errors import PackError, SourceError
 from packdata.inspect.verify import verify
 from packdata.packed.derive import merge, split
 from packdata.tokens.plan import TokenOptions, pack_tokens
@@ -413,6 +413,15 @@ def test_another_list_of_as_many_numbers_is_an_error_that_names_what_to_drop(
 
     assert "drop=['prompt_mask']" in caught.value.hint
     assert documents(pack(source, tmp_path / "p", drop=("prompt_mask",))) == [[5, 6, 7], [8, 9]]
+
+
+def test_padding_that_is_kept_is_another_packing(tmp_path: Path) -> None:
+    columns = {"input_ids": [[5, 6, 0]], "attention_mask": [[1, 1, 0]]}
+    source = write_rows(tmp_path / "a.parquet", columns)
+    assert documents(pack(source, tmp_path / "p")) == [[5, 6]]
+
+    with pytest.raises(PackError):
+        pack(source, tmp_path / "p", drop=("attention_mask",))
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])

@@ -7,6 +7,7 @@ number of pictures a row.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -66,6 +67,8 @@ class RowsSource(ColumnsSource):
         for file in self._files[1:]:
             _check_alike(file, self._files[0])
         schema = self._files[0].schema
+        if twice := [name for name, num in Counter(schema.names).items() if num > 1]:
+            raise SourceError(f"duplicate columns {twice}", first, "Rename one of them")
         self._image = _find_image(schema, image_column, first)
         self.has_several = _are_pictures(schema.field(self._image).type)
         self._mask = _find_mask(schema, mask_column, first)
@@ -123,7 +126,7 @@ class RowsSource(ColumnsSource):
         file, types = self._files[0], pa.types
         kind = _plain(file.schema.field(name).type)
         is_number = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
-        if name in file.classes and is_number:
+        if name in file.classes and types.is_integer(kind):
             return Column("class", file.classes[name], numbered=True)
         if is_number or (field == "label" and is_text(kind)):
             values = (_read_column(file, name).to_pylist() for file in self._files)

@@ -67,9 +67,10 @@ class DocumentForm(ABC):
     def check(self, schema: pa.Schema, path: Path) -> None:
         """Raise SourceError if a file's columns cannot be read."""
         for name in {*self.columns} - {*self.optional}:
-            if name not in schema.names:
+            if (num := schema.names.count(name)) != 1:
                 hint = f"Pass {self.option}, one of {', '.join(schema.names[:12])}"
-                raise SourceError(f"missing column {name!r}", path, hint)
+                what = f"{'duplicate' if num else 'missing'} column {name!r}"
+                raise SourceError(what, path, hint)
             if not self.takes(kind := schema.field(name).type):
                 raise SourceError(f"column {name!r} holds {kind}, not {self.holds}", path)
 
@@ -191,7 +192,11 @@ class Ids(DocumentForm):
         return {*BESIDE_IDS} - {*self.beside, *self.drop}
 
     def to_json(self) -> dict[str, Any]:
-        more = {name: True for name in self.beside if name not in (LABELS, ATTENTION_MASK)}
+        more: dict[str, Any] = {
+            name: True for name in self.beside if name not in (LABELS, ATTENTION_MASK)
+        }
+        if self.drop:  # without an attention mask, padding is kept
+            more["drop"] = sorted(self.drop)
         return {"ids_column": self.column, LABELS: LABELS in self.beside, **more}
 
     def check(self, schema: pa.Schema, path: Path) -> None:
@@ -239,7 +244,8 @@ class Ids(DocumentForm):
             bad = good & (has_null | (found != lengths))
             good &= ~bad
             for row in np.flatnonzero(bad).tolist():
-                what = f"{name!r} has a null, or is for {found[row]} ids where {lengths[row]} are"
+                what = f"is for {found[row]} ids, and there are {lengths[row]}"
+                what = f"{name!r} {'has a null' if has_null[row] else what}"
                 rejects.append(rejected(place(row), what))
         used = {name: values for name, (values, *_) in lists.items()}
         if not good.all():

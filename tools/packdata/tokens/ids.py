@@ -102,9 +102,9 @@ def _open_ds(file: SourceFile) -> _Opened:
     index = file.path.with_name(f"{file.path.name}.index")
     data = read_file(index, str(index), "datatrove writes it: copy it beside the .ds")
     ends = np.frombuffer(data[: len(data) // 8 * 8], "<u8").astype(np.int64)
-    if not len(ends) or (np.diff(ends, prepend=0) < 0).any():
+    if (np.diff(ends, prepend=0) < 0).any():
         raise SourceError("the ends of documents are not in order", index)
-    length = int(ends[-1])
+    length = int(ends.max(initial=0))
     wide = "<u4" if file.size == 4 * length else "<u2"
     return _map(file, np.dtype(wide), length), ends
 
