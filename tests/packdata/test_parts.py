@@ -215,6 +215,28 @@ def test_what_is_no_part_is_wrong_usage(text: str) -> None:
     assert ended.value.code == 2
 
 
+def test_finish_goes_on_where_it_was_killed_behind_the_files_beside_manifests(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tokenizer is deleted from what is kept of parts before the journals are."""
+    monkeypatch.chdir(sources)
+    dst = tmp_path / "dst"
+    line = f"tokens a.txt {dst} --documents line --train-bpe 270 --row-tokens 64 --part"
+    for i in range(2):
+        assert main([*line.split(), f"{i}/2"]) == 0
+    shutil.copytree(dst / ".parts", tmp_path / "kept")
+    finish(dst)
+    made = contents(dst)
+    shutil.copytree(tmp_path / "kept", dst / ".parts")
+    shutil.rmtree(dst / ".parts" / "files")
+
+    finish(dst)
+
+    assert any(name.startswith("tokenizer") for name in made)
+    assert contents(dst) == made
+    assert not (dst / ".parts").exists()
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 @pytest.mark.parametrize("there", ["nothing", "a part", "all parts", "a dataset"])

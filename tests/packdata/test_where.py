@@ -224,6 +224,8 @@ MISFITS = [
 
 def test_what_is_no_condition_is_refused(view: View) -> None:
     assert accepted(SchemaError, lambda where: matching(view, where), NO_CONDITIONS) == []
+    with pytest.raises(SchemaError, match=r"'x ==' cannot be read: invalid syntax$"):
+        matching(view, "x ==")
 
 
 def test_what_is_never_true_is_refused(view: View) -> None:

@@ -647,6 +647,11 @@ def test_what_is_no_sample_is_told_with_its_number(
     assert not (tmp_path / "out").exists()
 
 
+def test_an_option_that_pack_does_not_take_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="unexpected worker: with fields"):
+        pack([{"a": "x"}], tmp_path / "out", {"a": Text()}, worker=2)
+
+
 def test_rows_of_a_database_are_samples(tmp_path: Path) -> None:
     """They have names, though they are no ``Mapping``; rows of pandas are alike."""
     with closing(sqlite3.connect(":memory:")) as connection:

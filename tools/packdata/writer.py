@@ -442,7 +442,8 @@ def pack(
         table |= {"overwrite": overwrite, "on_error": on_error, "progress": progress}
         return pack_tables(source, dst, **table)
     if table:
-        raise TypeError(f"{', '.join(table)}: options of a DataFrame, which takes no fields")
+        what = f"unexpected {', '.join(table)}: with fields, pack takes the options of Writer"
+        raise TypeError(f"{what}; those of tables are for a DataFrame without fields")
     progress = Quiet() if progress is None else progress
     with Writer(
         dst,

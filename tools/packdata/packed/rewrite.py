@@ -120,10 +120,11 @@ def write_datasets(
     for folder, each in datasets.items():
         check_outside(place / folder, folders)
         if not len(each.content):
-            hint = (
-                "Choose more; of text, parts get whole documents: TokenWindows.split divides these"
+            what = (
+                "no sample to write: none meets the condition, or the share of a part is too small"
             )
-            raise PackError("there is no sample to write", place / folder, hint)
+            hint = "Documents stay whole in parts of text; TokenWindows.split divides them"
+            raise PackError(what, place / folder, hint)
     plan = plan_of(command, sources, **options, format=format, shard_bytes=shard_bytes)
     shown = progress or Quiet()
     how: Any = {"kind": "command", "overwrite": overwrite, "link": link}

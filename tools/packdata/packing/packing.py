@@ -380,7 +380,7 @@ def check_target(
         is_alone: No other dataset may be below the destination.
     """
     store = store_of(dst)
-    there = [f for f in {"", *folders} if manifest_at(store, f) is not None]
+    there = [f for f in dict.fromkeys(("", *folders)) if manifest_at(store, f) is not None]
     below = datasets_below(store) if is_alone and not is_url(dst) else []
     if others := {*there, *below} - {*folders}:
         hint = "Datasets are replaced in the same places only: remove it, or choose another folder"

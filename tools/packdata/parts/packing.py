@@ -25,6 +25,8 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import xxhash
+
 from loaders.data.manifest import Manifest
 from loaders.errors import PackError
 from loaders.remote.url import is_url
@@ -50,6 +52,7 @@ from packdata.packing.store import (
     is_made,
     lost_at,
     manifest_at,
+    name_at,
     publish,
     store_of,
     unnamed,
@@ -61,6 +64,7 @@ from packdata.packing.target import (
     PARTS_NAME,
     REJECTED_NAME,
     digest_of,
+    explained,
     locked,
 )
 from packdata.parts.part import Part, versions
@@ -222,7 +226,7 @@ def finish(dst: Path | str, *, overwrite: bool = False, delete_old: bool = False
     if delete_old and not is_url(place):
         raise ValueError("delete_old is for URLs: in a folder nothing of an earlier dataset stays")
     store = store_of(place)
-    with nullcontext() if is_url(place) else locked(place):
+    with explained(place), nullcontext() if is_url(place) else locked(place):
         if parts := _all_parts(store):
             _check_alike(place, parts)
             summary = _join(store, parts, began, overwrite=overwrite)
@@ -302,7 +306,7 @@ def _check_alike(dst: Path, parts: Sequence[State]) -> None:
 def _join(store: Store, parts: Sequence[State], began: float, *, overwrite: bool) -> Summary:
     joined = _joined(parts)
     check_target(store.url, [*joined], overwrite=True)
-    files = {folder: _kept_files(store, m.schema.files) for folder, m in joined.items()}
+    files = {folder: _kept_files(store, folder, m.schema.files) for folder, m in joined.items()}
     splits = parts[0].ended
     rejects = [r for split in splits for part in parts for r in part.rejects.get(split, ())]
     about = store, joined, files, {"": rejects_bytes(rejects)}
@@ -329,14 +333,19 @@ def _joined(parts: Sequence[State]) -> dict[str, Manifest]:
     }
 
 
-def _kept_files(store: Store, files: Mapping[str, str]) -> dict[str, bytes]:
-    """Return the files beside a manifest, by the names that its schema has."""
-    found = {name: store.read(kept_file(digest))[0] for name, digest in files.items()}
-    for name, data in found.items():
-        if data is None:
+def _kept_files(store: Store, folder: str, files: Mapping[str, str]) -> dict[str, bytes]:
+    """Return the files beside a manifest in a folder, by the names that its schema has."""
+    found = dict[str, bytes]()
+    for name, digest in files.items():
+        # Of a command that was killed while it deleted them, they are in their place already.
+        for place in (kept_file(digest), name_at(folder, name)):
+            data, _ = store.read(place)
+            if data is not None and xxhash.xxh3_128_hexdigest(data) == digest:
+                found[name] = data
+        if name not in found:
             hint = "Pack a part again, with overwrite=True"
             raise PackError(f"the file {name} is missing", store.url, hint)
-    return {name: data for name, data in found.items() if data is not None}
+    return found
 
 
 def _first_folders(folders: Sequence[str], plan: Mapping[str, str]) -> Sequence[str]:
