@@ -25,7 +25,7 @@ from page import write
 from spine import HERE, OPS, ROOT, Case, Data, LooseFiles, Told, conditions
 
 from loaders import DataLoader, ShardDataset
-from loaders.data import pages
+from loaders.data import records
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -95,8 +95,8 @@ def make_loader(contender: str, path: Path, num_workers: int) -> Any:
         settings: dict[str, Any] = {"shuffle": True, "num_workers": num_workers}
         return torch.utils.data.DataLoader(LooseFiles(files, "cv2"), BATCH, **settings)
     if contender == "touched":
-        assert pages._libc is not None
-        pages._libc = None  # neither asked nor waited for
+        assert records._libc is not None
+        records._libc = None  # neither asked nor waited for
     dataset = ShardDataset(path, augment=[] if path.name.startswith("raw") else OPS)
     return DataLoader(dataset, BATCH, shuffle=True, num_workers=num_workers, backend="thread")
 

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -90,7 +91,8 @@ class Side:
 def side(monkeypatch: pytest.MonkeyPatch) -> Iterator[Side]:
     monkeypatch.setattr(module, "dump_in_child", lambda _: None)  # a handler of this process
     data = Watched()
-    monkeypatch.setattr(module, "unpack", lambda _: Maker(data, list, 1, True, 2))  # it has events
+    maker = Maker(data, list, 1, True, 2)  # it has events
+    monkeypatch.setattr(module, "Unpacker", lambda _: SimpleNamespace(load=lambda: maker))
     side = Side(data)
     yield side
     side.close()

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import PIL.Image
 import pyarrow as pa
+import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 
@@ -563,6 +564,19 @@ class TestLabels:
 
         for name in ("l.csv", "a.parquet"):
             assert plan_images(tmp_path / name).notes() == ["stored as float32, of 24 bits: time"]
+
+    @pytest.mark.parametrize("kind", ["parquet", "arrow", "csv"])
+    def test_a_column_that_may_be_the_label_is_named(self, tmp_path: Path, kind: str) -> None:
+        table = pa.table({"image": [save(tmp_path / "x.png", photo())], "grade": [1]})
+        source = tmp_path / f"a.{kind}"
+        if kind == "parquet":
+            pq.write_table(table, source)
+        elif kind == "arrow":
+            pa.feather.write_feather(table, source)
+        else:
+            source.write_text("path,grade\nx.png,1\n")
+
+        assert plan_images(source).notes()[-1].endswith("takes another: grade")
 
     def test_hugging_face_classes_keep_their_numbers(self, tmp_path: Path) -> None:
         """Also when --classes orders them anew, and -1 stays the mark of unlabelled pictures."""

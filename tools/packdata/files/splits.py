@@ -23,6 +23,7 @@ from packdata.sources.opening import (
     open_source,
     several_sources,
 )
+from packdata.sources.row_kinds import ROW_KINDS
 from packdata.wording import few
 
 if TYPE_CHECKING:
@@ -184,7 +185,7 @@ def source_notes(splits: Sequence[Split]) -> list[str]:
         source = split.source
         ignored.update(source.ignored)
         gaps.update({label.name: label.column.num_missing for label in split.labels})
-        if source.kind in ("list", "parquet") and LABEL not in source.labels:
+        if source.kind in {"list", *ROW_KINDS} and LABEL not in source.labels:
             unlabelled |= dict.fromkeys(source.labels)
         notes += [*joined_splits(source.paths), *source.notes]
     doubles = {f.name for split in splits for f in split.labels if f.column.is_double}
