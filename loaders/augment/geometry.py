@@ -1,4 +1,4 @@
-"""From a list of ops to one crop box, one output size and one pair of flips per sample.
+"""What ops do to a sample, as numbers: a ``Window`` while they act, then a ``Geometry`` of crop box, size and flips.
 
 The ops act in turn on a *frame*: the image as the next op would see it. No pixel is moved yet: a ``Window`` records,
 per axis, where the frame lies in the source (origin and extent, float64), its size in pixels, and whether it is
@@ -182,7 +182,7 @@ class Geometry:
             start, extent = self.regions[:, :2], self.regions[:, 2:]
             margin = margin_of(self.resampling.interpolation, extent / self.sizes)
             first, last = np.floor(start - margin), np.ceil(start + extent + margin)
-            # What reaches outside only for the filter does not: beyond an edge it reads nothing.
+            # The filter's margin ends at the image's edge: beyond it nothing is read.
             first = np.where(start >= 0, np.maximum(first, 0), first)
             last = np.where(start + extent <= lengths, np.minimum(last, lengths), last)
             boxes = np.concatenate([first, last - first], axis=1).astype(np.int64)

@@ -68,7 +68,7 @@ class Maker:
     group_bytes: int = _GROUP_BYTES  # of small batches, to hand over at once
     # While a profile is on: returns a job that does the same, with its parts timed.
     watched: Callable[[Job], Job] | None = None
-    # How many batches that is: handing over costs tens of microseconds or hundreds, whatever the size.
+    # How many batches fit: handing over costs tens of microseconds or hundreds, whatever the size.
     group_size: int = field(init=False)
     # How many batches to plan at once: those that are handed over together, or some more.
     chunk_size: int = field(init=False)

@@ -122,7 +122,7 @@ class FieldRecords:
         return self._verifier.is_done
 
     def are_ready(self, rows: Rows) -> bool:
-        """Tell whether some records are verified, and in memory, which is trusted to keep them, or not waited for."""
+        """Tell whether all these records are verified, and either kept in memory or too small to wait for."""
         return self._verifier.unknown(rows) is None and self._new(rows) is None
 
     def gather(self, nbytes: int) -> Gather:

@@ -244,7 +244,7 @@ class Store:
         )
 
     def is_settled(self, field: str, rows: Rows) -> bool:
-        """True if some records stay in memory and are verified: reading them does not wait."""
+        """Tell whether all these records are verified and stay in memory: reading them does not wait."""
         if self.is_remote and any(self._open[n] is None for n in set(rows.shards.tolist())):
             return False  # to look would fetch it
         return self.field(field).are_ready(rows)

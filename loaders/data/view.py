@@ -90,7 +90,7 @@ class View:
     def by_shard(self) -> tuple[Indices, Indices | None]:
         """Return how many of the samples each shard has, of those that have any, and the samples shard by shard.
 
-        (None: they lie so.) Of a copy in memory the shards are those that it was made of: it is the same for both.
+        (None: they lie so.) A copy in memory reports the shards it was loaded from, so it and its source divide alike.
         """
         ends, shards = self.store.runs
         if self.numbers is None and (np.diff(shards) > 0).all():
@@ -201,7 +201,7 @@ class View:
     def pieces(self, *names: str) -> Iterator[Indices]:
         """Yield the positions of all samples in pieces, of about 32 MiB of some fields.
 
-        None has samples of two shards, where they lie in order.
+        No piece spans two shards if the view has the samples in stored order.
         """
         with self.in_order():
             mean = max(1, sum(map(self._mean_nbytes, names)))
@@ -233,7 +233,7 @@ class View:
         return self.for_column(name).stored_lengths(name)
 
     def stored_lengths(self, name: str) -> Indices:
-        """Return the same of shards that are opened."""
+        """Return what ``lengths`` does, from shards that are opened for it."""
         store, lengths = self.store, np.zeros(len(self.store), np.int64)
         for n in self._shards_read():
             lengths[store.starts[n] : store.ends[n]] = store.shard(n).columns[name].lengths

@@ -1,8 +1,8 @@
 """``DataLoader``: indices in, batches out; wires sampler, threads, slots and device together and owns their shutdown.
 
 It is a ``torch.utils.data.DataLoader``. Datasets of this project are read by threads of this
-process (``backend="thread"``), straight into reusable slots; everything else goes through torch's
-own worker processes (``backend="process"``).
+process (``backend="thread"``) or of one child (``"subprocess"``), straight into reusable slots;
+everything else goes through torch's own worker processes (``"process"``).
 """
 
 from __future__ import annotations

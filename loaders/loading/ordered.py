@@ -1,4 +1,4 @@
-"""The order of a loader and its place in it: steps, epochs, states. The rest of the loader knows none of these."""
+"""The order of a loader and its place in it: steps, epochs, states. The loader asks it for all three."""
 
 from __future__ import annotations
 

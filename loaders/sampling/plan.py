@@ -118,7 +118,7 @@ class Plan:
 
     @property
     def num_before_padding(self) -> int:
-        """Rows of the last step, rank after rank, that only padding follows; 0: no padding is at its end."""
+        """Real rows of the last step, over all ranks, if padding follows them; 0 if the epoch ends without padding."""
         is_padded = self.pad and not self.drop_last and self.num_lanes == 1
         return self.length - self._tail_begin if is_padded else 0
 

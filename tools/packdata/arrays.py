@@ -274,7 +274,7 @@ class ArraysPlan(FilesPlan[ArraysRecipe]):
 
 
 def _guess(recipe: ArraysRecipe) -> str:
-    """Say of an axis that looks like channels, and was not taken as them, how it would be; "" of others."""
+    """Return a hint on an axis that looks like channels but was not taken as such, or ""."""
     field, num = recipe.targets[0].schema.fields[ARRAY], recipe.num_axes
     if recipe.options.channels is None and num in (3, 4) and isinstance(field, Array):
         shape = field.dims[-num:]  # in the file: the channels of a volume are put in front

@@ -99,7 +99,7 @@ def row_text(kind: Features | Categories, value: npt.NDArray[Any]) -> str:
 
 @contextmanager
 def numbered(number: int) -> Iterator[None]:
-    """Say of which picture of a sample an error is; that of a file says which file it is."""
+    """Put the number of a picture of several before an error."""
     try:
         yield
     except CodecError as error:

@@ -134,7 +134,7 @@ class Preparer:
 
     @contextmanager
     def _telling(self, value: Any) -> Iterator[None]:
-        """Say of what NumPy cannot read what the field takes."""
+        """Turn errors of NumPy into CodecError that says what the field takes."""
         if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
             raise CodecError(
                 "values are masked, and no value is stored for those: use .filled(...)"

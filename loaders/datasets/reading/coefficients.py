@@ -96,7 +96,7 @@ class CoefficientReader(Reader):
     min_rows = 16  # some 20 us each
 
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:
-        """Take the slot; escapes are kept by the first of the rows that they were read with."""
+        """Take the slot; escapes are kept by the first row of the range that was read with them."""
         nbytes = self.codec.row_nbytes(self.side)
         flat = memory.take(self.name, num_samples * nbytes)
         parts: dict[int, Escapes] = {}

@@ -331,7 +331,7 @@ def tokens(args: Namespace, options: dict[str, Any]) -> SourcePlan:
     switch("--overwrite", "replace a dataset in DST"),
     switch(
         "--delete-old",
-        "at a URL, delete shards of earlier datasets; nobody may read or pack there meanwhile",
+        "at a URL, delete shards of earlier datasets; do not read or pack there meanwhile",
     ),
     JSON,
     add_remote,

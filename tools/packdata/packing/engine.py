@@ -5,8 +5,8 @@
    the shard's size says so. When all is done the datasets are published together.
 2. Failure: the first error in the order of items ends the packing. What the journal has stays; the
    same plan continues.
-3. Kill, Ctrl-C, lost power: the same as a failure. Items behind a target's last finished shard are
-   encoded again, also a block that it ended in, less the rows that it has.
+3. Kill, Ctrl-C, lost power: the same as a failure. Each target goes on behind its last finished shard:
+   a block that was cut there is encoded again, and the rows that are stored are left out.
 """
 
 from __future__ import annotations

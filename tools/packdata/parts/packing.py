@@ -1,7 +1,8 @@
 """Parts of a packing, each made on any machine, and joined where they lie, in a folder or at a URL.
 
 1. The journal of a part lies in a folder of its own, where the same command continues it: of a URL below ``$TMPDIR``,
-   of a folder in ``DST/.parts/part-00003-of-00010.HERE``, where HERE is the running kernel, as far as its locks reach.
+   of a folder in ``DST/.parts/part-00003-of-00010.HERE``, where HERE stands for this machine until it
+   boots again: others do not see its locks.
 2. Its shards are put under names that hold the part's number and their hash: every process that packs it puts the same.
 3. When all are there, its journal is put as ``DST/.parts/part-00003-of-00010``, if none is: of two that made the same
    part, the second drops its own.
