@@ -989,9 +989,12 @@ def test_masks_below_turned_pictures_are_told(tmp_path: Path, orientation: int) 
     save(tmp_path / "masks/a.png", np.eye(16, dtype=np.uint8))
 
     notes = pack_images(tmp_path / "pictures", tmp_path / "out", masks=tmp_path / "masks").notes
+    alone = pack_images(tmp_path / "pictures", tmp_path / "alone").notes
 
-    told = "1 picture rotated as Exif says: masks, boxes and keypoints are read as of the upright"
-    assert any(note.startswith(told) for note in notes)
+    said = "1 picture rotated as Exif says: masks, boxes and keypoints are read as of the upright"
+    assert any(note.startswith(said) for note in notes)
+    assert not any(note.startswith(said) for note in alone)
+    assert "0 files kept verbatim, 1 encoded anew (1 rotated)" in alone
 
 
 @pytest.mark.parametrize("is_alone", [True, False])

@@ -55,6 +55,7 @@ _AS_IT_IS = SizeOption(MAX_SIDE, MAX_SIDE)  # which nothing is larger than
 # What is counted beside the changes of pictures.
 _KEPT, _ENCODED, _MENDED, _DIVIDED = "kept", "re-encoded", "mended", "divided"
 _HAS_PROFILE = "colour profiles"
+_TURNED_BELOW = "rotated below a mask, boxes or keypoints"
 _SMALLER = "smaller than "
 _UNLABELLED = "without a label"  # -1 in Hugging Face's columns
 _NUM_PEEKED = 16
@@ -349,6 +350,8 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         self.tally.add(_KEPT if kept else _ENCODED)
         for change in picture.changes:
             self.tally.add(_MENDED if kept else change)
+        has_places = bool(self._shapes) or self._mask_dtype is not None
+        self.tally.add(_TURNED_BELOW, has_places and "rotated" in picture.changes)
         self.tally.add(_HAS_PROFILE, picture.has_profile)
         for resize in self.options.resizes:
             is_small = resize.fixed is None and min(picture.size) < resize.height
@@ -406,7 +409,7 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
 # -- what was counted, in words ----------------------------------------------------------------------
 
 _NOTES = {
-    "rotated": "rotated as Exif says: masks, boxes and keypoints are read as of the upright picture",
+    _TURNED_BELOW: "rotated as Exif says: masks, boxes and keypoints are read as of the upright picture",
     "16-bit": "of 16 bits stored as 8: 12 bits in 16 keep 17 levels; keep_depth=True stores 16",
     "animated": "of several frames or pages: only the first is packed",
     _UNLABELLED: "with label -1, which is no class",
@@ -414,7 +417,7 @@ _NOTES = {
     _DIVIDED: "divided into segments, with no pixel changed",
     _MENDED: "mended, with no pixel changed (no end marker, padding)",
 }
-_NO_CHANGES = (_KEPT, _ENCODED, _MENDED, _DIVIDED, _HAS_PROFILE, _UNLABELLED)
+_NO_CHANGES = (_KEPT, _ENCODED, _MENDED, _DIVIDED, _TURNED_BELOW, _HAS_PROFILE, _UNLABELLED)
 
 
 def count_notes(packed: Mapping[str, int]) -> list[str]:
