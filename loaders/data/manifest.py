@@ -211,7 +211,9 @@ def parse_manifest(text: bytes, path: Path) -> Manifest:
         raise ManifestError(error.what, path, error.hint) from error.__cause__
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         what = f"the manifest is damaged ({type(error).__name__}: {error})"
-        raise ManifestError(what, path, "Restore it from a copy, or pack again") from error
+        raise ManifestError(
+            what, path, "Restore it from a copy, or remove the dataset and pack again"
+        ) from error
 
 
 def _missing(folder: Path) -> ManifestError:

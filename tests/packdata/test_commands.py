@@ -449,6 +449,7 @@ def test_preview_prints_samples_without_pictures(
     assert text.count("sample ") == 2
     assert "text: story" in text
     assert "tokens: uint16 (20,):" in text
+    assert text.count(" ...\n") == 2  # there are more than 12 numbers
     assert max(map(len, text.splitlines())) < 120
 
 

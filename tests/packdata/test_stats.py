@@ -73,6 +73,14 @@ def test_numbers_of_samples_keep_their_deviation(tmp_path: Path, dims: tuple[int
     assert about["std"] == pytest.approx(times.std(), rel=1e-6)
 
 
+def test_a_limit_holds_for_arrays_of_several_axes(tmp_path: Path) -> None:
+    values = np.arange(24.0).reshape(4, 2, 3)
+    packdata.pack({"e": values}, tmp_path / "a", {"e": Array(dtype="float32", dims=(2, 3))})
+
+    assert stats(tmp_path / "a", limit=1).fields["e"]["max"] == 5
+    assert stats(tmp_path / "a").fields["e"]["max"] == 23
+
+
 def test_channels_of_volumes_keep_their_deviation(tmp_path: Path) -> None:
     volumes = 1e6 + 0.01 * np.random.default_rng(0).normal(size=(3, 1, 4, 5, 6))
     field = Array(dtype="float64", dims=(1, 4, 5, 6), spatial=3)

@@ -116,7 +116,8 @@ def _is_decoded(kind: Field) -> bool:
 
 
 def _is_column(kind: Field) -> bool:
-    return isinstance(kind, Array) and kind.is_fixed and not kind.spatial
+    """Tell whether values are numbers, or rows of them: small enough that a limit does not count for them."""
+    return isinstance(kind, Array) and kind.is_fixed and not kind.spatial and len(kind.dims) < 2
 
 
 # -- samples, decoded one by one -------------------------------------------------------------------
