@@ -86,7 +86,10 @@ _WHERE = {
     "seeded": "loaders.device.mix",
 }
 
-__all__ = [*_WHERE]  # type checkers take the names that are imported as themselves
+if (
+    not TYPE_CHECKING
+):  # of a computed list mypy takes no name; without one, those imported as themselves
+    __all__ = [*_WHERE]
 
 
 def __getattr__(name: str) -> Any:
@@ -95,10 +98,10 @@ def __getattr__(name: str) -> Any:
         from loaders.checks import did_you_mean
         from loaders.gone import gone
 
-        hint = gone(f"loaders.{name}", did_you_mean(name, __all__))
+        hint = gone(f"loaders.{name}", did_you_mean(name, _WHERE))
         raise AttributeError(f"module 'loaders' has no attribute {name!r}{hint}")
     return getattr(import_module(where), name) if where else import_module(f"loaders.{name}")
 
 
 def __dir__() -> list[str]:
-    return sorted({*(name for name in globals() if name.startswith("__")), *__all__})
+    return sorted({*(name for name in globals() if name.startswith("__")), *_WHERE})

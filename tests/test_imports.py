@@ -133,6 +133,14 @@ def test_all_is_what_type_checkers_see_and_what_is_found_at_run_time() -> None:
     assert set(loaders.__all__) <= set(dir(loaders))
 
 
+def test_mypy_sees_no_list_of_names_that_is_computed() -> None:
+    """Of ``from loaders import *`` it would find none."""
+    body = ast.parse(Path(loaders.__file__).read_text()).body
+    seen = [ast.unparse(node.targets[0]) for node in body if isinstance(node, ast.Assign)]
+    assert "_WHERE" in seen
+    assert "__all__" not in seen
+
+
 @pytest.mark.parametrize("package", [loaders, packdata])
 def test_a_package_lists_its_public_names_alone(package: Any) -> None:
     """What ``<Tab>`` offers: no helpers of the module itself, also after they were used."""

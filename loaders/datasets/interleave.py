@@ -117,6 +117,7 @@ class SourcesJob:
         collate: Collate | None,
     ) -> None:
         self._jobs, self._rows, self._memory, self._collate = jobs, rows, memory, collate
+        self._is_read = False
         self.num_parts = sum(job.num_parts for job in jobs)
 
     @property
@@ -145,11 +146,13 @@ class SourcesJob:
     def finish(self) -> Any:
         """Return the batch, or what is collated of it; a list of samples where a dataset has a transform."""
         samples = self._together([job.finish() for job in self._jobs])
+        self._is_read = True
         return samples if self._collate is None else self._collate(samples)
 
     def describe(self, part: int) -> str:
         job, own = self._find(part)
-        return job.describe(own)
+        what = job.describe(own)
+        return f"collating what came from {what}" if self._is_read else what
 
     def _together(self, read: list[Any]) -> Any:
         if not all(isinstance(samples, SampleBatch) for samples in read):

@@ -42,9 +42,9 @@ class Mixture(Settled, SamplesOf[BatchDataset]):
     where a sample is from. A loader of torch draws all alike, unless it is given
     ``sampler=EpochSampler(mixture.order(seed=0, batch_size=1))`` (of ``loaders.sampling``).
 
-    Sources that ``concat`` can join are read as one dataset. Others are read one by one, and their
-    samples put together: the names of their fields must be the same (``replace(fields=...)``), and
-    where one batch takes samples of several, so must shapes and types.
+    Sources that ``concat`` can join, and of which none replaces bad samples, are read as one dataset.
+    Others are read one by one, and their samples put together: the names of their fields must be the
+    same (``replace(fields=...)``), and where one batch takes samples of several, so must shapes and types.
 
     Args:
         sources: Datasets of this package, with any settings of their own, but no other mixture.

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from loaders import DataLoader, ShardDataset, workers
+from loaders import DataLoader, Mixture, ShardDataset, workers
 from loaders.backends import subprocess as backend
 from loaders.backends.maker import Chunk, Maker
 from tests.backends.test_subprocess import Waiting
@@ -101,3 +101,18 @@ def test_seconds_of_collating_are_not_those_of_the_transform(
 
     assert "collating what came from reading and decoding 4 samples" in text
     assert text.endswith(" for 0.0 s")
+
+
+def test_a_mixture_says_that_it_is_collating(tmp_path: Path) -> None:
+    folder = pack_samples(tmp_path / "a", 4, format="parquet", per_shard=4)
+    sources = [ShardDataset(folder), ShardDataset(folder, check="always")]
+    told: list[str] = []
+
+    def collate(samples: Any) -> int:
+        told.append(iterator.describe())
+        return len(samples)
+
+    iterator: Any = iter(DataLoader(Mixture(sources), 4, num_workers=1, collate_fn=collate))
+
+    assert next(iterator) == 4
+    assert "collating what came from reading and decoding" in told[0]
