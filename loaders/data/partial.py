@@ -22,7 +22,7 @@ from loaders.data.formats.checksums import CHUNK_BYTES, CHUNKED_ROW_BYTES, num_c
 from loaders.data.records import ask_for, fits_memory, span_of, unreadable, wait_for
 from loaders.data.shards import FileShard
 from loaders.data.verify import Seen
-from loaders.errors import ChecksumError
+from loaders.errors import ChecksumError, ShardError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -105,6 +105,9 @@ class PartialRecords:
         if not nbytes:
             return None
         counts = num_chunks(column, nbytes)
+        if hashes is not None and len(hashes) != counts.sum():
+            what = f"the checksums are of {len(hashes)} chunks, the rows have {counts.sum()}"
+            raise ShardError(what, shard.path, None, self._field, _HINT)
         return _Chunks(nbytes, np.cumsum(counts) - counts, hashes, Seen(int(counts.sum())))
 
     def part(self, number: int, row: int, record: UInt8Array, spans: BoxBytes) -> RecordPart:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
-    from loaders.data.columns import Column, UInt8Array
+    from loaders.data.columns import Column
     from loaders.data.finder import Rows
     from loaders.data.gather import Take
     from loaders.data.shards import Check, OpenShard, Shard
@@ -49,6 +49,7 @@ _UNKNOWN, _SMALL, _LARGE = -1, 0, 1  # records of a shard
 _WILLNEED = getattr(mmap, "MADV_WILLNEED", None)
 _libc: Any = None if _WILLNEED is None else libc()
 
+UInt8Array = npt.NDArray[np.uint8]
 Span = tuple[int, int]  # an address, and how many bytes
 
 
@@ -110,10 +111,13 @@ class FieldRecords:
             if self._keeps and self._arrived.are_all():
                 self._may_be_large = False
         if unknown is not None:
-            blocks = zip(unknown.shards, unknown.local, unknown.sizes, strict=True)
-            spans = [(shard, block * size, size) for shard, block, size in blocks if size > 1]
-            views = [_bytes_of(self._column(shard), row, row + size) for shard, row, size in spans]
-            self._wait_for(views, [(shard, row) for shard, row, _ in spans])
+            views, places = list[UInt8Array](), list[tuple[int, int]]()
+            for shard, block, size in zip(*unknown[1:], strict=True):
+                if size > 1:
+                    found = _neighbours(self._column(shard), block * size, (block + 1) * size)
+                    views += found
+                    places += [(shard, block * size + n) for n in range(len(found))]
+            self._wait_for(views, places)
             self._verifier.verify(unknown)
 
     @property
@@ -188,12 +192,15 @@ def _blocks(start: int, nbytes: int) -> Span:
     return first, -(-(start + nbytes - first) // READ_BYTES) * READ_BYTES
 
 
-def _bytes_of(column: Column, first: int, end: int) -> UInt8Array:
-    """Return the bytes of some rows, and what lies between them."""
+def _neighbours(column: Column, first: int, end: int) -> list[UInt8Array]:
+    """Return the bytes of some rows: with what lies between them, or of each where that is most, as in LMDB."""
     part = rows_between(column, first, end)
     if isinstance(part, FixedColumn):
-        return part.data
-    return part.buffer[int(part.starts.min()) : int((part.starts + part.lengths).max())]
+        return [part.data]
+    low, high = int(part.starts.min()), int((part.starts + part.lengths).max())
+    if high - low > 4 * part.nbytes:
+        return [part.row(n) for n in range(len(part))]
+    return [part.buffer[low:high]]
 
 
 def _refuse_size(shard: OpenShard, field: str, row: int, nbytes: int) -> NoReturn:

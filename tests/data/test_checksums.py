@@ -2,15 +2,21 @@
 
 import base64
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import xxhash
 
+from loaders import ShardDataset, augment
 from loaders.data.columns import var_column
+from loaders.data.formats import checksums
 from loaders.data.formats.checksums import CHUNK_BYTES, dump_checksums, load_checksums, num_chunks
+from loaders.errors import SampleError
+from loaders.schema import Array
 from tests.columns import fixed_column
+from tests.packdata.packing import pack
 
 ROW = 1 << 20
 
@@ -65,3 +71,16 @@ def test_text_that_is_none_is_refused(change: Any) -> None:
 
     with pytest.raises(ValueError):
         load_checksums(json.dumps(entry).encode(), 1)
+
+
+def test_chunks_of_other_rows_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the first crop is read: only then is it known how many there should be."""
+    write = checksums._hash_chunks
+    monkeypatch.setattr(
+        checksums, "_hash_chunks", lambda column, nbytes: write(column, nbytes)[1:]
+    )
+    fields = {"array": Array(dtype="uint8", dims=(ROW,), spatial=1)}
+    folder = pack(tmp_path / "a", fields, [{"array": np.zeros(ROW, np.uint8)}])
+
+    with pytest.raises(SampleError):
+        ShardDataset(folder, augment=[augment.RandomCrop(9)])[0]

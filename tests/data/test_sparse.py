@@ -1,12 +1,15 @@
 """Shards that claim more rows than there is memory for: a sparse file has any size."""
 
 import os
+import struct
 from pathlib import Path
 
 import pytest
 
 from loaders import ShardDataset
+from loaders.data.columns import var_column
 from loaders.data.formats import open_checksums, open_columns
+from loaders.data.formats.checksums import dump_checksums
 from loaders.data.manifest import Manifest, Place, ShardInfo
 from loaders.errors import ShardError
 from loaders.schema import Array, Field, Schema, Text
@@ -53,3 +56,29 @@ def test_neither_places_nor_checksums_of_a_sparse_shard_are_read(tmp_path: Path)
         with pytest.raises(ShardError) as caught:
             read(path, info)
         assert caught.value.path == path
+
+
+def test_what_lies_between_rows_is_not_read_where_they_lie_far_apart(tmp_path: Path) -> None:
+    """Though they have one checksum: LMDB puts a large row on pages of its own."""
+    path, size = tmp_path / "shard-00000.lmdb", 128 << 20
+    text = dump_checksums({"x": var_column([b"first", b"last"])})
+    path.write_bytes(struct.pack("<2i2q", 5, 4, 24, size - 4) + b"first" + text)
+    os.truncate(path, size)
+    with open(path, "r+b") as file:
+        file.seek(size - 4)
+        file.write(b"last")
+    info = ShardInfo(
+        path.name, 2, size, "0" * 32, {"x": Place(lengths=0, starts=8)}, (29, len(text))
+    )
+    put_manifest(tmp_path, Manifest(Schema({"x": Text()}, ("x",)), (info,), {}))
+    dataset = ShardDataset(tmp_path)
+    before = _mapped_kb()
+
+    assert [sample.x for sample in dataset] == ["first", "last"]
+    assert _mapped_kb() - before < 64 << 10
+
+
+def _mapped_kb() -> int:
+    """Pages of files that this process has mapped, and that are in memory."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("RssFile:")[2].split()[0])

@@ -118,9 +118,12 @@ def test_a_name_that_does_not_resolve_is_an_error_in_bounded_time(shared: Path) 
 
 
 def test_all_that_wait_for_a_shard_get_the_same_error(proxy: servers.Proxy, cache: Path) -> None:
-    """As ranks do, also one that comes later: each has its own connection to the fetcher, which asked once."""
+    """As ranks do, also one that comes later: each has its own connection to the fetcher, which asked once.
+
+    It asks again for an answer that takes longer than ``timeout``.
+    """
     proxy.set(faults=[{"kind": "404", "match": "shard-00003"}], latency_s=0.3)
-    remote = ShardDataset(S3, cache=cache, storage=storage(proxy.endpoint))
+    remote = ShardDataset(S3, cache=cache, storage=storage(proxy.endpoint, timeout=30))
 
     def fetch(_: int) -> LoadersError:
         with pytest.raises(LoadersError) as caught:

@@ -1,4 +1,4 @@
-"""Torch's worker processes over a URL: at their fork no thread of ours holds what they need."""
+"""Forks of a process that reads a URL, as torch's workers are."""
 
 import subprocess
 import sys
@@ -39,3 +39,25 @@ def test_worker_processes_start_before_the_threads_that_tell_the_fetcher(
     )
 
     assert done.stdout.split("\n")[0] == "1800 [] []"
+
+
+# Two processes ask at the same time, of which one is a fork of the other, which has a connection.
+FORKED = """
+import os, sys
+from loaders.remote.origin import origin_of
+origin = origin_of(sys.argv[2], sys.argv[3], {"skip_signature": True, "endpoint": sys.argv[1]})
+data = (origin.manifest() / "manifest.json").read_bytes()
+child = os.fork()
+spans = [(at, at + 10) for at in range(0 if child else 100, 300)]
+is_right = all(origin.ranges([("manifest.json", *s)]) == [data[slice(*s)]] for s in spans)
+if not child:
+    os._exit(not is_right)
+print(is_right, os.waitpid(child, 0)[1])
+"""
+
+
+def test_a_forked_process_gets_no_answers_of_its_parent(server: str, cache: Path) -> None:
+    command = [sys.executable, "-c", FORKED, server, S3, str(cache)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=110, check=True)
+
+    assert done.stdout == "True 0\n"
