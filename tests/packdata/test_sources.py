@@ -576,6 +576,7 @@ class TestLists:
             ("l.csv", "path,label\na.jpg,1\n./a.jpg,2\n", "l.csv"),
             ("l.csv", "path,label\na.jpg,1\na.jpg,2\n", "l.csv"),
             ("l.csv", 'path\n"a.jpg\n', "l.csv, line 2"),
+            ("l.csv", "path\ra.jpg\nb.jpg\n", "l.csv"),
             ("l.csv", "path,a b,a-b\na.jpg,1,2\n", "l.csv"),
             ("l.csv", b"path\ncaf\xe9.jpg\n", "l.csv, line 2"),
             ("l.csv", "image,label\na.jpg,1\n".encode("utf-16"), "l.csv"),
@@ -584,7 +585,7 @@ class TestLists:
             ("l.jsonl", '{"path": 3}\n', "l.jsonl, line 1"),
             ("l.jsonl", '{"path": "a", "x": ' + "[" * 100_000 + "]" * 100_000 + "}\n", "l.jsonl, line 1"),
         ],
-        ids=range(19),
+        ids=range(20),
     )  # fmt: skip
     def test_a_wrong_list_is_refused_with_the_place(
         self, tmp_path: Path, name: str, text: str | bytes, place: str
@@ -984,6 +985,10 @@ class TestParquet:
             open_source(path)
         with pytest.raises(SourceError, check=At("a.parquet")):
             pack_tokens(path, tmp_path / "out", TokenOptions(text_column="image"))
+        (tmp_path / "a.csv").write_text("text,text\na,b\n")
+        with pytest.raises(SourceError, check=At("a.csv")):
+            pack_tokens(tmp_path / "a.csv", tmp_path / "out")
+        (tmp_path / "a.csv").unlink()
 
         pq.write_table(pa.table({"x": [1]}), path)
         pq.write_table(pa.table({"image": [b"1"]}), tmp_path / "b.parquet")

@@ -108,9 +108,12 @@ class CsvRows(TextRows):
             raise SourceError(what, self.path, "CSV has a line of names, and rows below")
         place = f"{self.path}, line {line}"
         try:
-            ((_, cells), *_) = csv_rows(row.decode(), self.path, first_line=line, **self._dialect)
+            (_, cells), *more = csv_rows(row.decode(), self.path, first_line=line, **self._dialect)
         except UnicodeDecodeError as error:
             raise SourceError(f"the first row is not UTF-8 ({error})", place, UTF8_HINT) from error
+        if more:  # which would be lost
+            hint = r"Convert the file: tr '\r' '\n' < FILE"
+            raise SourceError(r"lines end in \r alone", self.path, hint)
         if others := [mark for mark in ";\t|" if len(cells) == 1 and mark in cells[0]]:
             what = f"the file has one column, {cells[0][:60]!r}"
             hint = f"Is it separated by {others[0]!r}? Pass delimiter=; skip_rows=1 leaves out a line 'sep=;'"

@@ -300,7 +300,7 @@ class CsvFile:
 
     def __init__(self, file: SourceFile, content: DocumentForm) -> None:
         self._name, self._content, self._rows = file.name, content, CsvRows(file.file)
-        content.check(pa.schema(dict.fromkeys(self._rows.columns, pa.string())), file.path)
+        content.check(pa.schema([(n, pa.string()) for n in self._rows.columns]), file.path)
 
     def ranges(self) -> Iterator[Range]:
         for part in self._rows.parts():
