@@ -4,6 +4,7 @@ import gzip
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -413,6 +414,21 @@ def test_another_list_of_as_many_numbers_is_an_error_that_names_what_to_drop(
 
     assert "drop=['prompt_mask']" in caught.value.hint
     assert documents(pack(source, tmp_path / "p", drop=("prompt_mask",))) == [[5, 6, 7], [8, 9]]
+
+
+@pytest.mark.parametrize("ids", ["[1, null]", '"x"'], ids=["by Arrow", "by Python"])
+def test_time_to_skip_rows_grows_as_their_number(tmp_path: Path, ids: str) -> None:
+    row = f'{{"input_ids": {ids}, "x": "{"x" * 200}"}}\n'
+    good = '{"input_ids": [5, 6], "x": "x"}\n'
+    source = write(tmp_path / "a.jsonl", good + row * 18_000)
+
+    start = time.process_time()
+    summary = pack_tokens(source, tmp_path / "p", workers=1, on_error="skip")
+
+    assert (
+        time.process_time() - start < 5
+    )  # each row's place was looked for from the beginning: 12 s
+    assert len(summary.rejected) == 18_000
 
 
 def test_padding_that_is_kept_is_another_packing(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import date
+from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -102,11 +103,9 @@ class DocumentForm(ABC):
             schema = pa.schema(dict.fromkeys(self.columns, self.type))
             table = arrow_lines(data, schema, with_others=False)
             if table is not None and len(table):
-
-                def place_of(row: int) -> str:
-                    return place(next(islice(filled_lines(data), row, None))[1])
-
-                if not (found := self.of_table(table, place_of)).rejects:
+                starts = cache(lambda: [at for _, at, _ in filled_lines(data)])
+                found = self.of_table(table, lambda row: place(starts()[row]))
+                if not found.rejects:
                     return found
         rows: list[Row] = []
         begins: list[int] = []

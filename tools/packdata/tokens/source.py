@@ -26,6 +26,8 @@ from packdata.tokens.ids import open_ids
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    import numpy.typing as npt
+
     from packdata.tokens.contents import DocumentForm
     from packdata.tokens.documents import Place, Reject
     from packdata.tokens.files import SourceFile
@@ -236,8 +238,12 @@ class TextFile:
             bounds = zip(starts, stops, strict=False)
             return 1 + sum(self._bytes(*each).count(b"\n") for each in bounds)
 
+        @cache
+        def line_ends() -> npt.NDArray[np.int64]:
+            return np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n"))
+
         def place(at: int) -> str:
-            return f"{self._file.name}, line {first_line() + text.count(10, 0, at)}"
+            return f"{self._file.name}, line {first_line() + np.searchsorted(line_ends(), at)}"
 
         found = self._split(text, place)
         return replace(found, rejects=(*found.rejects, *rejects))
