@@ -269,8 +269,8 @@ class ArraysPlan(FilesPlan[ArraysRecipe]):
     def notes(self, packed: Summary | None = None) -> list[str]:
         """Say where channels were guessed, too."""
         guesses = [(split, _guess(recipe)) for split, recipe in self.splits]
-        told = [f"{split}: {what}" if split else what for split, what in guesses if what]
-        return [*told[:1], *FilesPlan.notes(self, packed)]
+        notes = [f"{split}: {what}" if split else what for split, what in guesses if what]
+        return [*notes[:1], *FilesPlan.notes(self, packed)]
 
 
 def _guess(recipe: ArraysRecipe) -> str:

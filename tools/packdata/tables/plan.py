@@ -149,16 +149,7 @@ def plan_tables(
     known = None if like is None else read_manifest(like)
     if known is not None:
         chosen = _like_options(chosen, known.provenance)
-    given: list[Path | str] = []
-    about: list[str] = []
-    if is_frame(sources):
-        name = type(sources).__name__
-        files = TableFiles([LocalFile(name, name)], csv, chosen, as_table(sources))
-    else:
-        given = [sources] if isinstance(sources, str | Path) else [*sources]
-        found, ignored = list_tables(given)
-        files = TableFiles(found, csv, chosen)
-        about = [*passed_over(ignored), *joined_splits(files.paths)]
+    files, given, about = _opened(sources, csv, chosen)
     if of_csv and not any(map(is_csv, files.paths)):
         raise SchemaError(f"{', '.join(of_csv)}: there is no CSV file among the sources")
     same = None if known is None else known.fingerprint
@@ -180,6 +171,19 @@ def plan_tables(
     provenance = {"command": "tables", "source": source, **asked, TARGETS: _as_json(columns[1])}
     recipe = TablesRecipe(files, parts, columns, rows, identity, provenance)
     return TablesPlan(recipe, format, [*map(place_of, given)], about, first_pass)
+
+
+def _opened(
+    sources: Any, csv: CsvOptions, options: TableOptions
+) -> tuple[TableFiles, list[Path | str], list[str]]:
+    """Return the files of sources, the sources as they were given, and what is worth knowing of the files."""
+    if is_frame(sources):
+        name = type(sources).__name__
+        return TableFiles([LocalFile(name, name)], csv, options, as_table(sources)), [], []
+    given = [sources] if isinstance(sources, str | Path) else [*sources]
+    found, ignored = list_tables(given)
+    files = TableFiles(found, csv, options)
+    return files, given, [*passed_over(ignored), *joined_splits(files.paths)]
 
 
 def _like_options(options: TableOptions, provenance: Any) -> TableOptions:
