@@ -332,9 +332,10 @@ def test_arrays_of_an_npz_are_read(tmp_path: Path, write: Any) -> None:
     assert "array=NAME" in message
     assert np.array_equal(stored(tmp_path / "dst")["a"][0], array)
     assert np.array_equal(stored(tmp_path / "dst", "mask")["a"], mask)
-    assert "'ct', the .npz holds image, seg" in assert_refused(
-        tmp_path / "src", tmp_path / "no", array="ct"
-    )
+    for wrong in ({"array": "ct"}, {"array": "image", "mask_array": "ct"}):
+        message = assert_refused(tmp_path / "src", tmp_path / "no", **wrong)
+        assert "'ct', the .npz holds image, seg" in message
+        assert "mask_array=NAME" in message
 
 
 def test_the_only_array_of_an_npz_needs_no_name_nor_the_files_their_suffix(tmp_path: Path) -> None:

@@ -230,6 +230,21 @@ class TestColumns:
         if np.shape(boxes)[-1:] == (4,):
             assert all(name in str(caught.value) for name in FORMS)
 
+    @pytest.mark.parametrize("text", ["{", "x", "[" * 100_000])
+    @pytest.mark.parametrize("option", ["boxes", "keypoints"])
+    def test_what_is_no_list_in_a_cell_is_skipped(
+        self, tmp_path: Path, text: str, option: str
+    ) -> None:
+        pictures(tmp_path, "a.png", "b.png")
+        rows = [{"path": "a.png", "place": "[]"}, {"path": "b.png", "place": text}]
+        source = listed(tmp_path, rows, "jsonl")
+        columns: dict[str, Any] = {option: ["place"]}
+
+        summary = pack_images(source, tmp_path / "out", on_error="skip", **columns)
+
+        ((where, _),) = summary.rejected
+        assert where.endswith("list.jsonl, line 2 (b.png)")
+
     def test_keypoints_in_shares_are_an_error(self, tmp_path: Path) -> None:
         pictures(tmp_path, "a.png")
         source = listed(tmp_path, [{"path": "a.png", "joints": [[[0.25, 0.5], [1, 0]]]}], "jsonl")

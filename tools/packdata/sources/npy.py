@@ -101,7 +101,7 @@ def _member(archive: zipfile.ZipFile, where: str, name: str | None) -> zipfile.Z
     if chosen not in names:
         held = few(names, 8) or "no array"
         what = f"expected {'one array' if name is None else repr(name)}, the .npz holds {held}"
-        raise SourceError(what, where, "Choose an array: array=NAME")
+        raise SourceError(what, where, "Choose by name: array=NAME, mask_array=NAME of a mask")
     return archive.getinfo(f"{chosen}.npy")
 
 
