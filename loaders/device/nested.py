@@ -42,7 +42,12 @@ def map_tensors(value: Any, fn: Callable[[torch.Tensor], Any]) -> Any:
 def tensors_of(value: Any) -> list[torch.Tensor]:
     """Return every tensor of a batch."""
     found: list[torch.Tensor] = []
-    map_tensors(value, found.append)
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        found.append(tensor)
+        return tensor  # a mapping may refuse other values
+
+    map_tensors(value, note)
     return found
 
 

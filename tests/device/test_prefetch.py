@@ -2,7 +2,7 @@ import gc
 import threading
 import traceback
 import weakref
-from collections import namedtuple
+from collections import UserDict, namedtuple
 from collections.abc import Iterator
 from itertools import chain
 from typing import Any
@@ -257,6 +257,22 @@ def test_nested_batches_keep_their_form() -> None:
     assert [tensor.tolist() for tensor in tensors_of(moved)] == [
         [2, 2], [2, 2, 2], [2, 1], [2], [2]
     ]  # fmt: skip
+
+
+class TensorsAlone(UserDict[str, torch.Tensor]):
+    """A mapping that takes nothing else."""
+
+    def __setitem__(self, name: str, value: torch.Tensor) -> None:
+        assert isinstance(value, torch.Tensor)
+        super().__setitem__(name, value)
+
+
+def test_a_mapping_that_takes_tensors_alone_is_asked_for_them() -> None:
+    batch = TensorsAlone(x=torch.ones(2))
+
+    (found,) = tensors_of(batch)
+
+    assert found is batch["x"]
 
 
 def test_mappings_of_other_types_are_moved() -> None:

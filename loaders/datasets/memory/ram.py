@@ -311,7 +311,8 @@ def _as_array(name: str, value: Any) -> npt.NDArray[Any]:
         array = np.asarray(value.detach().cpu() if isinstance(value, torch.Tensor) else value)
     except (TypeError, ValueError) as error:  # a type that numpy has not; rows of different shapes
         what = f"array {name!r} cannot be stored: {error}"
-        raise SchemaError(f"{what}; packdata.Writer takes samples of different shapes") from error
+        remedy = "convert it; packdata.Writer takes samples of different shapes"
+        raise SchemaError(f"{what}: {remedy}") from error
     if not array.ndim or array.dtype.kind not in "biuf":
         what = f"array {name!r} must be numbers, one row per sample, got {shown(value)}"
         raise SchemaError(
