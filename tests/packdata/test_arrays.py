@@ -484,6 +484,10 @@ BAD = {
         header_bytes("{'descr': '<f4', 'fortran_order': False, 'shape': (-1,)}\n"),
         "the header says -4",
     ),
+    "twice negative": (
+        header_bytes("{'descr': '<f4', 'fortran_order': False, 'shape': (-1, -2)}\n") + bytes(8),
+        "of shape (-1, -2)",
+    ),
     "huge": (
         header_bytes("{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999,)}\n"),
         "bytes of numbers, the header says 399999999996",

@@ -123,6 +123,7 @@ def _read_header(file: IO[bytes], size: int, where: str) -> ArrayHeader:
     if dtype.kind not in "uifb":
         raise SourceError(f"{dtype}, not numbers", where)
     header = ArrayHeader(tuple(shape), dtype, bool(is_fortran), file.tell())
-    if (there := size - header.offset) != header.nbytes:
-        raise SourceError(f"{there} bytes of numbers, the header says {header.nbytes}", where)
+    if (there := size - header.offset) != header.nbytes or min(shape, default=0) < 0:
+        what = f"{there} bytes of numbers, the header says {header.nbytes} of shape {shape}"
+        raise SourceError(what, where)
     return header
