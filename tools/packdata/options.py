@@ -155,7 +155,7 @@ def parse_source(text: str) -> Path:
 def parse_path(text: str) -> Path:
     """Read a path of this machine."""
     if is_url(text):
-        raise argparse.ArgumentTypeError(f"{text} is a URL: copy it into a folder first")
+        raise argparse.ArgumentTypeError(f"{text} is a URL: pass a folder of this machine")
     return parse_source(text)
 
 
