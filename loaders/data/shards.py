@@ -146,7 +146,8 @@ class RemoteShard(FileShard):
                 return use(file)
             except (ShardError, FileNotFoundError) as error:
                 if isinstance(error, ShardError) and file.exists():
-                    raise ShardError(error.what, self.path, hint=error.hint) from error
+                    about = error.what, self.path, error.row, error.field, error.hint
+                    raise type(error)(*about) from error
             self.fetch()
         what = f"the shard was evicted {_MAX_EVICTIONS} times before it could be opened"
         raise ShardError(what, self.path, hint="Use a larger cache")
@@ -200,12 +201,8 @@ def open_manifest(
 
         origin = origin_of(folder, cache, storage)
         manifest, url = read_remote(origin), origin.url
-        schema = manifest.schema
-        return (
-            manifest,
-            [RemoteShard(url, s, schema, (), None, origin) for s in manifest.shards],
-            url,
-        )
+        about = manifest.schema, (), None, origin
+        return manifest, [RemoteShard(url, each, *about) for each in manifest.shards], url
     if cache is not None or storage is not None:
         raise ValueError(f"cache and storage are for URLs, {str(folder)!r} is a folder")
     folder = Path(folder).absolute()

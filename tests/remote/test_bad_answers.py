@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from loaders import DataLoader, ShardDataset
-from loaders.errors import LoadersError, RemoteError, SampleError
+from loaders.errors import ChecksumError, LoadersError, RemoteError, SampleError
 from loaders.remote.faults import fault_of
 from tests.refusals import without_hash
 from tests.remote import servers
@@ -75,6 +75,20 @@ def test_an_object_that_is_replaced_by_one_of_the_same_size_is_found(
     assert str(caught.value.path).endswith(shard.name)
 
 
+def test_a_shard_that_was_damaged_in_the_cache_is_a_checksum_error(
+    server: str, cache: Path
+) -> None:
+    remote = ShardDataset(S3, cache=cache, storage=storage(server), check="always")
+    path = remote.store.shards[3].fetch()  # type: ignore[union-attr]
+    path.chmod(0o600)
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+
+    with pytest.raises(ChecksumError) as caught:
+        remote.store.shard(3)
+
+    assert caught.value.path == remote.store.shards[3].path
+
+
 @pytest.mark.slow
 def test_a_server_that_is_started_anew_is_waited_for(packed: Path, cache: Path) -> None:
     port = servers.free_port()
@@ -99,8 +113,6 @@ def test_offline_a_dataset_that_is_all_in_the_cache_is_served(packed: Path, cach
     with servers.bucket(packed, port):
         remote = ShardDataset(S3, cache=cache, storage=options)
         whole = batches(remote)
-    del remote
-    time.sleep(5.5)  # the manifest is asked for again
 
     assert_same(batches(ShardDataset(S3, cache=cache, storage=options)), whole)
     with pytest.raises(RemoteError):

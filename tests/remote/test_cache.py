@@ -397,7 +397,7 @@ def test_each_of_two_clients_has_its_next_files_fetched_up_to_its_share(
 
 
 def test_a_reader_of_more_than_the_cache_holds_maps_no_more_than_the_cache(tmp_path: Path) -> None:
-    """It is told so when it gives its order, before it has mapped anything."""
+    """The answer to its order says so, before it has mapped anything."""
 
     async def limit(size: int) -> int | None:
         serving = fetcher.Fetcher(Cache(tmp_path / f"cache{size}", size).open())
