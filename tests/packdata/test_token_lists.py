@@ -413,6 +413,9 @@ def test_another_list_of_as_many_numbers_is_an_error_that_names_what_to_drop(
         pack(source, tmp_path / "p")
 
     assert "drop=['prompt_mask']" in caught.value.hint
+    first = write_rows(tmp_path / f"first.{kind}", {"input_ids": [[5, 6]]})
+    with pytest.raises(SourceError, check=At(f"a.{kind}")):
+        pack([first, source], tmp_path / "p")
     assert documents(pack(source, tmp_path / "p", drop=("prompt_mask",))) == [[5, 6, 7], [8, 9]]
 
 

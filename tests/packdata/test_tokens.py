@@ -296,7 +296,7 @@ def test_text_that_is_not_utf8_is_refused_with_file_and_line(
         (b'{"text": null}', "'text'"),
         (b'{"text": 5}', "int"),
         (b'{"text": "\\ud800"}', "\\ud800"),
-        (b'{"text": "\xff"}', "0xff"),
+        (b'{"text": "\xff"}', "the line is not UTF-8"),
     ],
 )
 def test_lines_that_are_not_json_with_a_text_are_refused_with_their_number(

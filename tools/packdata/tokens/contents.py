@@ -118,9 +118,10 @@ class DocumentForm(ABC):
                     raise ValueError(what)
                 rows.append({n: self.value(row[n], n) for n in self.columns if n in row})
                 begins.append(at)
+            except UnicodeDecodeError as error:
+                rejects.append(rejected(place(at), f"the line is not UTF-8 ({error})", UTF8_HINT))
             except ValueError as error:
-                hint = UTF8_HINT if isinstance(error, UnicodeDecodeError) else ""
-                rejects.append(rejected(place(at), str(error), hint))
+                rejects.append(rejected(place(at), str(error)))
         documents = self.of_rows(rows, lambda row: place(begins[row]))
         return replace(documents, rejects=(*rejects, *documents.rejects))
 
@@ -351,7 +352,7 @@ def _without_null(value: Any) -> Any:
     return value
 
 
-def content_of(file: SourceFile, options: TokenOptions) -> DocumentForm:
+def content_of(files: Sequence[SourceFile], options: TokenOptions) -> DocumentForm:
     """Return what the rows of files hold, by the options, else by the columns of the first of them; SourceError."""
     if options.chat_template is not None:
         try:
@@ -362,6 +363,7 @@ def content_of(file: SourceFile, options: TokenOptions) -> DocumentForm:
         day = None if options.chat_date is None else date.fromisoformat(options.chat_date)
         template = open_template(options.chat_template, options.tokenizer, day)
         return Chat(options.messages_column or "messages", template)
+    file = files[0]
     names, rows = _first_rows(file)
     means_text = options.tokenizer is not None or options.train_bpe is not None
     if options.text_column is not None or (means_text and "text" in names):
@@ -371,6 +373,8 @@ def content_of(file: SourceFile, options: TokenOptions) -> DocumentForm:
         beside = tuple(name for name in BESIDE_IDS if name in lists - {*options.drop})
         ids = Ids(options.ids_column or "input_ids", beside, options.drop)
         ids.check_first(rows, file.path)
+        for each in files[1:]:
+            ids.check_first(_first_rows(each)[1], each.path)
         return ids
     if "text" not in names and "messages" in names:
         raise SourceError("conversations ('messages')", file.path, "Pass chat_template=")

@@ -102,7 +102,7 @@ class TokenSource:
         are_ids = {file.kind in IDS_KINDS for file in files}
         rows = [file for file in files if file.kind in LINE_KINDS]
         self.options, self._recent = options, _Recent()
-        self.content = content_of(rows[0], options) if rows else None
+        self.content = content_of(rows, options) if rows else None
         self.kind = "text" if self.content is None else self.content.kind
         self.kind = "ids" if True in are_ids else self.kind
         if len(are_ids) > 1 or (self.kind in ("lists", "chat") and len(rows) < len(files)):
