@@ -465,6 +465,10 @@ class TestDamage:
         with pytest.raises(CodecError):
             decode_picture(bytes(data))
 
+    def test_an_empty_file_is_called_so(self) -> None:
+        with pytest.raises(CodecError, match="empty"):
+            decode_picture(b"")
+
     def test_what_is_no_picture_is_refused(self) -> None:
         eps = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"
         for data in (b"", b"hello, world", b"\0" * 99, b"GIF89a", b"\xff\xd8\xff", b"RIFF", eps):

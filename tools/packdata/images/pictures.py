@@ -87,6 +87,8 @@ class PictureFile:
     """
 
     def __init__(self, data: bytes, max_pixels: int = MAX_PIXELS) -> None:
+        if not data:
+            raise CodecError("the file is empty")
         self.data, factory = data, _factory_of(data)
         if factory is None:
             hint = "for HEIC, AVIF and JPEG XL 'pip install loaders[pictures]', or convert it"
