@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 from loaders import RAMDataset, ShardDataset, augment
-from loaders.datasets.memory import loading, shared
+from loaders.data.columns import FixedColumn
+from loaders.datasets.memory import loading, memfile, shared
 from loaders.datasets.memory.loading import ColumnToLoad
 from loaders.datasets.memory.memfile import fill_memory_file, open_memory_file
 from loaders.errors import CacheError, ChecksumError, LoadersError
@@ -421,3 +422,17 @@ def test_other_systems_are_told_what_to_do(folder: Path, monkeypatch: pytest.Mon
 
     with pytest.raises(LoadersError):
         RAMDataset(folder, shared=True, progress=False)
+
+
+def test_memory_is_taken_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all at once nothing is heard for minutes, and Ctrl-C waits as long."""
+    taken: list[int] = []
+    monkeypatch.setattr(memfile, "_PIECE_BYTES", 4 << 20)
+    monkeypatch.setattr(memfile, "collapse", lambda part: taken.append(len(part)))
+    plan = loading.copy_plan(FixedColumn(np.ones((9, 1 << 20), np.uint8)))
+
+    file = fill_memory_file("any", {"x": plan}, False, "")
+
+    assert taken[:-1] == [4 << 20] * 2
+    assert sum(taken) >= 9 << 20
+    assert file.columns["x"].row(8).all()

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from loaders.datasets.memory.loading import array_sizes, column_over, load_columns
+from loaders.datasets.memory.loading import array_sizes, column_over, load_columns, meter
 from loaders.errors import LoadersError
 from loaders.schema import Field, field_from_json
 from loaders.system.hugepages import collapse, lay
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 _NAME = "loaders"
 _PAGE = 4096
+_PIECE_BYTES = 64 << 20  # of huge pages, between two steps of the progress bar
 
 
 class MemoryFile:
@@ -136,10 +137,13 @@ def fill_memory_file(
 
 
 def _fill(fd: int, plans: Mapping[str, ColumnToLoad], progress: bool, what: str) -> None:
-    """Fill columns, in huge pages where there are some."""
+    """Fill columns, in huge pages where there are some: taken in pieces, or nothing is heard of it for minutes."""
     size = os.fstat(fd).st_size
     map_, start = lay(fd, size)
     map_.madvise(mmap.MADV_DONTFORK)  # a child could still write: the file could not be sealed
     data = np.frombuffer(map_, np.uint8, size, start)
-    collapse(data)
+    with meter(size, progress, "taking memory") as bar:
+        for first in range(0, size, _PIECE_BYTES):
+            collapse(data[first : first + _PIECE_BYTES])
+            bar.tick(min(_PIECE_BYTES, size - first))
     load_columns(plans, _contents(data)[2], progress, what)
