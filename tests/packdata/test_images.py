@@ -709,7 +709,7 @@ class TestMasks:
             (photo(), "jpeg", "the mask cannot be read: jpeg is not exact"),
             (np.zeros((40, 60), np.float32), "tiff", "the mask cannot be read: a tiff of such"),
             (np.full((40, 60), 7, np.int32), "tiff", "the mask cannot be read: a tiff of such"),
-            (None, "png", "the mask cannot be read: no picture that is read"),
+            (None, "png", "the mask cannot be read: the file is empty"),
         ],
     )
     def test_a_bad_mask_is_named_beside_its_picture(
