@@ -7,7 +7,6 @@ returns the rest as work for a thread. Nothing keeps an array: the caller may ch
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -79,22 +78,29 @@ class Preparer:
         # NumPy takes None for an array.
         if value is None and isinstance(field, Image | Images | Mask | Array):
             raise CodecError(f"takes {_wanted(field)}, but the value is missing (None)")
-        with self._telling(value):
-            if isinstance(field, Image | Mask):
-                return self._picture(value, field)
-            if self._one is not None:
-                return self._pictures(value, self._one)
-            if isinstance(field, Label):
-                value = self._label(value, field)
-            elif isinstance(field, MultiLabel):
-                value = self._multilabel(value, field)
-            elif isinstance(field, Boxes):
-                value = _boxes(value)
-            elif isinstance(field, Keypoints):
-                value = to_keypoints(value, field.num)
-            elif isinstance(field, Array):
-                value = _rows_of_none(value, field)
-            return Encoded(self.codec.encode(value))
+        try:
+            return self._prepared(_unmasked(value), field)
+        except CodecError:
+            raise
+        except (TypeError, ValueError, OverflowError) as error:
+            raise self._misfit(value) from error
+
+    def _prepared(self, value: Any, field: Field) -> Prepared:
+        if isinstance(field, Image | Mask):
+            return self._picture(value, field)
+        if self._one is not None:
+            return self._pictures(value, self._one)
+        if isinstance(field, Label):
+            value = self._label(value, field)
+        elif isinstance(field, MultiLabel):
+            value = self._multilabel(value, field)
+        elif isinstance(field, Boxes):
+            value = _boxes(value)
+        elif isinstance(field, Keypoints):
+            value = to_keypoints(value, field.num)
+        elif isinstance(field, Array):
+            value = _rows_of_none(value, field)
+        return Encoded(self.codec.encode(value))
 
     def column(self, values: Any) -> Column | None:
         """Return the records of many values at once; None where that takes threads, or one may be wrong.
@@ -104,12 +110,16 @@ class Preparer:
         """
         if isinstance(self.field, Image | Images | Mask) and self.field.codec != "raw":
             return None
-        with self._telling(values):
+        try:
             if type(self.codec) is RawCodec and self.codec.num_free == 0:
-                array = np.asarray(values)
+                array = np.asarray(_unmasked(values))
                 if array.dtype.kind in "uifb":  # else names of classes
                     return self._rows(array, self.codec)
             records = [made.record for made in map(self, values) if isinstance(made, Encoded)]
+        except CodecError:
+            raise
+        except (TypeError, ValueError, OverflowError) as error:
+            raise self._misfit(values) from error
         return (
             column_of(records, self.field.record_nbytes) if len(records) == len(values) else None
         )
@@ -132,19 +142,8 @@ class Preparer:
         flat = np.array(cast_exactly(array, codec.dtype), order="C").reshape(len(array), -1)
         return FixedColumn(flat.view(np.uint8))
 
-    @contextmanager
-    def _telling(self, value: Any) -> Iterator[None]:
-        """Turn errors of NumPy into CodecError that says what the field takes."""
-        if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
-            raise CodecError(
-                "values are masked, and no value is stored for those: use .filled(...)"
-            )
-        try:
-            yield
-        except (TypeError, ValueError, OverflowError) as error:
-            if isinstance(error, CodecError):
-                raise
-            raise CodecError(f"takes {_wanted(self.field)}, got {_shown(value)}") from error
+    def _misfit(self, value: Any) -> CodecError:
+        return CodecError(f"takes {_wanted(self.field)}, got {_shown(value)}")
 
     def _class_number(self, name: str) -> int:
         if name not in self._classes:
@@ -157,7 +156,7 @@ class Preparer:
             return self._class_number(value)
         number = np.asarray(value)
         if number.dtype.kind not in "ui" or number.ndim:
-            raise CodecError(f"takes {_wanted(field)}, got {_shown(value)}")
+            raise self._misfit(value)
         if field.classes is not None and not 0 <= number < len(field.classes):
             raise CodecError(f"class number must be in [0, {len(field.classes)}), got {number}")
         return int(number)
@@ -209,8 +208,12 @@ class Preparer:
         return Work(lambda: self._stored(data, field), nbytes=len(data))
 
     def _encode_picture(self, array: np.ndarray[Any, Any]) -> bytes:
-        with self._telling(array):
-            return self.codec.encode(array)
+        try:
+            return self.codec.encode(_unmasked(array))
+        except CodecError:
+            raise
+        except (TypeError, ValueError, OverflowError) as error:
+            raise self._misfit(array) from error
 
     def _stored(self, data: bytes, field: Image | Mask, path: Path | None = None) -> Encoded:
         """Return what is stored of the bytes of a file; errors name its path, if it has one."""
@@ -271,6 +274,12 @@ def _boxes(value: Any) -> np.ndarray[Any, Any]:
         hint = "COCO has x, y, width, height: store x, y, x + width, y + height"
         raise CodecError(f"{what} ({hint})")
     return boxes
+
+
+def _unmasked(value: Any) -> Any:
+    if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
+        raise CodecError("values are masked, and no value is stored for those: use .filled(...)")
+    return value
 
 
 def _rows_of_none(value: Any, field: Array) -> Any:
