@@ -1,4 +1,4 @@
-"""MixUp and CutMix: batches mixed with themselves, on whichever device holds them; and seeds for modules of others.
+"""MixUp and CutMix: batches mixed with themselves, on whichever device holds them; and seeds for third-party modules.
 
 What is drawn is a function of seed, epoch and the samples of the batch: the same after a resume, whichever worker
 made the batch, and without asking the device for anything.

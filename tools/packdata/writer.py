@@ -435,15 +435,14 @@ def pack(
         from packdata.tables.files import is_frame
 
         if not is_frame(source):
-            what = "fields are missing: a mapping of field name to field, of loaders.schema"
-            raise TypeError(what)
+            raise TypeError("fields are missing: a mapping of name to field, of loaders.schema")
         given = {"format": format, "shard_bytes": shard_bytes, "workers": workers}
         table |= {name: value for name, value in given.items() if value is not None}
         table |= {"overwrite": overwrite, "on_error": on_error, "progress": progress}
         return pack_tables(source, dst, **table)
     if table:
-        what = f"unexpected {', '.join(table)}: with fields, pack takes the options of Writer"
-        raise TypeError(f"{what}; those of tables are for a DataFrame without fields")
+        what = "with fields, pack takes the options of Writer, not those of tables"
+        raise TypeError(f"unexpected {', '.join(table)}: {what}")
     progress = Quiet() if progress is None else progress
     with Writer(
         dst,

@@ -80,7 +80,7 @@ class PictureFile:
         format: ``jpeg``, ``png``, ``webp``, ``tiff``, ...
         orientation: Exif's, 1 to 8; 1 of a file that says none (or is turned by Pillow).
         size: (height, width), upright.
-        bits: A channel, of a PNG or TIFF; 8 of others.
+        bits: Bits a channel, as a PNG or TIFF says; 8 for other formats.
 
     Raises:
         CodecError: The bytes are no picture, a damaged one, or one of too many pixels.

@@ -80,7 +80,7 @@ class Made(NamedTuple):
     schema: Schema
     provenance: Mapping[str, Any]  # what made it, as JSON
     files: Mapping[str, bytes] = MappingProxyType({})  # beside shards, which the schema names
-    whole: Sequence[FileShard] = ()  # shards of others, in place of those that were written
+    whole: Sequence[FileShard] = ()  # of other datasets, in place of shards written here
 
 
 class Packing:
@@ -302,7 +302,7 @@ class Packing:
         self._manifests, self.is_published = manifests, True
 
     def _put_whole(self, folder: str, shards: Sequence[FileShard], first: int) -> list[ShardInfo]:
-        """Put shards of others there, the ``first`` of this number; return what the manifest is to say of them."""
+        """Put shards of other datasets there, the ``first`` of this number; return what the manifest says of them."""
         infos = [
             named_by_hash(each.info, f"shard-{number:05d}")
             for number, each in enumerate(shards, first)
