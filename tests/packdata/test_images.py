@@ -551,20 +551,6 @@ class TestLabels:
         with pytest.raises(SourceError, check=At("b.parquet, row 0")):
             encode(plan(tmp_path / "b.parquet"))
 
-    def test_numbers_that_are_rounded_are_told(self, tmp_path: Path) -> None:
-        image = save(tmp_path / "x.png", photo())
-        (tmp_path / "l.csv").write_text("path,label,score,time\nx.png,1,nan,1700000000.25\n")
-        table = {
-            "image": [image],
-            "label": [1],
-            "score": np.array([0.1], np.float32),
-            "time": [0.5],
-        }
-        pq.write_table(pa.table(table), tmp_path / "a.parquet")
-
-        for name in ("l.csv", "a.parquet"):
-            assert plan_images(tmp_path / name).notes() == ["stored as float32, of 24 bits: time"]
-
     @pytest.mark.parametrize("kind", ["parquet", "arrow", "csv"])
     def test_a_column_that_may_be_the_label_is_named(self, tmp_path: Path, kind: str) -> None:
         table = pa.table({"image": [save(tmp_path / "x.png", photo())], "grade": [1]})

@@ -18,7 +18,6 @@ FOREIGN = Path(__file__).parents[1] / "data" / "foreign"
 @pytest.mark.parametrize(
     ("name", "example"),
     [
-        ("train.beton", "packdata.Writer"),
         ("a.mds", "from_mds.py"),
         ("a.mds.zstd", "from_mds.py"),
         ("train.tfrecord-00000-of-00010", "from_tfrecord.py"),

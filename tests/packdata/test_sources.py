@@ -824,7 +824,7 @@ class TestParquet:
         assert source.labels == {
             "label": Column("class", ("zebra", "ant"), numbered=True),
             "caption": Column("text"),
-            "score": Column("float", is_double=True, num_missing=1),
+            "score": Column("float", num_missing=1),
             "tags": Column("json"),
         }
         assert first.labels == {"label": 1, "caption": "x", "score": 1.5, "tags": [1]}
@@ -842,7 +842,7 @@ class TestParquet:
 
         source = open_source(tmp_path / "a.parquet")
 
-        assert source.labels == {"label": Column("float", is_double=True)}
+        assert source.labels == {"label": Column("float")}
         assert labels(source) == [1.0, 0.0]
 
     @pytest.mark.parametrize("kind", ["int", "float"])

@@ -188,9 +188,7 @@ def source_notes(splits: Sequence[Split]) -> list[str]:
         if source.kind in {"list", *ROW_KINDS} and LABEL not in source.labels:
             unlabelled |= dict.fromkeys(source.labels)
         notes += [*joined_splits(source.paths), *source.notes]
-    doubles = {f.name for split in splits for f in split.labels if f.column.is_double}
     what = {
-        "stored as float32, of 24 bits": sorted(doubles),
         "missing numbers, stored as NaN": [
             f"{name} ({num:,})" for name, num in gaps.items() if num
         ],

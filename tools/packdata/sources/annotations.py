@@ -45,7 +45,6 @@ _WORD = re.compile(r"left|right|[a-z]+|[0-9]+")  # of names such as left_eye, L_
 _OTHER_SIDE = {"left": "right", "l": "r"}
 _VOC_SIDES = ("xmin", "ymin", "xmax", "ymax")
 _POINTS_OF_POLYGON = 6  # numbers of the smallest one
-_STILL = "crops and flips do not change: {} of boxes"
 _NUMBERS = Array(dtype="int64", dims=(None,))
 # Of a picture, by field: a list with a value for each box. ``size`` is the (height, width) of the picture that was
 # annotated, if that is said.
@@ -234,10 +233,8 @@ def _coco(data: bytes) -> Annotations:
     if "keypoints" in columns:
         field = _keypoints(pictures.values(), categories.values())
         columns["keypoints"] = replace(columns["keypoints"], field=field)
-    still = [name for name in ("segmentation", "area") if name in columns]
     without = len(found["annotations"]) - len(boxes)
-    notes = [_STILL.format(" and ".join(still))] * bool(still)
-    notes += [f"annotations without a box, skipped: {without:,}"] * bool(without)
+    notes = [f"annotations without a box, skipped: {without:,}"] * bool(without)
     return Annotations("COCO", "xywh", [*names.values()], columns, pictures, notes)
 
 
@@ -327,7 +324,7 @@ def _of_yolo(pictures: dict[str, Values], classes: Sequence[str]) -> Annotations
     if not any(any(values["segmentation"]) for values in pictures.values()):
         return Annotations("YOLO", "yolo", classes, {}, pictures)
     more = {"segmentation": Column("json", field=Json())}
-    return Annotations("YOLO", "yolo", classes, more, pictures, [_STILL.format("segmentation")])
+    return Annotations("YOLO", "yolo", classes, more, pictures)
 
 
 def _yolo_names(root: Path) -> Sequence[str]:

@@ -43,10 +43,6 @@ _OWN_LIBRARY = "Its own library reads it, and packdata.pack takes the samples: e
 STREAMING_HINT = _OWN_LIBRARY.format("mds.py and examples/from_litdata")
 # By what is in the name of a file that is not read.
 _FOREIGN = {
-    ".beton": (
-        "FFCV's files are read by FFCV alone: pack what it was written from, or write the samples that "
-        "ffcv.Loader gives with packdata.Writer"
-    ),
     ".tar.gz": "Members of a compressed tar cannot be read one by one: gunzip it first",
     ".tgz": "Members of a compressed tar cannot be read one by one: gunzip it first",
     ".mds": _OWN_LIBRARY.format("mds"),
@@ -54,7 +50,7 @@ _FOREIGN = {
 }
 OWN_KEYS = "Give each row a key of its own, in a column 'key', or remove one"
 _RENAME = "Keys are names, mostly without suffix: rename or remove one"
-_FLOAT32_WHOLE, _FLOAT64_WHOLE = 1 << 24, 1 << 53  # up to here they hold every whole number
+_FLOAT64_WHOLE = 1 << 53  # up to here it holds every whole number
 
 ColumnKind = Literal["class", "int", "float", "text", "json", "bytes"]
 
@@ -67,8 +63,6 @@ class Column:
     kind: ColumnKind
     classes: tuple[str, ...] = ()  # the names by number, for ``class``
     numbered: bool = False  # True if the source itself fixes the order of the classes
-    # True of a ``float`` whose numbers may need more than the 24 bits of float32.
-    is_double: bool = False
     # How many of its numbers are missing, if NaN can stand for them: not in the field ``label``, nor beside whole
     # numbers that float64 may round.
     num_missing: int = 0
@@ -351,20 +345,20 @@ def column_of(field: str, values: Iterable[Any]) -> Column:
     field ``label``, strings (also among numbers) are the names of classes, sorted.
     """
     kinds, names = set[ColumnKind](), set[str]()
-    largest, num_missing, is_label = 0.0, 0, field == "label"
+    largest, num_missing, is_label = 0, 0, field == "label"
     for value in values:
         if value is None:
             num_missing += not is_label
             continue
         kinds.add(kind := _kind_of(value))
-        if kind in ("int", "float") and math.isfinite(value):
+        if kind == "int":
             largest = max(largest, abs(value))
         if is_label:
             names.add(str(value))
     if is_label and "text" in kinds and "json" not in kinds:
         return Column("class", tuple(sorted(names)))
     if kinds in ({"float"}, {"int", "float"}):
-        return Column("float", is_double=largest > _FLOAT32_WHOLE, num_missing=num_missing)
+        return Column("float", num_missing=num_missing)
     if kinds == {"int"}:
         return Column("int", num_missing=num_missing if largest <= _FLOAT64_WHOLE else 0)
     return Column(kinds.pop() if len(kinds) == 1 else "json" if kinds else "text")

@@ -135,10 +135,7 @@ class RowsSource(ColumnsSource):
                 return found
             is_empty = found.kind == "text" and field != "label"
             missing = len(self) if is_empty else found.num_missing
-            if types.is_floating(kind):
-                is_double = types.is_float64(kind)
-                return Column("float", is_double=is_double, num_missing=missing)
-            return Column("int", num_missing=missing)
+            return Column("float" if types.is_floating(kind) else "int", num_missing=missing)
         if _is_binary(kind):
             return Column("bytes")
         # Text: strings, dates, decimals, maps as Python shows them.
