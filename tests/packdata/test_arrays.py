@@ -671,29 +671,6 @@ def test_the_command_packs_and_tells(volumes: Path, capsys: pytest.CaptureFixtur
     assert (plan["items"], plan["format"], summary["samples"]) == (6, "parquet", 6)
 
 
-def test_channels_that_may_be_last_are_asked_about(tmp_path: Path) -> None:
-    src = save(tmp_path / "src", {"a": numbers((9, 8, 7, 2))})
-
-    assert "channels='last'" in str(plan_arrays(src))
-    assert plan_arrays(src, channels="last").notes() == []
-    assert any("channels='last'" in note for note in pack_arrays(src, tmp_path / "dst").notes)
-
-
-@pytest.mark.parametrize(
-    ("shape", "place"), [((9, 8, 3), "last"), ((3, 9, 8), "first"), ((9, 8, 7), None)]
-)
-def test_a_volume_that_looks_like_a_picture_is_asked_about(
-    tmp_path: Path, shape: tuple[int, ...], place: str | None
-) -> None:
-    src = save(tmp_path / "src", {"a": numbers(shape)})
-
-    notes = plan_arrays(src).notes()
-
-    taken = f"{' x '.join(map(str, shape))} taken as a volume; if it is not, pass channels="
-    assert notes == ([] if place is None else [f"{taken}{place!r}"])
-    assert plan_arrays(src, channels=place or "none").notes() == []
-
-
 def test_packed_volumes_are_split_merged_extended_and_verified(
     volumes: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

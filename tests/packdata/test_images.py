@@ -943,17 +943,6 @@ def test_a_mask_that_changes_after_listing_is_noticed(tmp_path: Path, kind: str)
     assert not plan.is_unchanged()
 
 
-def test_splits_that_a_pattern_makes_one_dataset_are_told(tmp_path: Path) -> None:
-    picture = cv2.imencode(".png", np.zeros((4, 4, 3), np.uint8))[1].tobytes()
-    for name in ("train", "val"):
-        pq.write_table(pa.table({"image": [picture]}), tmp_path / f"{name}-0.parquet")
-    told = "splits become one dataset (train, val): to keep them apart, pack each by itself"
-
-    assert told in plan_images(tmp_path / "*.parquet").notes()
-    assert told not in plan_images(tmp_path).notes()
-    assert told not in plan_images(tmp_path / "train-*.parquet").notes()
-
-
 @pytest.mark.parametrize(("codec", "limit"), [("webp", 16_383), ("jpeg", 65_500)])
 def test_a_picture_that_a_format_cannot_hold_is_refused(
     tmp_path: Path, codec: str, limit: int

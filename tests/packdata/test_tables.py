@@ -453,17 +453,6 @@ def test_many_files_are_one_table(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------ like another
 
 
-def test_splits_that_become_one_table_are_told(tmp_path: Path) -> None:
-    (tmp_path / "src").mkdir()
-    for name in ("train", "val"):
-        (tmp_path / f"src/{name}.csv").write_text("carat,price\n0.5,1\n1.5,2\n")
-    told = "splits become one dataset (train, val): to keep them apart, pack each by itself"
-
-    assert told in pack_tables([tmp_path / "src"], tmp_path / "p").notes
-    assert told in str(plan_tables([tmp_path / "src"]))
-    assert told not in str(plan_tables([tmp_path / "src/train.csv"]))
-
-
 def test_test_data_gets_the_columns_dictionaries_and_statistics_of_training_data(
     tmp_path: Path,
 ) -> None:

@@ -170,19 +170,6 @@ def test_a_folder_that_cannot_be_read_is_named(
         list_files([tmp_path])
 
 
-@pytest.mark.parametrize("names", [("train.bin", "val.bin"), ("train/a.bin", "test/a.bin")])
-def test_splits_that_become_one_stream_are_told(tmp_path: Path, names: tuple[str, ...]) -> None:
-    for name in names:
-        write(tmp_path / "src" / name, bytes(8))
-
-    told = [note for note in plan_tokens(tmp_path / "src").notes() if "splits become one" in note]
-
-    assert len(told) == 1
-    assert plan_tokens(tmp_path / "src" / names[0]).notes() == []
-    write(tmp_path / "src/more.bin", bytes(8))
-    assert plan_tokens(tmp_path / "src").notes() == []
-
-
 def test_special_tokens_that_separate_documents_are_not_told(tmp_path: Path) -> None:
     source = write(tmp_path / "a.txt", "one<|endoftext|>two")
 

@@ -45,7 +45,6 @@ ARRAY, MASK = "array", "mask"
 Channels = Literal["first", "last", "none"]
 # By the number of axes: volumes, without channels and with.
 _USUAL: dict[int, Channels] = {3: "none", 4: "first"}
-_MAX_CHANNELS = 4  # RGB and alpha, or the modalities of a scan
 _LARGE_BYTES = 1 << 20  # from here on a value of its own is better than a long column
 _LOOKS, _LOOKS_AT_ONCE = 256, 16  # at headers: of a store, each is a request
 
@@ -263,37 +262,13 @@ def _file_of(item: Item) -> File:
     return item.file
 
 
-class ArraysPlan(FilesPlan[ArraysRecipe]):
-    """The plan of arrays."""
-
-    def notes(self, packed: Summary | None = None) -> list[str]:
-        """Say where channels were guessed, too."""
-        guesses = [(split, _guess(recipe)) for split, recipe in self.splits]
-        notes = [f"{split}: {what}" if split else what for split, what in guesses if what]
-        return [*notes[:1], *FilesPlan.notes(self, packed)]
-
-
-def _guess(recipe: ArraysRecipe) -> str:
-    """Return a hint on an axis that looks like channels but was not taken as such, or ""."""
-    field, num = recipe.targets[0].schema.fields[ARRAY], recipe.num_axes
-    if recipe.options.channels is None and num in (3, 4) and isinstance(field, Array):
-        shape = field.dims[-num:]  # in the file: the channels of a volume are put in front
-        places = {"last": shape[-1], "first": shape[0] if num == 3 else None}
-        for place, length in places.items():
-            if length is not None and length <= _MAX_CHANNELS:
-                text = " x ".join(str(each or "any") for each in shape)
-                taken = "a volume" if num == 3 else "channels and a volume"
-                return f"{text} taken as {taken}; if it is not, pass channels={place!r}"
-    return ""
-
-
 def plan_arrays(
     src: Path | str | Sequence[Path | str],
     *,
     format: Format | None = None,
     array_column: str | None = None,
     **options: Any,
-) -> ArraysPlan:
+) -> FilesPlan[ArraysRecipe]:
     """List a source and say what would become of it; the arguments are those of ``pack_arrays``.
 
     Raises:
@@ -304,12 +279,11 @@ def plan_arrays(
     check_names(options, ArrayOptions, SourceOptions, PackSettings, own=own, but="column")
     source = take(SourceOptions, options, column=array_column)
     array_options = ArrayOptions(**options)
-    opened = open_splits(src, source, ARRAYS)
-    splits = [(split.name, ArraysRecipe(split, array_options)) for split in opened]
-    list_again = partial(open_splits, options=source.absolute(), kind=ARRAYS)
+    open_again = partial(open_splits, src, source, ARRAYS)
+    splits = [(split.name, ArraysRecipe(split, array_options)) for split in open_again()]
     largest = max(recipe.num_bytes for _, recipe in splits)
     chosen: Format = format or ("lmdb" if largest >= _LARGE_BYTES else "parquet")
-    return ArraysPlan(src, splits, chosen, list_again)
+    return FilesPlan(src, splits, chosen, open_again)
 
 
 def pack_arrays(

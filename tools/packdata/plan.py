@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
+from loaders.errors import SourceError
 from packdata.packing.engine import pack_recipes
 from packdata.packing.target import check_outside
 from packdata.parts.packing import pack_part
 from packdata.parts.part import Part, in_order
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
     from typing import Unpack
 
@@ -21,32 +23,34 @@ if TYPE_CHECKING:
     from packdata.recipe import Recipe
 
 
-class SourcePlan(Protocol):
+@dataclass(frozen=True, repr=False)
+class SourcePlan(ABC):
     """A source that was listed, with what would become of it; ``str`` says it in words."""
 
-    @property
-    def sources(self) -> Sequence[Path | str]:
-        """Files, folders and patterns, as they were given."""
+    sources: Sequence[Path | str]  # files, folders and patterns, as they were given
+    splits: Sequence[tuple[str, Recipe]]  # (folder below the destination, recipe) of each
+    format: Format  # of the shards
+    listed: Any  # what changes when one of the files does
+    list_again: Callable[[], Any]  # returns that of the files as they are by now
 
-    @property
-    def splits(self) -> Sequence[tuple[str, Recipe]]:
-        """(Folder below the destination, recipe) of each."""
-
-    @property
-    def format(self) -> Format:
-        """Of the shards."""
-
+    @abstractmethod
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON types."""
 
+    @abstractmethod
     def notes(self, packed: Summary | None = None) -> list[str]:
         """Say what may not be meant, or is worth knowing, also of what was ``packed``."""
 
     def amount(self, packed: Summary) -> str:
         """Say how much was ``packed``; "" where the number of samples says it."""
+        return ""
 
     def is_unchanged(self) -> bool:
-        """Tell whether the source is still as it was listed."""
+        """Tell whether the source is still as it was listed: names, sizes and times of its files."""
+        try:
+            return bool(self.list_again() == self.listed)
+        except SourceError:  # what is gone has changed, too
+            return False
 
 
 def pack_plan(plan: SourcePlan, dst: Path | str, **settings: Unpack[PackSettings]) -> Summary:

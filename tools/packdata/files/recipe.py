@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from loaders.errors import SourceError
 from loaders.remote.url import place_of
 from loaders.schema import Field, Schema
 from loaders.text import printable
@@ -13,6 +12,7 @@ from packdata.describe import counted, describe_field
 from packdata.files.labels import LABEL
 from packdata.files.splits import contents, listed_sources, source_notes
 from packdata.packing.engine import targets_of
+from packdata.plan import SourcePlan
 from packdata.recipe import Recipe
 from packdata.sources.base import BOX_LABELS
 
@@ -81,26 +81,28 @@ class FilesRecipe(Recipe, Generic[_O]):
         return item.where
 
 
-class FilesPlan(Generic[_R]):
+class FilesPlan(SourcePlan, Generic[_R]):
     """The plan of pictures or arrays: a recipe for each split.
 
     Args:
         src: The source, or several.
         splits: (name, recipe) each.
         format: Of the shards.
-        make: Lists sources again, from whatever working folder.
+        open_again: Lists the source once more.
     """
+
+    splits: Sequence[tuple[str, _R]]
 
     def __init__(
         self,
         src: Path | str | Sequence[Path | str],
         splits: Sequence[tuple[str, _R]],
         format: Format,
-        make: Callable[[Sequence[Path]], Sequence[Split]],
+        open_again: Callable[[], Iterable[Split]],
     ) -> None:
-        self.sources = [*map(place_of, listed_sources(src))]
-        self.splits, self.format = splits, format
-        self._list_again = partial(make, [path.absolute() for path in self.sources])
+        listed = _identities(lambda: [recipe.split for _, recipe in splits])
+        again = partial(_identities, open_again)
+        super().__init__([*map(place_of, listed_sources(src))], splits, format, listed, again)
 
     @property
     def recipes(self) -> list[_R]:
@@ -148,18 +150,6 @@ class FilesPlan(Generic[_R]):
         opened = [recipe.split for recipe in self.recipes]
         return [*([] if packed is None else contents(opened)), *source_notes(opened)]
 
-    def amount(self, packed: Summary) -> str:
-        """Leave it to the number of samples."""
-        return ""
 
-    def is_unchanged(self) -> bool:
-        """Tell whether the source is still as it was listed: names, sizes and times of its files and masks."""
-        try:
-            now = _identities(self._list_again())
-        except SourceError:  # what is gone has changed too
-            return False
-        return now == _identities([recipe.split for recipe in self.recipes])
-
-
-def _identities(splits: Iterable[Split]) -> list[Any]:
-    return [(split.source.identity, split.masks and split.masks.identity) for split in splits]
+def _identities(opened: Callable[[], Iterable[Split]]) -> list[Any]:
+    return [(each.source.identity, each.masks and each.masks.identity) for each in opened()]

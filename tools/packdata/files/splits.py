@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,7 +19,6 @@ from packdata.sources.listed import Listing, look_at
 from packdata.sources.opening import (
     Found,
     find_splits,
-    joined_splits,
     open_source,
     several_sources,
 )
@@ -65,14 +64,6 @@ class SourceOptions:
     multi_label: str = opt(
         "", "what stands between several labels in a cell, such as '|': a 0 or 1 for each", "SEP"
     )
-
-    def absolute(self) -> SourceOptions:
-        """Return the same for whatever folder is the working folder."""
-        masks = None if self.masks is None else place_of(self.masks).absolute()
-        classes = self.classes
-        if isinstance(classes, Path | str):
-            classes = place_of(classes).absolute()
-        return replace(self, masks=masks, classes=classes)
 
 
 class Split(NamedTuple):
@@ -187,7 +178,7 @@ def source_notes(splits: Sequence[Split]) -> list[str]:
         gaps.update({label.name: label.column.num_missing for label in split.labels})
         if source.kind in {"list", *ROW_KINDS} and LABEL not in source.labels:
             unlabelled |= dict.fromkeys(source.labels)
-        notes += [*joined_splits(source.paths), *source.notes]
+        notes += source.notes
     what = {
         "missing numbers, stored as NaN": [
             f"{name} ({num:,})" for name, num in gaps.items() if num

@@ -60,16 +60,12 @@ def plan_images(
     if source.classes is not None and (has_annotations or shapes.box_labels is not None):
         shapes = replace(shapes, box_classes=read_classes(source.classes, BOX_LABELS))
         source = replace(source, classes=None)
-    opened = open_splits(src, source, extend=shapes.extend, has_annotations=has_annotations)
+    more: dict[str, Any] = {"extend": shapes.extend, "has_annotations": has_annotations}
+    open_again = partial(open_splits, src, source, **more)
+    opened = open_again()
     check_same_classes(split.source for split in opened)
     splits = [(split.name, ImagesRecipe(split, image_options)) for split in opened]
-    list_again = partial(
-        open_splits,
-        options=source.absolute(),
-        extend=shapes.absolute().extend,
-        has_annotations=has_annotations,
-    )
-    return ImagesPlan(src, splits, format or _usual_format(splits), list_again)
+    return ImagesPlan(src, splits, format or _usual_format(splits), open_again)
 
 
 def _usual_format(splits: Sequence[tuple[str, ImagesRecipe]]) -> Format:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from loaders.augment.pixels import move_boxes, move_keypoints
 from loaders.checks import shown
 from loaders.errors import CodecError, SchemaError, SourceError
-from loaders.remote.url import place_of
 from loaders.schema import Array, Boxes, Keypoints
 from packdata.geometry import BOX_FORMATS, to_boxes, to_keypoints
 from packdata.options import check_options, opt, parse_target
@@ -68,11 +67,6 @@ class ShapeOptions:
         for text in self.boxes:
             if _split_format(text)[1] not in BOX_FORMATS:
                 raise SchemaError(f"boxes {text!r}: the format is one of {', '.join(BOX_FORMATS)}")
-
-    def absolute(self) -> ShapeOptions:
-        """Return the same for whatever folder is the working folder."""
-        there = None if self.annotations is None else place_of(self.annotations).absolute()
-        return replace(self, annotations=there)
 
     def extend(self, source: Source, split: str) -> Source:
         """Return a split of a source with its annotations, and with the columns of boxes and keypoints known.

@@ -148,18 +148,6 @@ def _holds(kind: FileKind, listing: Listing) -> bool:
     return any(suffix_of(path) in kind.suffixes for path in listing)
 
 
-def joined_splits(files: Sequence[Path]) -> list[str]:
-    """Return a note if all files are of splits, by their names or folders, and of more than one.
-
-    For sources that are read as one: tokens, tables, and what a pattern matches.
-    """
-    splits = {_named_split(file.name) or file.parent.name.lower() for file in files}
-    if len(splits) < 2 or not splits <= {*SPLIT_NAMES}:
-        return []
-    names = ", ".join(sorted(splits, key=_split_rank))
-    return [f"splits become one dataset ({names}): to keep them apart, pack each by itself"]
-
-
 def _named_split(name: str) -> str | None:
     """Return the split that a file's name begins with, in lower case."""
     match = _SPLIT_FILE.fullmatch(name)

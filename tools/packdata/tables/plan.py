@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from loaders.data.manifest import read_manifest
-from loaders.errors import SchemaError, SourceError
+from loaders.errors import SchemaError
 from loaders.remote.url import place_of
 from loaders.schema import Schema
 from packdata.delimited import CsvOptions, CsvRows
@@ -27,11 +27,10 @@ from packdata.packing.settings import (
     take,
 )
 from packdata.packing.shards import TABLE_SHARD_BYTES, Format
-from packdata.plan import pack_plan
+from packdata.plan import SourcePlan, pack_plan
 from packdata.reading import LocalFile
 from packdata.rows import Part
 from packdata.sources.base import files_identity
-from packdata.sources.opening import joined_splits
 from packdata.tables.columns import (
     OPTIONS,
     TARGETS,
@@ -56,20 +55,13 @@ if TYPE_CHECKING:
     from packdata.tables.scan import Scan
 
 
-@dataclass(frozen=True, slots=True)
-class TablesPlan:
-    """The plan of some table files: a recipe that packs them, and what was learned of them."""
+@dataclass(frozen=True, repr=False)
+class TablesPlan(SourcePlan):
+    """The plan of some table files."""
 
     recipe: TablesRecipe
-    format: Format  # of the shards
-    sources: Sequence[Path | str]  # as they were given
     about: Sequence[str]  # what is worth knowing of the files
     first_pass: FirstPass
-
-    @property
-    def splits(self) -> list[tuple[str, TablesRecipe]]:
-        """The recipe, which fills the destination itself."""
-        return [("", self.recipe)]
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON types."""
@@ -97,20 +89,6 @@ class TablesPlan:
             found = [f"{name.removeprefix(prefix)} ({counts[name]:,})" for name in names]
             notes += [f"{words}: {few(found, 8)}"] if found else []
         return notes
-
-    def amount(self, packed: Summary) -> str:
-        """Leave it to the number of samples."""
-        return ""
-
-    def is_unchanged(self) -> bool:
-        """Tell whether the files are still as they were read first."""
-        if self.recipe.files.table is not None:
-            return True
-        try:
-            now = files_identity("table", list_tables(self.sources)[0])
-            return bool(now == self.recipe.identity["source"])
-        except SourceError:
-            return False
 
 
 def plan_tables(
@@ -170,7 +148,14 @@ def plan_tables(
     source = {"files": [path.name for path in files.paths[:100]], "num_files": len(files)}
     provenance = {"command": "tables", "source": source, **asked, TARGETS: _as_json(columns[1])}
     recipe = TablesRecipe(files, parts, columns, rows, identity, provenance)
-    return TablesPlan(recipe, format, [*map(place_of, given)], about, first_pass)
+    places, listed = [*map(place_of, given)], identity["source"]
+    again = partial(_identity_of, places) if given else partial(dict, listed)
+    how = places, [("", recipe)], format, listed, again
+    return TablesPlan(*how, recipe, about, first_pass)
+
+
+def _identity_of(sources: Sequence[Path]) -> dict[str, Any]:
+    return files_identity("table", list_tables(sources)[0])
 
 
 def _opened(
@@ -183,7 +168,7 @@ def _opened(
     given = [sources] if isinstance(sources, str | Path) else [*sources]
     found, ignored = list_tables(given)
     files = TableFiles(found, csv, options)
-    return files, given, [*passed_over(ignored), *joined_splits(files.paths)]
+    return files, given, passed_over(ignored)
 
 
 def _like_options(options: TableOptions, provenance: Any) -> TableOptions:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,7 @@ from loaders.schema import Tokens
 from packdata.describe import counted, describe_field, passed_over
 from packdata.packing.firstpass import FirstPass
 from packdata.packing.settings import PackSettings, check_options
-from packdata.plan import pack_plan
-from packdata.sources.opening import joined_splits
+from packdata.plan import SourcePlan, pack_plan
 from packdata.tokens.documents import IGNORED
 from packdata.tokens.files import LINE_KINDS, identity_of, list_files
 from packdata.tokens.ids import DEFAULT_DTYPE
@@ -46,21 +46,19 @@ if TYPE_CHECKING:
 TRAIN_BYTES = 256 << 20  # of the corpus are enough for a BPE
 
 
-@dataclass(frozen=True, slots=True)
-class TokensPlan:
-    """A recipe, its sources, and their files."""
+@dataclass(frozen=True, repr=False)
+class TokensPlan(SourcePlan):
+    """The plan of some files of text or ids."""
 
-    sources: tuple[str, ...]
-    files: Sequence[SourceFile]
-    ignored: Mapping[str, int]
     recipe: TokensRecipe
-    format: Format
+    files: Sequence[SourceFile]
+    ignored: Mapping[str, int]  # how many others were found, by suffix
     first_pass: FirstPass
 
     def to_json(self) -> dict[str, Any]:
         recipe = self.recipe
         return {
-            "src": list(self.sources),
+            "src": [*map(str, self.sources)],
             "format": self.format,
             "files": len(self.files),
             "pieces": len(recipe),
@@ -81,17 +79,11 @@ class TokensPlan:
             lines += [f"    {name}: {describe_field(field)}" for name, field in fields]
         return "\n".join(lines)
 
-    @property
-    def splits(self) -> list[tuple[str, TokensRecipe]]:
-        """The recipe, which fills the destination itself."""
-        return [("", self.recipe)]
-
     def notes(self, packed: Summary | None = None) -> list[str]:
         """Say what is worth knowing of the source."""
         num = 0 if packed is None else packed.counts.get(NO_TARGET, 0)
         notes = [f"{counted(num, 'document')} without a target"] if num else []
-        splits = joined_splits([file.path for file in self.files])
-        return [*notes, *passed_over(self.ignored), *splits]
+        return [*notes, *passed_over(self.ignored)]
 
     def amount(self, packed: Summary) -> str:
         """Count tokens and documents: samples are rows of tokens. What was sent is not fetched for that."""
@@ -100,14 +92,6 @@ class TokensPlan:
         views = (open_view(Path(packed.dst) / each.folder, "never") for each in packed.datasets)
         tokens, documents = map(sum, zip(*map(count, views), strict=True))
         return f"{counted(tokens, 'token')} in {counted(documents, 'document')}"
-
-    def is_unchanged(self) -> bool:
-        """Tell whether the files are still as they were listed."""
-        try:
-            files, _ = list_files(self.sources)
-            return bool(identity_of(files) == self.recipe.identity["files"])
-        except SourceError:  # what is gone has changed too
-            return False
 
 
 def plan_tokens(
@@ -162,8 +146,13 @@ def plan_tokens(
         raise SourceError("all files are empty", str(sources[0]))
     if source.has_labels:
         _check_targets(source, str(sources[0]))
-    places = tuple(map(str, map(place_of, sources)))
-    return TokensPlan(places, files, ignored, recipe, format or "parquet", first_pass)
+    places, listed = [*map(place_of, sources)], identity["files"]
+    how = places, [("", recipe)], format or "parquet", listed, partial(_identity_now, places)
+    return TokensPlan(*how, recipe, files, ignored, first_pass)
+
+
+def _identity_now(sources: Sequence[Path]) -> list[Any]:
+    return identity_of(list_files(sources)[0])
 
 
 def _check_used(options: TokenOptions, kinds: set[str]) -> None:
