@@ -35,7 +35,6 @@ UInt8Array = npt.NDArray[np.uint8]
 Indices = npt.NDArray[np.int64]
 _NONE = np.empty(0, np.int64)
 _HEADER_BYTES = 256  # more than the sizes of all axes take
-_HINT = "Run 'packdata verify', and restore the shard"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +106,7 @@ class PartialRecords:
         counts = num_chunks(column, nbytes)
         if hashes is not None and len(hashes) != counts.sum():
             what = f"the checksums are of {len(hashes)} chunks, the rows have {counts.sum()}"
-            raise ShardError(what, shard.path, None, self._field, _HINT)
+            raise ShardError(what, shard.path, None, self._field, shard.remedy)
         return _Chunks(nbytes, np.cumsum(counts) - counts, hashes, Seen(int(counts.sum())))
 
     def part(self, number: int, row: int, record: UInt8Array, spans: BoxBytes) -> RecordPart:
@@ -140,7 +139,8 @@ class PartialRecords:
                 if xxhash.xxh3_64_intdigest(data.data) != chunks.hashes[chunk]:
                     first = (chunk - int(chunks.first[part.row])) * chunks.nbytes
                     what = f"the checksum of its bytes {first} to {first + len(data) - 1} does not match"
-                    raise ChecksumError(what, self._path(part.shard), part.row, self._field, _HINT)
+                    shard = self._store.shard(part.shard)
+                    raise ChecksumError(what, shard.path, part.row, self._field, shard.remedy)
         chunks.known.note(part.chunks)
 
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeVar
 
-from loaders.data.formats import hash_file, open_checksums, open_columns
+from loaders.data.formats import RESTORE, hash_file, open_checksums, open_columns
 from loaders.data.manifest import MANIFEST_NAME, read_manifest, read_remote, without_collections
 from loaders.errors import (
     ChecksumError,
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Check = Literal["first", "always", "never"]
 Version = tuple[int, ...]  # a file's numbers in its file system; none: there is no such file
-_RESTORE = "Run 'packdata verify', and restore the shard"
 _MAX_EVICTIONS = 8  # of a shard, between being fetched and being mapped
 
 
@@ -43,6 +42,7 @@ class OpenShard:
     path: Path  # the file
     columns: Mapping[str, Column]  # its columns, by field
     checksums: Mapping[str, Checksums]  # their checksums, where they are to be verified
+    remedy: str = RESTORE  # for damage
 
     def error(self, name: str, block: int) -> ChecksumError:
         """Return the error that a block of a field differs from its checksum."""
@@ -52,7 +52,7 @@ class OpenShard:
         what = "the checksum does not match"
         what += "" if last == first else f" (one of rows {first} to {last})"
         row = first if last == first else None
-        return ChecksumError(what, self.path, row, name, _RESTORE)
+        return ChecksumError(what, self.path, row, name, self.remedy)
 
 
 @dataclass(slots=True, eq=False)
@@ -76,6 +76,11 @@ class FileShard:
         """Its rows."""
         return self.info.num_samples
 
+    @property
+    def remedy(self) -> str:
+        """What to do about damage."""
+        return RESTORE
+
     def open(self, check: Check) -> OpenShard:
         """Map the file; ShardError if it is not what the manifest says, StaleDatasetError if that is another by now."""
         try:
@@ -94,8 +99,8 @@ class FileShard:
             raise StaleDatasetError(what, self.path, hint="Open the dataset again")
         if check == "always" and hash_file(file) != self.info.xxh3_128:
             what = "the shard's hash (xxh3-128) differs from the manifest"
-            raise ChecksumError(what, self.path, hint=_RESTORE)
-        return OpenShard(self.path, columns, checksums)
+            raise ChecksumError(what, self.path, hint=self.remedy)
+        return OpenShard(self.path, columns, checksums, self.remedy)
 
     def fetch(self) -> Path:
         """Return the file, when it is here."""
@@ -134,6 +139,12 @@ class RemoteShard(FileShard):
         """Map the file, as ``FileShard.open``."""
         return self._when_here(lambda file: self._open_at(file, check))
 
+    @property
+    def remedy(self) -> str:
+        """What to do about damage: of a file of the cache, as what came from the URL was verified on the way."""
+        folder = self.origin.inside.parent
+        return f"Run 'packdata cache {folder} --clear': the shard is fetched again"
+
     def open_file(self) -> BinaryIO:
         """Return the file, opened: it can be read however soon it is evicted."""
         return self._when_here(lambda file: open(file, "rb"))
@@ -146,7 +157,8 @@ class RemoteShard(FileShard):
                 return use(file)
             except (ShardError, FileNotFoundError) as error:
                 if isinstance(error, ShardError) and file.exists():
-                    about = error.what, self.path, error.row, error.field, error.hint
+                    hint = self.remedy if error.hint == RESTORE else error.hint
+                    about = error.what, self.path, error.row, error.field, hint
                     raise type(error)(*about) from error
             self.fetch()
         what = f"the shard was evicted {_MAX_EVICTIONS} times before it could be opened"

@@ -825,7 +825,7 @@ def test_a_bad_sample_says_each_thing_once(damaged: Path) -> None:
 
     assert str(caught.value) == (
         f"sample 5 ({path}, row {row}, key {key(5)!r}): field image: the checksum does not match. "
-        "Run 'packdata verify', and restore the shard."
+        "Run 'packdata verify'; restore the shard from a copy, or pack again."
     )
     path.unlink()
     with pytest.raises(SampleError) as caught:

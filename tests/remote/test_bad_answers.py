@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from loaders import DataLoader, ShardDataset
-from loaders.errors import ChecksumError, LoadersError, RemoteError, SampleError
+from loaders.data.shards import RemoteShard
+from loaders.errors import ChecksumError, LoadersError, RemoteError, SampleError, ShardError
 from loaders.remote.faults import fault_of
 from tests.refusals import without_hash
 from tests.remote import servers
@@ -75,18 +76,29 @@ def test_an_object_that_is_replaced_by_one_of_the_same_size_is_found(
     assert str(caught.value.path).endswith(shard.name)
 
 
-def test_a_shard_that_was_damaged_in_the_cache_is_a_checksum_error(
-    server: str, cache: Path
+@pytest.mark.parametrize("damage", ["end", "cut", "record"])
+def test_a_shard_that_was_damaged_in_the_cache_is_an_error_that_says_how_it_is_fetched_again(
+    server: str, cache: Path, damage: str
 ) -> None:
     remote = ShardDataset(S3, cache=cache, storage=storage(server), check="always")
-    path = remote.store.shards[3].fetch()  # type: ignore[union-attr]
+    shard = remote.store.shards[3]
+    assert isinstance(shard, RemoteShard)
+    path = shard.fetch()
     path.chmod(0o600)
-    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    whole = path.read_bytes()
+    if damage == "record":
+        remote = ShardDataset(S3, cache=cache, storage=storage(server))
+        at = shard.info.places["label"].offset
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+    else:
+        path.write_bytes(whole[:-1] + (b"?" if damage == "end" else b""))
 
-    with pytest.raises(ChecksumError) as caught:
-        remote.store.shard(3)
+    with pytest.raises(ShardError) as caught:
+        remote.store.record("label", remote.store.rows(remote.store.starts[3:4]))
 
-    assert caught.value.path == remote.store.shards[3].path
+    assert isinstance(caught.value, ChecksumError) == (damage != "cut")
+    assert caught.value.path == shard.path
+    assert f"packdata cache {cache} --clear" in caught.value.hint
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _PLACE_BYTES = 32  # of a record of its own size: start and length, and what comes and goes while they are read
 _LARGE_BYTES = 1 << 30  # where it is looked what is free
-_RESTORE = "Run 'packdata verify'; restore the shard from a copy, or pack again"
+RESTORE = "Run 'packdata verify'; restore the shard from a copy, or pack again"  # a damaged shard
 
 
 def map_shard(path: Path, info: ShardInfo) -> npt.NDArray[np.uint8]:
@@ -42,10 +42,10 @@ def map_shard(path: Path, info: ShardInfo) -> npt.NDArray[np.uint8]:
             size = os.fstat(file.fileno()).st_size
             if size != info.size_bytes:
                 what = f"the file has {size} bytes, the manifest says {info.size_bytes}"
-                raise ShardError(what, path, hint=_RESTORE)
+                raise ShardError(what, path, hint=RESTORE)
             return map_file(file.fileno(), size)
     except FileNotFoundError as error:
-        raise ShardError("the shard is missing", path, hint=_RESTORE) from error
+        raise ShardError("the shard is missing", path, hint=RESTORE) from error
     except OSError as error:
         is_limit = error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
         hint = "See 'ulimit -n' and 'ulimit -v'" if is_limit else ""
@@ -104,7 +104,7 @@ def check_memory(nbytes: int, path: Path | str, num_rows: int) -> None:
     """Raise ShardError if this takes more memory than is free: a sparse file claims any number of rows."""
     if nbytes > _LARGE_BYTES and nbytes > (free := available_memory()):
         what = f"{nbytes >> 20:,} MiB of memory are needed for its {num_rows:,} rows"
-        raise ShardError(f"{what}, {free >> 20:,} MiB are free", path, hint=_RESTORE)
+        raise ShardError(f"{what}, {free >> 20:,} MiB are free", path, hint=RESTORE)
 
 
 def _column(
@@ -124,7 +124,7 @@ def _column(
         row = int(bad.argmax())
         where = f"{starts[row]} + {lengths[row]}"
         what = f"the record would lie at {where}, outside the file of {len(data)} bytes"
-        raise ShardError(what, path, row, name, _RESTORE)
+        raise ShardError(what, path, row, name, RESTORE)
     return VarColumn(data, starts, lengths)
 
 
@@ -139,9 +139,9 @@ def _numbers(
         numbers = np.fromfile(path, dtype, n, offset=offset)
     except OSError as error:
         what = f"the places of its records cannot be read ({error.strerror or error})"
-        raise ShardError(what, path, hint=_RESTORE) from error
+        raise ShardError(what, path, hint=RESTORE) from error
     if len(numbers) < len(wanted):
-        raise ShardError("the file was cut while it was opened", path, hint=_RESTORE)
+        raise ShardError("the file was cut while it was opened", path, hint=RESTORE)
     return numbers.astype(np.int64)
 
 
@@ -155,7 +155,7 @@ def open_checksums(path: Path, info: ShardInfo) -> dict[str, Checksums]:
             text = file.read(nbytes)
     except OSError as error:
         what = f"the row checksums cannot be read ({error.strerror or error})"
-        raise ShardError(what, path, hint=_RESTORE) from error
+        raise ShardError(what, path, hint=RESTORE) from error
     return parse_checksums(text, path, info)
 
 
@@ -163,15 +163,15 @@ def parse_checksums(text: bytes, path: Path, info: ShardInfo) -> dict[str, Check
     """Read the row checksums of each column from a shard's text of them; ShardError if it is none, or another's."""
     if info.checksums_xxh3_64 not in (None, xxhash.xxh3_64_hexdigest(text)):
         what = "the row checksums are not those of the manifest: is it a shard of another packing?"
-        raise ShardError(what, path, hint=_RESTORE)
+        raise ShardError(what, path, hint=RESTORE)
     try:
         checksums = load_checksums(text, info.num_samples)
     except (ValueError, RecursionError) as error:
         what = f"the row checksums are damaged ({error})"
-        raise ShardError(what, path, hint=_RESTORE) from error
+        raise ShardError(what, path, hint=RESTORE) from error
     if set(checksums) != set(info.places):
         what = (
             f"row checksums are of {sorted(checksums)}, the manifest lists {sorted(info.places)}"
         )
-        raise ShardError(what, path, hint=_RESTORE)
+        raise ShardError(what, path, hint=RESTORE)
     return checksums
