@@ -35,7 +35,7 @@ Version = tuple[int, ...]  # a file's numbers in its file system; none: there is
 _MAX_EVICTIONS = 8  # of a shard, between being fetched and being mapped
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class OpenShard:
     """A shard in use."""
 
@@ -227,7 +227,7 @@ def open_manifest(
     return manifest, shards, folder
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class MemoryShard:
     """Columns that are in memory, and where they came from."""
 

@@ -105,6 +105,9 @@ class Store:
         self._num_open = 0
         self._mapped_bytes = 0  # of caches
         self._open: list[OpenShard | None] = [None] * len(self.shards)
+        self._once: dict[
+            Shard, OpenShard
+        ] = {}  # of a dataset that is joined to itself, each is mapped once
         self._fields: dict[str, FieldRecords] = {}
 
     def __reduce__(self) -> Any:
@@ -134,9 +137,11 @@ class Store:
                 is_beyond = limit is not None and 0 < self._mapped_bytes > limit - nbytes
                 if self._num_open == self.max_open or is_beyond:
                     self._close()
-                shard = file.open(self.check)
+                shard = self._once.get(file)
+                if shard is None:
+                    shard = self._once[file] = file.open(self.check)
+                    self._mapped_bytes += nbytes
                 self._num_open += 1
-                self._mapped_bytes += nbytes
                 self._open[number] = shard  # last: who sees it takes the rest for granted
             return shard
 

@@ -86,6 +86,9 @@ class Verifier:
         self._field, self._starts, self._shard, self._always = field, starts, shard, always
         self._rows_per_block = np.zeros(len(starts), np.int64)  # 0: the shard is not open yet
         self._first_block = np.zeros(len(starts), np.int64)
+        self._first_of: dict[
+            OpenShard, int
+        ] = {}  # of a dataset that is joined to itself, each counts once
         self._known = Seen()  # blocks
         self._num_closed = len(starts)
         self._lock = ForkLock()
@@ -124,7 +127,9 @@ class Verifier:
         sums, rows = shard.checksums.get(self._field), len(shard.columns[self._field])
         # Without checksums: one block, which is known.
         size, num = (max(1, rows), 1) if sums is None else (sums.rows_per_block, len(sums.hashes))
-        self._first_block[number] = self._known.add(num, is_seen=sums is None)
+        if (first := self._first_of.get(shard)) is None:
+            first = self._first_of[shard] = self._known.add(num, is_seen=sums is None)
+        self._first_block[number] = first
         self._num_closed -= 1
         self._rows_per_block[number] = size  # last: who sees it takes the rest for granted
 

@@ -106,6 +106,19 @@ def test_an_epoch_hashes_every_block_once(hashed: Counter[bytes], nbytes: int) -
     assert hashed == Counter(blocks)
 
 
+def test_a_shard_that_comes_twice_is_hashed_once(hashed: Counter[bytes]) -> None:
+    """As where a dataset is joined to itself."""
+    shards = Shards([4, 4], LARGE)
+    shards.open[1] = shards.open[0]
+    verifier = shards.verifier()
+
+    verify(shards, verifier, range(6))
+    verify(shards, verifier, range(8))
+
+    assert list(hashed.values()) == [1, 1, 1, 1]
+    assert verifier.is_done
+
+
 def test_always_is_every_time(hashed: Counter[bytes]) -> None:
     shards = Shards([4], LARGE)
     verifier = shards.verifier(always=True)

@@ -1,4 +1,5 @@
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +21,18 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> ShardDataset:
 
 def keys(loader: Any) -> list[str]:
     return [key for batch in loader for key in batch.key]
+
+
+def test_a_dataset_that_is_joined_to_itself_is_mapped_once(tmp_path: Path) -> None:
+    dataset = ShardDataset(pack_samples(tmp_path / "a", 20), fields=["pixels", "key"])
+    joined = concat([dataset, dataset, dataset.select([3, 1])])
+
+    served = keys(DataLoader(joined, 7))
+
+    mapped = Path("/proc/self/maps").read_text()
+    assert {mapped.count(str(shard.path)) for shard in joined.store.shards} == {1}
+    names = [sample.key for sample in dataset]
+    assert served == [*names, *names, names[3], names[1]]
 
 
 def test_torchs_views_of_ours_are_served_by_threads(dataset: ShardDataset) -> None:

@@ -68,7 +68,7 @@ _INTO_RAM = "loading into RAM"
 _copying = ForkLock()  # loaders of one dataset may ask for its copy at one time
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class HeldShard(MemoryShard):
     """Columns of this process, and the memory file that they lie in, or that has a copy of them for its child."""
 
