@@ -139,8 +139,11 @@ class Delivery(Generic[BatchT]):
         except StopIteration:
             self._end()
             raise
-        except Exception:
-            raise  # of a batch, which counts with the next one that is handed over; or of the wait
+        except (
+            Exception
+        ):  # of a batch, which counts with the next one that is handed over; or of the wait
+            self.on_close()  # a traceback may keep this for long; who goes on has shards fetched on demand
+            raise
         except BaseException:
             self.close("this iteration was interrupted: begin a new one")
             raise

@@ -14,7 +14,8 @@ import pytest
 import packdata
 from loaders import DataLoader, JpegOnDevice, Mixture, RAMDataset, ShardDataset, TokenWindows
 from loaders.codecs.picture import encode_jpeg
-from loaders.errors import CacheError
+from loaders.data.shards import RemoteShard
+from loaders.errors import CacheError, SampleError
 from loaders.remote.ahead import Ahead
 from loaders.schema import Array, Image, Label, Tokens
 from tests.remote import servers
@@ -105,6 +106,26 @@ def test_who_tells_the_fetcher_ends_with_the_iteration(
     batches.close()
 
     wait_until(lambda: all(t.name != "loaders-ahead" for t in threading.enumerate()), 20)
+
+
+def test_the_fetcher_is_told_nothing_more_when_a_batch_failed_and_the_rest_is_served(
+    tokens: Path, cache: Path
+) -> None:
+    """The traceback keeps the iterator; its shards are fetched on demand from there on."""
+    dataset = remote(tokens, cache)
+    shard = dataset.store.shards[0]
+    assert isinstance(shard, RemoteShard)
+    shard.fetch().chmod(0o600)
+    shard.fetch().write_bytes(b"damaged")
+    loader = DataLoader(dataset, shard.num_samples, num_workers=1)
+    batches = iter(loader)
+
+    with pytest.raises(SampleError) as caught:
+        next(batches)
+
+    wait_until(lambda: all(t.name != "loaders-ahead" for t in threading.enumerate()), 20)
+    assert caught.tb is not None
+    assert len([*batches]) == len(loader) - 1
 
 
 def test_files_that_a_device_decodes_are_fetched_ahead(tmp_path: Path, cache: Path) -> None:
