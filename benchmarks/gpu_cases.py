@@ -250,13 +250,13 @@ def augment(run: Run) -> None:
     from loaders import BatchAugment, Normalize
     from loaders import augment as ops
     from loaders.augment.pixels import apply
-    from loaders.augment.planning import plan
+    from loaders.augment.planning import draw_geometry
 
     num, side, out = run.size(256, 3), run.size(256, 20), run.size(224, 12)
     images = np.stack(smooth_pictures(min(num, 16), side))
     images = images[np.arange(num) % len(images)]
     steps = [ops.RandomResizedCrop(out), ops.RandomHorizontalFlip()]
-    drawn = plan(steps, np.full((num, 2), side), seed=0, epoch=0, indices=np.arange(num))
+    drawn = draw_geometry(steps, np.full((num, 2), side), seed=0, epoch=0, indices=np.arange(num))
     moves = (drawn.boxes.tolist(), drawn.sizes.tolist(), drawn.flips.tolist())
     rows = zip(images, *moves, strict=True)
     want = np.stack([apply(*row) for row in rows]).transpose(0, 3, 1, 2)

@@ -34,7 +34,7 @@ from page import HERE, write
 
 import packdata
 from loaders import DataLoader, RAMDataset, ShardDataset, augment, concat
-from loaders.augment.planning import plan
+from loaders.augment.planning import draw_geometry
 from loaders.backends.maker import Maker, chunks
 from loaders.codecs.picture import encode_jpeg
 from loaders.datasets.reading.samples import collate
@@ -251,7 +251,9 @@ def decode_crop_resize(records: list[bytes]) -> Run:
                 cv2.flip(out[thread], 1, out[thread])
 
     def run() -> float:
-        drawn = plan(OPS, sizes, seed=0, epoch=next(epochs), indices=np.arange(len(records)))
+        drawn = draw_geometry(
+            OPS, sizes, seed=0, epoch=next(epochs), indices=np.arange(len(records))
+        )
         boxes, flips = drawn.boxes.tolist(), drawn.flips.tolist()
         work = functools.partial(
             pool.map, part, range(WORKERS), [boxes] * WORKERS, [flips] * WORKERS
@@ -275,7 +277,7 @@ class LooseFiles(torch.utils.data.Dataset[Any]):
         return getattr(self, self.decoder)(self.files[i]).permute(2, 0, 1), i % 10
 
     def _box(self, height: int, width: int) -> tuple[int, int, int, int]:
-        drawn = plan(
+        drawn = draw_geometry(
             OPS[:1],
             np.array([[height, width]]),
             seed=0,

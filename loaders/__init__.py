@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from loaders.device.mix import seeded as seeded
     from loaders.device.normalize import Denormalize as Denormalize
     from loaders.device.normalize import Normalize as Normalize
+    from loaders.dumping import dump as dump
+    from loaders.dumping import dump_on as dump_on
     from loaders.errors import LoadersError as LoadersError
-    from loaders.live import dump as dump
-    from loaders.live import dump_on as dump_on
     from loaders.loading.loader import DataLoader as DataLoader
     from loaders.profiling import profile as profile
     from loaders.sampling import (
@@ -79,8 +79,8 @@ _WHERE = {
     "augment": "",
     "collate": "loaders.datasets.reading.samples",
     "concat": "loaders.datasets.packed",
-    "dump": "loaders.live",
-    "dump_on": "loaders.live",
+    "dump": "loaders.dumping",
+    "dump_on": "loaders.dumping",
     "profile": "loaders.profiling",
     "register_codec": "loaders.codecs",
     "seeded": "loaders.device.mix",

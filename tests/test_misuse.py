@@ -588,7 +588,7 @@ def test_settings_stay_when_the_augmented_field_is_not_asked_for(given: SimpleNa
 
 def test_a_signal_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
     before = signal.getsignal(signal.SIGUSR2)
-    monkeypatch.setattr(loaders.live, "_installed", set())
+    monkeypatch.setattr(loaders.dumping, "_installed", set())
 
     loaders.dump_on("SIGUSR2")
 

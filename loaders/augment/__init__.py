@@ -1,8 +1,8 @@
 """Augmentation as parameters drawn per sample: crops, resizes and flips become one box, resampled once.
 
 A dataset takes a list of ops, ``augment=[RandomResizedCrop(224), RandomHorizontalFlip()]``. Per sample it comes down
-to one crop box in source pixels, one output size and one pair of flips (``planning.plan``, for a whole batch, from
-seed, epoch, index, draw and view), which are carried out straight into the batch (``pixels.apply``). Pixel ops
+to one crop box in source pixels, one output size and one pair of flips (``planning.draw_geometry``, for a whole batch,
+from seed, epoch, index, draw and view), which are carried out straight into the batch (``pixels.apply``). Pixel ops
 (``colour``) act on the result. Crops and flips work on any number of axes.
 
 An op of your own subclasses ``Op`` and moves a ``Window``, or subclasses ``PixelOp``.

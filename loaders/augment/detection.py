@@ -83,7 +83,7 @@ class RandomIoUCrop(SizedBySample):
 
     Raises:
         ValueError: At construction, an argument is out of range.
-        BatchError: In ``plan``, no boxes were passed.
+        BatchError: When samples are read, no boxes were passed.
     """
 
     min_scale: float = 0.3

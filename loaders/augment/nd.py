@@ -1,7 +1,7 @@
 """Crops and flips of arrays with any number of axes: one strided copy of the part that is needed.
 
-The parameters come from ``plan``, as for images: arrays with the same spatial axes get the same crop, whatever their
-dtype and other axes. Nothing is resampled here.
+The parameters come from ``draw_geometry``, as for images: arrays with the same spatial axes get the same crop, whatever
+their dtype and other axes. Nothing is resampled here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 from loaders.augment.colour import PixelOp
 from loaders.augment.ops import Crop, RandomFlip, RandomHorizontalFlip, RandomVerticalFlip
-from loaders.augment.planning import plan
+from loaders.augment.planning import draw_geometry
 from loaders.errors import BatchError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def output_lengths(ops: Sequence[Op], lengths: Sequence[int | None]) -> tuple[in
     known = [length for length in lengths if length is not None]
     if len(known) == len(lengths):
         one = np.zeros(1, np.int64)
-        planned = plan(ops, np.array([known]), seed=0, epoch=0, indices=one)
+        planned = draw_geometry(ops, np.array([known]), seed=0, epoch=0, indices=one)
         return tuple(planned.sizes[0].tolist())
     for op in reversed(ops):
         if isinstance(op, Crop):

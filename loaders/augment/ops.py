@@ -204,7 +204,7 @@ class RandomCrop(Crop):
     Raises:
         ValueError: At construction, an invalid size or padding, or ``p`` outside [0, 1].
         TypeError: At construction, ``fill_mask`` is not an int, or ``foreground`` not a str.
-        BatchError: In ``plan``, an image is smaller than the crop.
+        BatchError: When samples are read, an image is smaller than the crop.
 
     Source:
         ``RandomCrop`` of torchvision.
@@ -512,7 +512,7 @@ class RandomFlip(Op):
 
     Raises:
         ValueError: At construction, ``p`` is outside [0, 1] or an axis is not an int.
-        BatchError: In ``plan``, the samples have no such axis.
+        BatchError: When samples are read, the samples have no such axis.
     """
 
     p: float = 0.5

@@ -115,7 +115,7 @@ def output_size(ops: Sequence[Op], size: tuple[int, int] | None = None) -> tuple
     return size
 
 
-def plan(
+def draw_geometry(
     ops: Sequence[Op],
     sizes: npt.NDArray[Any],
     *,
@@ -188,7 +188,7 @@ def _source_points(points: Floats | None, lengths: Ints) -> Floats | None:
 class Views:
     """Several views of each sample from one decode, each with its own ops and random draws.
 
-    Iterates as (name, ops) pairs; a pair's position is the ``view`` of its draws in ``plan``.
+    Iterates as (name, ops) pairs; a pair's position is the ``view`` of its draws in ``draw_geometry``.
 
     Args:
         **lists: The ops of each view by its name: the view ``a`` of the field ``image`` is served as ``image_a``.

@@ -247,7 +247,7 @@ class ElasticTransform(Op):
 
     Raises:
         ValueError: At construction, a number is negative, or one sigma is 0 and the other not.
-        BatchError: In ``plan``, the list has two of these ops, or the samples are not images.
+        BatchError: When samples are read, the list has two of these ops, or the samples are not images.
 
     Source:
         ``ElasticTransform`` of torchvision; its noise has 256 levels here.

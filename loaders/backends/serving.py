@@ -20,7 +20,7 @@ from loaders.backends.maker import Chunk, Raised
 from loaders.backends.payload import Unpacker, portable
 from loaders.backends.slots import SharedSlots, dump
 from loaders.backends.threads import thread_pool
-from loaders.live import dump_in_child
+from loaders.dumping import dump_in_child
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

@@ -16,7 +16,7 @@ import torch
 
 from loaders import augment
 from loaders.augment.pixels import apply
-from loaders.augment.planning import plan
+from loaders.augment.planning import draw_geometry
 from loaders.data.shards import FileShard
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.shard import ShardDataset
@@ -152,7 +152,7 @@ def _fetch(spec: str, dataset: ShardDataset[Any]) -> None:
     if any(size > origin.budget() for origin in dataset.store.remotes):
         what = f"{spec!r} has {describe_size(size)}, and its cache is smaller: the link would be measured"
         raise TargetError(f"{what}. Give a larger --cache, or copy a part of it ('packdata copy')")
-    with dataset.view.in_order():
+    with dataset.view.fetching_ahead():
         for shard in shards:
             shard.fetch()
 
@@ -185,7 +185,7 @@ class ImageFiles(torch.utils.data.Dataset[Any]):
             return torch.from_numpy(image).permute(2, 0, 1), self.labels[i]
         draw = torch.randint(1 << 40, (1,)).numpy()
         shape = np.array([image.shape[:2]], np.int64)
-        drawn = plan(ops_for(self.size), shape, seed=0, epoch=0, indices=draw)
+        drawn = draw_geometry(ops_for(self.size), shape, seed=0, epoch=0, indices=draw)
         crop = apply(image, drawn.boxes[0].tolist(), drawn.sizes[0], drawn.flips[0])
         return torch.from_numpy(crop).permute(2, 0, 1), self.labels[i]
 

@@ -46,9 +46,9 @@ class Gather:
         refuse: Callable[[int, int], NoReturn],
         take: Take | None = None,  # how rows are copied
         *,
-        is_cached: bool = False,  # whether its files are to be let go of as soon as can be
+        is_evictable: bool = False,  # whether its files are to be let go of as soon as can be
     ) -> None:
-        self._take, self._is_cached = take or take_rows, is_cached
+        self._take, self._is_evictable = take or take_rows, is_evictable
         self._nbytes, self._starts, self._column, self._refuse = nbytes, starts, column, refuse
         self._columns: dict[int, Column] = {}
         self._biases = np.full(len(starts), _UNKNOWN, np.int64)
@@ -66,10 +66,10 @@ class Gather:
     def find(self, indices: Indices, shards: Indices) -> Found:
         """Return where the records of some samples lie."""
         columns: object = self._columns
-        if self._is_cached or len(self._columns) < len(self._starts):
+        if self._is_evictable or len(self._columns) < len(self._starts):
             numbers = np.unique(shards).tolist()
             self._open(numbers)
-            columns = [self._columns[n] for n in numbers] if self._is_cached else columns
+            columns = [self._columns[n] for n in numbers] if self._is_evictable else columns
         for number, odd in tuple(self._odd.items()):
             if len(bad := np.intersect1d(indices, odd)):
                 self._refuse(number, int(bad[0] - self._starts[number]))

@@ -69,11 +69,11 @@ class FieldRecords:
         ],  # opens one, by number; no method of the store, which would live on
         check: Check,
         take: Take,  # how rows of one size are copied
-        is_cached: bool,  # whether files are to be let go of as soon as can be
+        is_evictable: bool,  # whether files are to be let go of as soon as can be
     ) -> None:
         self._field, self._shards, self._starts, self._shard = field, shards, starts, shard
         self._verifier = Verifier(field, starts, shard, always=check == "always")
-        self._take, self._is_cached = take, is_cached
+        self._take, self._is_evictable = take, is_evictable
         self._gather: Gather | None = None
         # A small file has no large records.
         sizes = [shard.info.size_bytes if isinstance(shard, FileShard) else 0 for shard in shards]
@@ -139,7 +139,7 @@ class FieldRecords:
                 lambda number: shard(number).columns[field],
                 lambda number, row: _refuse_size(shard(number), field, row, nbytes),
                 self._take,
-                is_cached=self._is_cached,
+                is_evictable=self._is_evictable,
             )
         return self._gather
 

@@ -171,7 +171,7 @@ class Store:
         return files, places
 
     @contextmanager
-    def in_order(self, shards: Indices) -> Iterator[None]:
+    def fetching_ahead(self, shards: Indices) -> Iterator[None]:
         """Have shards at URLs fetched ahead meanwhile: numbers in the order in which they are read first."""
         place_of = {number: n for n, number in enumerate(shards.tolist())}
 

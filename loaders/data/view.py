@@ -21,7 +21,7 @@ from loaders.codecs.heads import MAX_PICTURE_MB, picture_size
 from loaders.codecs.picture import PictureCodec
 from loaders.codecs.raw import RawCodec
 from loaders.data.columns import FixedColumn
-from loaders.data.ranged import with_column
+from loaders.data.remote_columns import with_column
 from loaders.data.shards import FileShard, open_manifest
 from loaders.data.store import ShardRuns, Store
 from loaders.division import check_strata, divide, divide_by_key
@@ -127,7 +127,7 @@ class View:
         return replace(self, store=store)
 
     @contextmanager
-    def in_order(self, *, by_shard: bool = False) -> Iterator[None]:
+    def fetching_ahead(self, *, by_shard: bool = False) -> Iterator[None]:
         """Have shards at URLs fetched ahead while the samples are read from first to last, or shard by shard."""
         if not self.store.is_remote:
             yield
@@ -136,7 +136,7 @@ class View:
         if self.numbers is not None:
             found, first = np.unique(self.store.shards_of(self.numbers), return_index=True)
             shards = found if by_shard else found[np.argsort(first)]
-        with self.store.in_order(shards):
+        with self.store.fetching_ahead(shards):
             yield
 
     def with_fields(self, names: Sequence[str], defaults: Sequence[str] | None = None) -> View:
@@ -203,7 +203,7 @@ class View:
 
         No piece spans two shards if the view has the samples in stored order.
         """
-        with self.in_order():
+        with self.fetching_ahead():
             mean = max(1, sum(map(self._mean_nbytes, names)))
             step = max(1, min(_MAX_PIECE, int(_PIECE_BYTES / mean)))
             ends = self.store.ends.tolist() if self.numbers is None else [len(self)]
@@ -333,7 +333,7 @@ class View:
     def columns(self, name: str) -> list[Column]:
         """Return a field of each shard as it lies there, verified: of all samples of the store."""
         view = self.for_column(name)
-        with view.in_order():
+        with view.fetching_ahead():
             return view.store.column(name)
 
     def column(self, name: str) -> npt.NDArray[Any]:

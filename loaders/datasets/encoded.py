@@ -9,7 +9,7 @@ from loaders.augment.planning import output_size
 from loaders.codecs.heads import picture_size, pixels_within
 from loaders.datasets.base import SamplesOf, check_stored
 from loaders.datasets.packed import PackedDataset
-from loaders.datasets.reading.halves import Finisher, Unfinished, check_on_device, with_groups
+from loaders.datasets.reading.halves import Finisher, Unfinished, check_on_device, with_moves
 from loaders.device.jpeg import JpegFinish
 from loaders.errors import CodecError, SchemaError
 from loaders.schema import Bytes, Image, Images, Mask
@@ -107,7 +107,7 @@ def _unfinished(dataset: PackedDataset[Any], batch: Any, request: Request) -> Un
         name: [_size(dataset, record, i) for record, i in zip(*each, strict=True)]
         for name, each in (files.items() if dataset.augment else ())
     }
-    return with_groups(dataset.augment, sizes, batch._replace(**files), request)
+    return with_moves(dataset.augment, sizes, batch._replace(**files), request)
 
 
 def _size(dataset: PackedDataset[Any], record: bytes, index: int) -> tuple[int, int]:

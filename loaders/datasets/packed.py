@@ -30,9 +30,9 @@ from loaders.datasets.base import (
 )
 from loaders.datasets.joining import joined
 from loaders.datasets.reading.coefficients import check_scale, makers_of
-from loaders.datasets.reading.halves import Finisher, with_groups
+from loaders.datasets.reading.factory import as_forms, first_picture, forms_of, make_readers
+from loaders.datasets.reading.halves import Finisher, with_moves
 from loaders.datasets.reading.known import check_followed, check_known
-from loaders.datasets.reading.readers import as_forms, first_picture, forms_of, make_readers
 from loaders.datasets.reading.request import BadSamples, ReadPlan, Request
 from loaders.datasets.reading.transforming import Transforming
 from loaders.datasets.settings import (
@@ -193,16 +193,16 @@ class PackedDataset(Settled, BatchDataset[SampleT]):
 
     def halves(self, device: torch.device) -> Halves | None:
         """Return the host's half of batches, and what makes images of it on a device; None if no field has halves."""
-        makers = makers_of(self._shown_fields, self.scale, device) if self.splits else {}
+        makers = makers_of(self._shown_fields, self.scale, device) if self.allows_halves else {}
         if not makers:
             return None
         sizes = {name: make.size for name, make in makers.items()}
-        how: Any = {"is_half": True, "unfinished": partial(with_groups, self.augment, sizes)}
+        how: Any = {"is_half": True, "unfinished": partial(with_moves, self.augment, sizes)}
         plan = self._planned(self._shown_fields, self.plan.bad, **how)
         return SamplesOf(self, plan), Finisher(self.stored_fields, makers)
 
     @property
-    def splits(self) -> bool:
+    def allows_halves(self) -> bool:
         """Whether a device may do its half: transforms act on images, and views share one decode."""
         views = any(isinstance(op, Views) for op in self.augment)
         return self.transform is None and not views
@@ -229,7 +229,7 @@ class PackedDataset(Settled, BatchDataset[SampleT]):
 
     def __iter__(self) -> Iterator[SampleT]:
         """Yield the samples one by one; a ``DataLoader`` is faster."""
-        with self.view.in_order():
+        with self.view.fetching_ahead():
             for i in range(len(self)):
                 yield self.read([i])[0]
 

@@ -1,6 +1,6 @@
 """Crops, resizes and flips of whole batches, with the parameters that each sample would have drawn on the host.
 
-``loaders.augment.planning.plan`` draws them on the host, a few numbers per sample; the pixels are moved
+``loaders.augment.planning.draw_geometry`` draws them on the host, a few numbers per sample; the pixels are moved
 here, on whichever device holds them, axis by axis: each output row (or column) is a weighted sum
 of a few source rows (or columns), all samples at once.
 
@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from loaders.augment.planning import as_ops, fill_mask_of, fill_of, plan
+from loaders.augment.planning import as_ops, draw_geometry, fill_mask_of, fill_of
 from loaders.augment.resampling import (
     FAST,
     SUPPORT,
@@ -95,7 +95,7 @@ def draw_moves(
     view: int = 0,
     known: Known | None = None,
 ) -> Moves:
-    """Draw what happens to a batch of samples of one size; the arguments are those of ``augment.plan``."""
+    """Draw what happens to a batch of samples of one size; the arguments are those of ``draw_geometry``."""
     if known is None and any(getattr(op, "foreground", None) for op in ops):
         raise BatchError(
             "RandomCrop(foreground=...) needs the labels: use it in augment= of the dataset, not in BatchAugment"
@@ -104,7 +104,7 @@ def draw_moves(
     sizes = np.broadcast_to(np.asarray(size, np.int64), (len(numbers), len(size)))
     repeats = None if draws is None else np.asarray(draws)
     settings: Any = {"seed": seed, "epoch": epoch, "draws": repeats, "view": view, "known": known}
-    drawn = plan(ops, sizes, indices=numbers, **settings)
+    drawn = draw_geometry(ops, sizes, indices=numbers, **settings)
     regions = drawn.regions
     corners, lengths = np.split(drawn.boxes if regions is None else drawn.covers(sizes), 2, axis=1)
     target = drawn.sizes[0] if len(numbers) else np.asarray(size, np.int64)

@@ -16,8 +16,8 @@ from typing_extensions import TypeVar  # of torch: with a default, before Python
 from loaders.device.nested import map_tensors
 from loaders.device.pinned import pinned
 from loaders.device.prefetch import Prefetcher
+from loaders.dumping import since
 from loaders.errors import BatchError
-from loaders.live import since
 from loaders.loading.frameworks import register_with_accelerate
 from loaders.sampling.cursor import Pass
 

@@ -16,7 +16,7 @@ from loaders.datasets.packed import PackedDataset
 from loaders.errors import CacheError
 from loaders.remote.ahead import Ahead, Needs
 from loaders.sampling.batch import evaluate
-from loaders.sampling.local import Lanes
+from loaders.sampling.locality import Lanes
 from loaders.text import describe_size
 
 if TYPE_CHECKING:

@@ -28,8 +28,8 @@ from loaders.datasets.base import BatchDataset, reads_batches
 from loaders.datasets.reading.samples import collate, collate_dict
 from loaders.device.accelerator import accelerator_for, pins
 from loaders.device.pinned import pinned_buffer
+from loaders.dumping import register
 from loaders.gone import gone
-from loaders.live import register
 from loaders.loading.agreement import check_ranks_agree, next_number
 from loaders.loading.delivery import BatchT, Delivery, LoaderStats
 from loaders.loading.frameworks import check_no_mesh

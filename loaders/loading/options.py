@@ -23,11 +23,11 @@ from loaders.errors import LoadersError
 from loaders.loading.frameworks import without_ignite
 from loaders.loading.tuning import read_workers
 from loaders.sampling.bylength import ByLength
-from loaders.sampling.chosen import Balanced, Weighted
-from loaders.sampling.local import BlockShuffled, Lanes
+from loaders.sampling.locality import BlockShuffled, Lanes
 from loaders.sampling.order import Order, Sequential, Shuffled
 from loaders.sampling.ranks import resolve_rank
 from loaders.sampling.sampler import EpochBatches, EpochSampler
+from loaders.sampling.weighted import Balanced, Weighted
 from loaders.system.limits import cores_of_rank
 
 if TYPE_CHECKING:

@@ -9,14 +9,14 @@ them to PyTorch and remembers where the epoch stands, ``ranks`` asks who this pr
 from loaders.sampling.audit import AuditReport, audit, audit_plans
 from loaders.sampling.batch import IndexBatch, SampleIndex, index_batches
 from loaders.sampling.bylength import ByLength
-from loaders.sampling.chosen import Balanced, Weighted
-from loaders.sampling.local import BlockShuffled, Lanes
+from loaders.sampling.locality import BlockShuffled, Lanes
 from loaders.sampling.mixture import MixtureOrder
 from loaders.sampling.order import Order, Sequential, Shuffled
 from loaders.sampling.permutation import permute
 from loaders.sampling.plan import Pad, Plan
 from loaders.sampling.ranks import resolve_rank
 from loaders.sampling.sampler import EpochBatches, EpochSampler, check_state
+from loaders.sampling.weighted import Balanced, Weighted
 
 __all__ = [
     "AuditReport",

@@ -23,7 +23,7 @@ from loaders.augment import (
 )
 from loaders.augment.geometry import Known
 from loaders.augment.pixels import move_boxes
-from loaders.augment.planning import plan
+from loaders.augment.planning import draw_geometry
 from loaders.codecs.picture import encode_jpeg
 from loaders.datasets.reading.halves import moving_halves
 from loaders.errors import BatchError, SampleError, SchemaError
@@ -105,7 +105,7 @@ def cropped(op: RandomIoUCrop, num: int = 300) -> tuple[Any, list[Floats]]:
     boxes = [boxes_of(i) for i in range(num)]
     sizes = np.array([SIZE] * num)
     known = Known([None], boxes)
-    return plan([op], sizes, seed=1, epoch=0, indices=np.arange(num), known=known), boxes
+    return draw_geometry([op], sizes, seed=1, epoch=0, indices=np.arange(num), known=known), boxes
 
 
 def test_boxes_are_kept_as_torchvision_does_at_the_same_crop() -> None:
@@ -273,7 +273,7 @@ def test_sizes_are_torchvisions(size: tuple[int, int]) -> None:
     sizes, indices = np.array([size] * 50), np.arange(50)
 
     def drawn(op: Any) -> set[tuple[int, ...]]:
-        found = plan([op], sizes, seed=0, epoch=0, indices=indices).sizes
+        found = draw_geometry([op], sizes, seed=0, epoch=0, indices=indices).sizes
         return set(map(tuple, found.tolist()))
 
     for angle in (10, 45, 90, 133, 180, -20):

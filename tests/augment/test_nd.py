@@ -23,7 +23,7 @@ from loaders.augment import (
 )
 from loaders.augment.geometry import Geometry
 from loaders.augment.nd import cut, output_lengths
-from loaders.augment.planning import check_ops, plan
+from loaders.augment.planning import check_ops, draw_geometry
 from loaders.errors import BatchError
 
 Array = npt.NDArray[Any]
@@ -31,7 +31,7 @@ Array = npt.NDArray[Any]
 
 def plan_of(ops: Any, shape: tuple[int, ...], num: int = 1, **address: Any) -> Geometry:
     where: dict[str, Any] = {"seed": 3, "epoch": 4} | address
-    return plan(ops, np.full((num, len(shape)), shape), indices=np.arange(num), **where)
+    return draw_geometry(ops, np.full((num, len(shape)), shape), indices=np.arange(num), **where)
 
 
 def carried_out(array: Array, geometry: Geometry, row: int = 0) -> Array:
@@ -73,11 +73,11 @@ def test_a_draw_belongs_to_seed_epoch_index_and_draw() -> None:
             "indices": indices,
             "draws": draws,
         } | changed
-        drawn: list[list[int]] = plan(ops, sizes, **given).boxes.tolist()
+        drawn: list[list[int]] = draw_geometry(ops, sizes, **given).boxes.tolist()
         return drawn
 
     first = boxes()
-    alone = plan(ops, sizes[:1], seed=1, epoch=2, indices=indices[5:6]).boxes.tolist()
+    alone = draw_geometry(ops, sizes[:1], seed=1, epoch=2, indices=indices[5:6]).boxes.tolist()
     assert first == boxes()
     assert first[5:6] == alone
     assert all(first != boxes(**c) for c in ({"seed": 2}, {"epoch": 3}, {"draws": draws + 1}))

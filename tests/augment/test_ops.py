@@ -28,7 +28,7 @@ from loaders.augment import (
 )
 from loaders.augment.geometry import Geometry, Move
 from loaders.augment.pixels import apply, move_boxes, reduced_boxes, reductions
-from loaders.augment.planning import as_augment, fill_mask_of, fill_of, output_size, plan
+from loaders.augment.planning import as_augment, draw_geometry, fill_mask_of, fill_of, output_size
 from loaders.errors import BatchError
 from loaders.rng import key64, uniform
 
@@ -63,7 +63,7 @@ def some_sizes(num: int, low: int = 1, high: int = 400) -> npt.NDArray[np.int64]
 
 def plan_at(ops: Sequence[Op], *sizes: tuple[int, int], epoch: int = 0, seed: int = 0) -> Geometry:
     indices = np.arange(len(sizes))
-    return plan(ops, np.array(sizes), seed=seed, epoch=epoch, indices=indices)
+    return draw_geometry(ops, np.array(sizes), seed=seed, epoch=epoch, indices=indices)
 
 
 def only_box(ops: Sequence[Op], height: int, width: int) -> list[int]:
@@ -92,12 +92,14 @@ def same_rows(left: Geometry, right: Geometry) -> float:
 def test_parameters_do_not_depend_on_the_batch(recipe: str) -> None:
     ops, num = RECIPES[recipe], 64
     sizes, indices, draws = some_sizes(num), np.arange(num) * 1000, np.arange(num) % 3
-    whole = plan(ops, sizes, seed=5, epoch=2, indices=indices, draws=draws)
+    whole = draw_geometry(ops, sizes, seed=5, epoch=2, indices=indices, draws=draws)
     order = np.random.default_rng(1).permutation(num)
 
-    shuffled = plan(ops, sizes[order], seed=5, epoch=2, indices=indices[order], draws=draws[order])
+    shuffled = draw_geometry(
+        ops, sizes[order], seed=5, epoch=2, indices=indices[order], draws=draws[order]
+    )
     alone = [
-        plan(ops, sizes[[i]], seed=5, epoch=2, indices=indices[[i]], draws=draws[[i]])
+        draw_geometry(ops, sizes[[i]], seed=5, epoch=2, indices=indices[[i]], draws=draws[[i]])
         for i in range(num)
     ]
 
@@ -111,7 +113,7 @@ def test_every_word_of_the_address_changes_the_parameters() -> None:
     sizes, indices = np.full((num, 2), 300), np.arange(num)
     base: dict[str, Any] = {"seed": 0, "epoch": 0, "indices": indices, "view": 0}
     zero, one = np.zeros(num, np.int64), np.ones(num, np.int64)
-    reference = plan(TRAIN, sizes, **base)
+    reference = draw_geometry(TRAIN, sizes, **base)
 
     others: list[dict[str, Any]] = [
         {"seed": 1},
@@ -121,10 +123,10 @@ def test_every_word_of_the_address_changes_the_parameters() -> None:
         {"indices": indices + num},
     ]
 
-    assert_same(reference, plan(TRAIN, sizes, **base))
-    assert_same(reference, plan(TRAIN, sizes, **base, draws=zero))
+    assert_same(reference, draw_geometry(TRAIN, sizes, **base))
+    assert_same(reference, draw_geometry(TRAIN, sizes, **base, draws=zero))
     for other in others:
-        assert same_rows(reference, plan(TRAIN, sizes, **(base | other))) < 0.02
+        assert same_rows(reference, draw_geometry(TRAIN, sizes, **(base | other))) < 0.02
 
 
 def test_equal_ops_at_two_positions_draw_differently() -> None:
@@ -136,8 +138,10 @@ def test_equal_ops_at_two_positions_draw_differently() -> None:
 def test_parameters_are_stable_across_releases() -> None:
     sizes = np.array([[375, 500], [500, 333], [32, 32]])
 
-    train = plan(TRAIN, sizes, seed=1, epoch=2, indices=np.array([0, 7, 10**12]))
-    cifar = plan(RECIPES["cifar"], sizes, seed=1, epoch=2, indices=np.array([0, 7, 10**12]))
+    train = draw_geometry(TRAIN, sizes, seed=1, epoch=2, indices=np.array([0, 7, 10**12]))
+    cifar = draw_geometry(
+        RECIPES["cifar"], sizes, seed=1, epoch=2, indices=np.array([0, 7, 10**12])
+    )
 
     assert train.boxes.tolist() == GOLDEN_TRAIN_BOXES
     assert train.flips.tolist() == GOLDEN_TRAIN_FLIPS
@@ -269,7 +273,9 @@ image_sizes = st.tuples(st.integers(1, 300), st.integers(1, 300))
 def test_plan_equals_a_scalar_reference(ops: list[Op], sizes: list[tuple[int, int]]) -> None:
     indices, draws = np.arange(len(sizes)) + 100, np.full(len(sizes), 6)
 
-    geometry = plan(ops, np.array(sizes), seed=3, epoch=4, indices=indices, draws=draws, view=5)
+    geometry = draw_geometry(
+        ops, np.array(sizes), seed=3, epoch=4, indices=indices, draws=draws, view=5
+    )
 
     for row, size in enumerate(sizes):
         axes = scalar_plan(ops, size, 100 + row)
@@ -471,7 +477,7 @@ def test_boxes_stay_inside_the_image_without_padding() -> None:
     sizes = some_sizes(2000, 1, 200)
     ops: list[Op] = [Resize((37, 53)), RandomCrop((20, 31)), RandomResizedCrop(9)]
 
-    boxes = plan(ops, sizes, seed=0, epoch=0, indices=np.arange(2000)).boxes
+    boxes = draw_geometry(ops, sizes, seed=0, epoch=0, indices=np.arange(2000)).boxes
 
     assert (boxes[:, :2] >= 0).all()
     assert (boxes[:, 2:] >= 1).all()
@@ -508,7 +514,7 @@ def test_ops_refuse_what_they_cannot_mean() -> None:
 
 def test_an_image_smaller_than_its_crop_is_named() -> None:
     with pytest.raises(BatchError):
-        plan(
+        draw_geometry(
             [RandomCrop(32)],
             np.array([[32, 32], [20, 40]]),
             seed=0,
@@ -519,12 +525,12 @@ def test_an_image_smaller_than_its_crop_is_named() -> None:
 
 def test_an_empty_image_is_refused() -> None:
     with pytest.raises(BatchError):
-        plan([], np.array([[1, 2], [0, 2]]), seed=0, epoch=0, indices=np.array([5, 6]))
+        draw_geometry([], np.array([[1, 2], [0, 2]]), seed=0, epoch=0, indices=np.array([5, 6]))
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_an_empty_batch_has_an_empty_plan(recipe: str) -> None:
-    geometry = plan(
+    geometry = draw_geometry(
         RECIPES[recipe], np.empty((0, 2), np.int64), seed=0, epoch=0, indices=np.empty(0, np.int64)
     )
 
@@ -551,7 +557,9 @@ def test_views_are_named_lists_with_draws_of_their_own() -> None:
     views = Views(weak=TRAIN, strong=TRAIN)
 
     plans = [
-        plan(ops, np.full((300, 2), 99), seed=0, epoch=0, indices=np.arange(300), view=view)
+        draw_geometry(
+            ops, np.full((300, 2), 99), seed=0, epoch=0, indices=np.arange(300), view=view
+        )
         for view, (_, ops) in enumerate(views)
     ]
 
@@ -850,7 +858,7 @@ def test_an_op_may_change_the_sizes_of_a_window_in_place() -> None:
 
     sizes = np.array([[30, 40], [50, 60]])
 
-    geometry = plan([Half()], sizes, seed=0, epoch=0, indices=np.arange(2))
+    geometry = draw_geometry([Half()], sizes, seed=0, epoch=0, indices=np.arange(2))
 
     assert geometry.sizes.tolist() == [[15, 20], [25, 30]]
     assert sizes.tolist() == [[30, 40], [50, 60]]
@@ -911,7 +919,7 @@ def test_reduced_crops_are_never_smaller_than_the_result(
 def test_image_mask_and_boxes_stay_aligned(recipe: str) -> None:
     num = 40
     sizes = some_sizes(num, 60, 160)
-    geometry = plan(RECIPES[recipe], sizes, seed=2, epoch=0, indices=np.arange(num))
+    geometry = draw_geometry(RECIPES[recipe], sizes, seed=2, epoch=0, indices=np.arange(num))
     rows = zip(sizes.tolist(), *(part.tolist() for part in geometry), strict=True)
     seen = 0
     for (height, width), box, size, flip in rows:

@@ -10,7 +10,7 @@ import torch
 
 from loaders import BatchAugment, DataLoader, RAMDataset, augment
 from loaders.augment.edits import Kind, edit
-from loaders.augment.planning import plan
+from loaders.augment.planning import draw_geometry
 from loaders.device.edits import edit_images, group_edits
 from loaders.errors import BatchError, SchemaError
 from loaders.schema import Image, Mask
@@ -40,7 +40,7 @@ def pictures(channels: int = 3) -> list[Array]:
 def on_host(ops: list[Any], images: list[Array], *, seed: int = 0, epoch: int = 0) -> list[Array]:
     sizes = np.array([image.shape[:2] for image in images])
     indices = np.arange(len(images))
-    edits = plan(ops, sizes, seed=seed, epoch=epoch, indices=indices).edits
+    edits = draw_geometry(ops, sizes, seed=seed, epoch=epoch, indices=indices).edits
     assert edits is not None
     done = []
     for image, kinds, values in zip(images, edits.kinds, edits.values, strict=True):
@@ -137,7 +137,7 @@ def test_values_are_torchvisions(name: str, channels: int) -> None:
 
 def one(op: Any, image: Array) -> Any:
     sizes = np.array([image.shape[:2]])
-    return plan([op], sizes, seed=0, epoch=0, indices=np.zeros(1, int)).edits
+    return draw_geometry([op], sizes, seed=0, epoch=0, indices=np.zeros(1, int)).edits
 
 
 @pytest.mark.parametrize(("size", "sigma"), [(3, 0.4), (9, 2.0), ((5, 11), 1.3), (23, 0.1)])
@@ -314,7 +314,9 @@ def test_a_chain_of_tables_is_its_tables_one_after_the_other() -> None:
 
 
 def edits_of(op: Any, num: int, size: tuple[int, int] = (50, 60)) -> Any:
-    return plan([op], np.array([size] * num), seed=1, epoch=0, indices=np.arange(num)).edits
+    return draw_geometry(
+        [op], np.array([size] * num), seed=1, epoch=0, indices=np.arange(num)
+    ).edits
 
 
 def assert_uniform(values: Array, low: float, high: float) -> None:
@@ -376,11 +378,11 @@ def test_ops_of_lists_are_equally_frequent() -> None:
 def test_edits_do_not_depend_on_the_batch() -> None:
     ops = [op for recipe in RECIPES.values() for op in recipe]
     sizes, indices = np.array([[40, 50]] * 32), np.arange(32)
-    whole = plan(ops, sizes, seed=3, epoch=1, indices=indices).edits
+    whole = draw_geometry(ops, sizes, seed=3, epoch=1, indices=indices).edits
     assert whole is not None
 
     for i in (0, 7, 31):
-        alone = plan(ops, sizes[[i]], seed=3, epoch=1, indices=indices[[i]]).edits
+        alone = draw_geometry(ops, sizes[[i]], seed=3, epoch=1, indices=indices[[i]]).edits
         assert alone is not None
         np.testing.assert_array_equal(alone.kinds[0], whole.kinds[i])
         np.testing.assert_array_equal(alone.values[0], whole.values[i])

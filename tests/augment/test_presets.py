@@ -11,7 +11,7 @@ from PIL import Image as Pillow
 import packdata
 from loaders import ShardDataset, augment
 from loaders.augment import presets
-from loaders.augment.planning import plan
+from loaders.augment.planning import draw_geometry
 from loaders.codecs.picture import encode_jpeg
 from loaders.schema import Boxes, Image, Mask
 
@@ -78,7 +78,9 @@ def test_segmentation_fills_masks_with_what_the_loss_ignores(folder: Path) -> No
 
 def test_random_resize_draws_each_length_equally() -> None:
     sizes = np.array([[40, 60]] * 6000)
-    planned = plan([augment.RandomResize(20, 26)], sizes, seed=0, epoch=0, indices=np.arange(6000))
+    planned = draw_geometry(
+        [augment.RandomResize(20, 26)], sizes, seed=0, epoch=0, indices=np.arange(6000)
+    )
 
     lengths, counts = np.unique(planned.sizes[:, 0], return_counts=True)
     assert lengths.tolist() == [20, 21, 22, 23, 24, 25]

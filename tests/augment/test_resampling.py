@@ -17,7 +17,7 @@ import packdata
 from loaders import BatchAugment, RAMDataset, ShardDataset, augment
 from loaders.augment.geometry import Move
 from loaders.augment.pixels import apply, move_boxes
-from loaders.augment.planning import as_augment, fill_of, output_size, plan
+from loaders.augment.planning import as_augment, draw_geometry, fill_of, output_size
 from loaders.augment.resampling import Resampling, filter_matrix, source_positions
 from loaders.codecs.picture import encode_jpeg
 from loaders.schema import Image, Mask
@@ -94,7 +94,7 @@ def test_resize_and_crop_of_any_size_are_pillows(
     ):  # which overshoots: Pillow bounds it between its two passes, a device once
         image = image // 4 + 96
     ops: list[Any] = [augment.Resize(size, interpolation), augment.CenterCrop(crop)]
-    planned = plan(ops, np.array([shape]), seed=0, epoch=0, indices=np.zeros(1, int))
+    planned = draw_geometry(ops, np.array([shape]), seed=0, epoch=0, indices=np.zeros(1, int))
     assert planned.regions is not None
 
     found = apply(
@@ -193,7 +193,7 @@ RECIPES: dict[str, list[Any]] = {
 def test_a_device_gives_what_the_host_gives(name: str) -> None:
     ops, sizes = RECIPES[name], np.array([[41, 52]] * 9)
     images, masks = noise((9, 41, 52, 3)) // 4 + 96, noise((9, 41, 52), seed=1)
-    planned = plan(ops, sizes, seed=4, epoch=2, indices=np.arange(9))
+    planned = draw_geometry(ops, sizes, seed=4, epoch=2, indices=np.arange(9))
 
     module = BatchAugment(ops, seed=4)
     found, found_masks = module(
@@ -233,7 +233,7 @@ def test_a_letterbox_holds_the_whole_picture_in_the_middle() -> None:
 
     dataset = RAMDataset.from_arrays(image=image[None], augment=ops)
     found = dataset[0].image.numpy()
-    planned = plan(ops, np.array([[20, 60]]), seed=0, epoch=0, indices=np.zeros(1, int))
+    planned = draw_geometry(ops, np.array([[20, 60]]), seed=0, epoch=0, indices=np.zeros(1, int))
     row = [rows[0].tolist() for rows in (planned.places, planned.sizes, planned.flips)]
 
     assert (found[:, 13:26] == 50).all()
@@ -258,7 +258,7 @@ def test_evaluation_is_filtered_and_training_is_fast_unless_said_otherwise() -> 
 
     def is_filtered(*ops: Any) -> bool:
         sizes, indices = np.array([[50, 60]]), np.zeros(1, int)
-        return plan(ops, sizes, seed=0, epoch=0, indices=indices).regions is not None
+        return draw_geometry(ops, sizes, seed=0, epoch=0, indices=indices).regions is not None
 
     assert is_filtered(*EVAL)
     assert not is_filtered(augment.Resize(96, antialias=False), augment.CenterCrop(80))

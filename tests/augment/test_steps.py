@@ -18,7 +18,7 @@ from loaders.augment.pixels import (
     steps_of,
     take_steps,
 )
-from loaders.augment.planning import plan
+from loaders.augment.planning import draw_geometry
 from loaders.errors import BatchError
 
 OPS: list[list[Any]] = [
@@ -40,7 +40,7 @@ def take(image: npt.NDArray[np.uint8], step: Step) -> npt.NDArray[np.uint8]:
 def test_a_step_gives_the_pixels_of_apply(ops: list[Any], channels: int, reduction: int) -> None:
     rng = np.random.default_rng(reduction)
     sizes = rng.integers(24, 150, (40, 2))
-    geometry = plan(ops, sizes, seed=1, epoch=0, indices=np.arange(40))
+    geometry = draw_geometry(ops, sizes, seed=1, epoch=0, indices=np.arange(40))
 
     steps, are_inside = steps_of(geometry, sizes, np.full(40, reduction))
 
@@ -85,7 +85,9 @@ def test_any_box_is_inside_or_not(
 
 def test_a_step_moves_with_the_part_of_the_image() -> None:
     image = np.random.default_rng(0).integers(0, 256, (30, 40, 3), np.uint8)
-    geometry = plan(OPS[0], np.array([[30, 40]] * 9), seed=0, epoch=0, indices=np.arange(9))
+    geometry = draw_geometry(
+        OPS[0], np.array([[30, 40]] * 9), seed=0, epoch=0, indices=np.arange(9)
+    )
     steps, _ = steps_of(geometry, np.array([[30, 40]] * 9), np.ones(9, np.int64))
 
     for step in steps.tolist():
@@ -110,7 +112,7 @@ def test_an_image_that_is_too_small_is_an_error(
 
 def test_boxes_are_left_as_they_were() -> None:
     sizes = np.array([[64, 64]])
-    geometry = plan(OPS[0], sizes, seed=0, epoch=0, indices=np.arange(1))
+    geometry = draw_geometry(OPS[0], sizes, seed=0, epoch=0, indices=np.arange(1))
     before = geometry.boxes.copy()
 
     steps_of(geometry, sizes, np.array([4]))

@@ -13,7 +13,7 @@ from loaders import BatchAugment, RAMDataset, ShardDataset, augment
 from loaders.augment import ElasticTransform, RandomAffine, RandomPerspective, RandomRotation
 from loaders.augment.geometry import moved_points
 from loaders.augment.pixels import carry_out, move_boxes
-from loaders.augment.planning import fill_of, plan
+from loaders.augment.planning import draw_geometry, fill_of
 from loaders.schema import Boxes, Image, Keypoints, Mask
 from tests.torchvision_v2 import torchvision_v2
 
@@ -35,7 +35,7 @@ def smooth(height: int, width: int, channels: int = 3) -> Array:
 
 
 def planned(ops: list[Any], size: tuple[int, int], num: int = 1) -> Any:
-    return plan(ops, np.array([size] * num), seed=2, epoch=0, indices=np.arange(num))
+    return draw_geometry(ops, np.array([size] * num), seed=2, epoch=0, indices=np.arange(num))
 
 
 def on_host(ops: list[Any], image: Array, *, fill: Any = 0) -> Array:
@@ -76,7 +76,7 @@ def test_perspective_is_torchvisions_at_the_same_corners() -> None:
     functional = torchvision_v2("torchvision.transforms.v2.functional")
     image = smooth(40, 50)
     for seed in range(4):
-        geometry = plan(
+        geometry = draw_geometry(
             [RandomPerspective(0.6, 1)],
             np.array([[40, 50]]),
             seed=seed,
@@ -246,7 +246,7 @@ def test_draws_are_uniform_and_belong_to_the_sample() -> None:
     best = counts if counts.sum() == 8000 else other
     assert ((best - 400) ** 2 / 400).sum() < 50
 
-    alone = plan(
+    alone = draw_geometry(
         [RandomRotation((-30, 50))], np.array([[40, 40]]), seed=2, epoch=0, indices=np.array([77])
     )
     assert alone.matrices is not None
@@ -269,7 +269,7 @@ def test_corners_without_a_homography_leave_the_picture_as_it_is(scale: float) -
     )
     indices = np.arange(len(sizes))
 
-    found = plan([RandomPerspective(scale, 1.0)], sizes, seed=0, epoch=0, indices=indices)
+    found = draw_geometry([RandomPerspective(scale, 1.0)], sizes, seed=0, epoch=0, indices=indices)
 
     warped = found.is_warped
     assert 0 < warped.sum() < len(warped)

@@ -13,10 +13,10 @@ import torch
 
 from loaders import DataLoader, Normalize, RAMDataset, ShardDataset, augment, concat
 from loaders.augment import CenterCrop, RandomCrop, RandomFlip, RandomResizedCrop, Resize
-from loaders.augment.planning import plan
+from loaders.augment.planning import draw_geometry
+from loaders.data.chunks import BoxBytes, PartialRecords
 from loaders.data.formats import checksums, open_columns
 from loaders.data.manifest import read_manifest
-from loaders.data.partial import BoxBytes, PartialRecords
 from loaders.errors import BatchError, ChecksumError, LoadersError, SampleError, SchemaError
 from loaders.schema import Array, Field, Image, Label, Text
 from tests.packdata.packing import pack
@@ -73,7 +73,9 @@ def folder(
 def expected(i: int, epoch: int, ops: Any, *, varies: bool) -> tuple[Any, Any]:
     """The crop by plain slicing, from the public plan."""
     array, marks = volume(i, depth_of(i, varies=varies)), mask(i, depth_of(i, varies=varies))
-    geometry = plan(ops, np.array([marks.shape]), seed=5, epoch=epoch, indices=np.array([i]))
+    geometry = draw_geometry(
+        ops, np.array([marks.shape]), seed=5, epoch=epoch, indices=np.array([i])
+    )
     box, flips = geometry.boxes[0].tolist(), geometry.flips[0].tolist()
     (z, y, x), (depth, height, width) = box[:3], box[3:]
     turns = [slice(None, None, -1 if flip else 1) for flip in flips]

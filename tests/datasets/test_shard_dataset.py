@@ -16,7 +16,7 @@ import torch
 
 import packdata
 from loaders import DataLoader, Mixture, RAMDataset, ShardDataset, augment, collate
-from loaders.augment.planning import plan
+from loaders.augment.planning import draw_geometry
 from loaders.codecs import heads
 from loaders.codecs.picture import encode_jpeg
 from loaders.data.manifest import ShardInfo, read_manifest
@@ -542,7 +542,7 @@ def test_crops_are_drawn_once_for_all_parts_of_a_batch(
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         drawn.append(len(kwargs["indices"]))
-        return plan(*args, **kwargs)
+        return draw_geometry(*args, **kwargs)
 
     fields = {"image": Image(codec="png"), "boxes": Boxes()}
     folder = pack(tmp_path / "a", fields, [{k: blocks(i)[k] for k in fields} for i in range(40)])

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from loaders import BatchAugment, Normalize, augment
 from loaders.augment.nd import cut
 from loaders.augment.pixels import apply
-from loaders.augment.planning import fill_of, plan
+from loaders.augment.planning import draw_geometry, fill_of
 from loaders.errors import BatchError
 
 OPS: dict[str, list[Any]] = {
@@ -30,7 +30,7 @@ def on_host(
 ) -> np.ndarray:
     """Do it by the host's ops, sample by sample: ``(N, H, W, C)`` or ``(N, H, W)``."""
     sizes = np.array([image.shape[:2] for image in images])
-    planned = plan(ops, sizes, indices=np.asarray(indices), **draw)
+    planned = draw_geometry(ops, sizes, indices=np.asarray(indices), **draw)
     fill = 0 if nearest else fill_of(ops)
     settings: Any = {"nearest": nearest, "resampling": planned.resampling, "fill": fill}
     lists = (planned.places.tolist(), planned.sizes.tolist(), planned.flips.tolist())
@@ -110,7 +110,7 @@ def test_masks_move_with_their_images_and_keep_their_values(name: str, dtype: An
     masks = pictures(1, np.uint16)[..., 0].astype(dtype)
     want = on_host(masks, OPS[name], np.arange(12), nearest=True, seed=0, epoch=5)
     sizes = np.array([masks.shape[1:]] * 12)
-    drawn = plan(OPS[name], sizes, indices=np.arange(12), seed=0, epoch=5)
+    drawn = draw_geometry(OPS[name], sizes, indices=np.arange(12), seed=0, epoch=5)
 
     module = BatchAugment(OPS[name])
     pair = module(
@@ -191,7 +191,9 @@ def weights(
 def test_volumes_are_cropped_and_flipped() -> None:
     volumes = torch.arange(2 * 2 * 6 * 7 * 8, dtype=torch.int16).view(2, 2, 6, 7, 8)
     ops: list[Any] = [augment.RandomCrop((3, 4, 5)), augment.RandomFlip()]
-    drawn = plan(ops, np.array([[6, 7, 8]] * 2), seed=0, epoch=0, indices=np.array([4, 9]))
+    drawn = draw_geometry(
+        ops, np.array([[6, 7, 8]] * 2), seed=0, epoch=0, indices=np.array([4, 9])
+    )
 
     found = BatchAugment(ops)(volumes, indices=[4, 9])
 
@@ -205,7 +207,7 @@ def test_volumes_are_those_of_a_float64_reference(dtype: torch.dtype) -> None:
     volumes = (torch.arange(3 * 2 * 6 * 7 * 8) % 251).to(dtype).view(3, 2, 6, 7, 8)
     ops: list[Any] = [augment.RandomCrop((3, 4, 5)), augment.RandomFlip()]
     sizes, indices = np.array([[6, 7, 8]] * 3), np.arange(3)
-    boxes, _, flips = plan(ops, sizes, seed=2, epoch=1, indices=indices)
+    boxes, _, flips = draw_geometry(ops, sizes, seed=2, epoch=1, indices=indices)
     mean, std = np.array([100.0, 90.0]), np.array([40.0, 50.0])
 
     found = BatchAugment(ops, seed=2, normalize=Normalize(mean.tolist(), std.tolist()))(
@@ -226,7 +228,7 @@ def test_normalized_images_are_those_of_a_float64_reference(name: str) -> None:
     """Weights, crop, mirror and formula in float64; half a step of uint8 is 0.01 here."""
     images = pictures(3, np.uint8, num=4)
     sizes, indices = np.array([[45, 52]] * 4), np.arange(4)
-    boxes, lengths, flips = plan(OPS[name], sizes, seed=0, epoch=0, indices=indices)
+    boxes, lengths, flips = draw_geometry(OPS[name], sizes, seed=0, epoch=0, indices=indices)
     module = BatchAugment(OPS[name], normalize=Normalize([128.0] * 3, [50.0] * 3))
 
     found = module(torch.from_numpy(images).permute(0, 3, 1, 2), indices=indices)

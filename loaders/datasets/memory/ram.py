@@ -98,7 +98,7 @@ class RAMDataset(ResidentDataset[SampleT]):
         if home is not None and not (pin or decode or shared):  # straight from the files
             settings = {name: getattr(dataset, name) for name in (*SETTINGS, "leader")}
             PackedDataset.__init__(self, dataset.view, **settings)
-            with self.view.in_order(by_shard=True):
+            with self.view.fetching_ahead(by_shard=True):
                 self._settle(home, is_pinned=False)
             return
         if not {*dataset.stored_fields, "key"} & {*dataset.schema.fields}:
@@ -106,7 +106,7 @@ class RAMDataset(ResidentDataset[SampleT]):
                 f"none of the fields {[*dataset.fields]} is stored: name fields to hold in memory"
             )
         origin = getattr(dataset, "path", Path("datasets joined"))
-        with dataset.view.in_order(by_shard=True):
+        with dataset.view.fetching_ahead(by_shard=True):
             how: Any = {"decode": decode, "progress": progress, "shared": shared}
             shard, fields = load_samples(dataset, origin, **how)
         self._init_from(shard, fields, dataset, dataset.fingerprint)

@@ -20,9 +20,9 @@ from loaders.datasets.base import SamplesOf, SampleT
 from loaders.datasets.packed import PackedDataset
 from loaders.datasets.reading.fixed import served
 from loaders.datasets.reading.halves import (
-    Group,
+    PictureMoves,
     check_on_device,
-    draw_groups,
+    draw_picture_moves,
     move_pictures,
     picture_sizes,
 )
@@ -54,7 +54,7 @@ class RowNumbers(NamedTuple):
 
     rows: torch.Tensor  # int64 ``(N,)``: where the samples lie
     indices: torch.Tensor  # int64 ``(N,)``: the samples as the user counts them
-    groups: list[Group]  # what augmentation does to pictures
+    moves: list[PictureMoves]  # what augmentation does to pictures
 
 
 class Resident:
@@ -97,9 +97,9 @@ class Resident:
     def numbers(self, dataset: PackedDataset[Any], batch: Any, request: Request) -> RowNumbers:
         """Return the rows of a batch, and draw what happens to its pictures."""
         rows = request.rows.indices if self._rows is None else self._rows[request.rows.indices]
-        groups = draw_groups(dataset.augment, picture_sizes(dataset), request)
+        moves = draw_picture_moves(dataset.augment, picture_sizes(dataset), request)
         indices = torch.from_numpy(request.numbers.copy())
-        return RowNumbers(torch.from_numpy(rows), indices, groups)
+        return RowNumbers(torch.from_numpy(rows), indices, moves)
 
     def whole(self, dataset: PackedDataset[Any], batch: Any, request: Request) -> Any:
         """Return a batch, made where its rows lie."""
@@ -123,7 +123,7 @@ class Resident:
             for name in dataset.names
         }
         with without_autocast():
-            move_pictures(values, self.fields, numbers.groups)
+            move_pictures(values, self.fields, numbers.moves)
         return batch_type(dataset.names)._make(values.values())
 
 

@@ -18,7 +18,7 @@ import torch
 from loaders.augment.nd import cut, output_lengths
 from loaders.augment.planning import check_ops, fill_mask_of
 from loaders.codecs.raw import RawCodec
-from loaders.data.partial import BoxBytes, PartialRecords, RecordPart
+from loaders.data.chunks import BoxBytes, PartialRecords, RecordPart
 from loaders.datasets.reading.fixed import Layout, torch_dtype
 from loaders.datasets.reading.known import geometry_of
 from loaders.datasets.reading.request import Reader

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     Sizes = Mapping[str, tuple[int, int] | Sequence[tuple[int, int]]]
 
 
-class Group(NamedTuple):
+class PictureMoves(NamedTuple):
     """The pictures of one size in a batch, and what augmentation does to them."""
 
     names: tuple[str, ...]  # of their fields: image and mask of one size move together
@@ -43,10 +43,10 @@ class Unfinished(NamedTuple):
     """A batch before its pictures are made and moved."""
 
     batch: Any
-    groups: list[Group]
+    moves: list[PictureMoves]
 
 
-def draw_groups(ops: tuple[Any, ...], sizes: Sizes, request: Request) -> list[Group]:
+def draw_picture_moves(ops: tuple[Any, ...], sizes: Sizes, request: Request) -> list[PictureMoves]:
     """Draw what happens to the pictures of some fields: of one size each, or of a size for each sample."""
     if not ops:
         return []
@@ -58,20 +58,20 @@ def draw_groups(ops: tuple[Any, ...], sizes: Sizes, request: Request) -> list[Gr
                 None if len(distinct) == 1 else tuple(i for i, s in enumerate(size) if s == each)
             )
             fields[each, rows] = (*fields.get((each, rows), ()), name)
-    known, groups = known_of(request, ops, 0, 0, len(request)), []
+    known, drawn = known_of(request, ops, 0, 0, len(request)), []
     for (size, rows), names in fields.items():
         which: Any = slice(None) if rows is None else np.array(rows)
         settings: dict[str, Any] = {"seed": request.seed, "epoch": request.epoch}
         settings["draws"] = None if request.draws is None else request.draws[which]
         settings["known"] = known if known is None or rows is None else known.of(which)
         moves = draw_moves(ops, size, request.numbers[which], **settings)
-        groups.append(Group(names, None if rows is None else which, moves))
-    return groups
+        drawn.append(PictureMoves(names, None if rows is None else which, moves))
+    return drawn
 
 
-def move_pictures(values: dict[str, Any], fields: Mapping[str, Field], groups: Any) -> None:
+def move_pictures(values: dict[str, Any], fields: Mapping[str, Field], drawn: Any) -> None:
     """Replace pictures, tensors ``(N, ...)`` or lists of tensors, by what augmentation makes of them."""
-    for names, rows, moves in groups:
+    for names, rows, moves in drawn:
         for name in names:
             move = move_images if isinstance(fields[name], Image) else move_masks
             value = values[name]
@@ -103,13 +103,13 @@ class Finisher:
 
     def __call__(self, value: Unfinished) -> Any:
         """Return the batch, a named tuple, with its pictures."""
-        batch, groups = value
-        names = dict.fromkeys([*self._makers, *(name for group in groups for name in group.names)])
+        batch, moves = value
+        names = dict.fromkeys([*self._makers, *(name for each in moves for name in each.names)])
         values = {name: getattr(batch, name) for name in names}
         with without_autocast():
             for name, make in self._makers.items():
                 values[name] = make(values[name])
-            move_pictures(values, self._fields, groups)
+            move_pictures(values, self._fields, moves)
         for name, pictures in values.items():
             is_list = isinstance(pictures, list)
             if is_list != (name in self._lists):
@@ -117,9 +117,9 @@ class Finisher:
         return batch._replace(**values)
 
 
-def with_groups(ops: tuple[Any, ...], sizes: Sizes, batch: Any, request: Request) -> Unfinished:
+def with_moves(ops: tuple[Any, ...], sizes: Sizes, batch: Any, request: Request) -> Unfinished:
     """Add to a batch what is drawn for its pictures of some sizes."""
-    return Unfinished(batch, draw_groups(ops, sizes, request))
+    return Unfinished(batch, draw_picture_moves(ops, sizes, request))
 
 
 # -- pixels of one size, which augmentation moves on a device --------------------------------------
@@ -129,7 +129,7 @@ def moving_halves(dataset: Any) -> Halves:
     """Return the halves of a dataset of pixels of one size, which augmentation moves on a device."""
     check_on_device(dataset, _why_not_moved, "; leave augment_on='auto'")
     sizes = picture_sizes(dataset)
-    plan = dataset.plan_half(partial(with_groups, dataset.augment, sizes))
+    plan = dataset.plan_half(partial(with_moves, dataset.augment, sizes))
     return SamplesOf(dataset, plan), Finisher(dataset.stored_fields, {})
 
 
@@ -150,7 +150,7 @@ def check_on_device(dataset: Any, why_not: Callable[[Field], str], hint: str) ->
 
     It moves images and masks alone. ``why_not`` says what else keeps a field from it; empty: nothing does.
     """
-    if not dataset.splits:
+    if not dataset.allows_halves:
         raise SchemaError(f"transforms and augment.Views work on the host{hint}")
     moved = spatial_axes(dataset.stored_fields) if dataset.augment else {}
     for name, field in dataset.stored_fields.items():

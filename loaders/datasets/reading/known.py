@@ -10,7 +10,7 @@ import numpy as np
 
 from loaders import augment
 from loaders.augment.geometry import Geometry, Known
-from loaders.augment.planning import every_op, plan
+from loaders.augment.planning import draw_geometry, every_op
 from loaders.data.finder import Rows
 from loaders.errors import LoadersError, SchemaError
 from loaders.rng import key64, uniform
@@ -145,7 +145,7 @@ def geometry_of(
 
     Sizes are int64 lengths of the spatial axes, a row a sample of the range; each view has draws of its own.
     """
-    return plan(
+    return draw_geometry(
         ops,
         sizes,
         seed=request.seed,

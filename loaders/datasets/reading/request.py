@@ -51,7 +51,7 @@ class Request:
     seed: int = 0  # for augmentation
     num_workers: int = 1  # how many threads share the work
     # Results shared by all parts, by name; None where a bad sample prevented it.
-    known: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
+    results: dict[Hashable, Any] = field(default_factory=dict, compare=False, repr=False)
     # Held while something is made; reentrant, as that may need something else that is shared.
     lock: threading.RLock = field(default_factory=threading.RLock, compare=False, repr=False)
     # The request of all batches of a chunk, whose work these share; None: nothing is shared with other batches.
@@ -107,11 +107,11 @@ class Request:
             return make(self, first, last), 0
         if self.whole is not None:
             # Any error: no storage is waited for here, and the batch that has the sample meets it again.
-            together = self.whole._known(name, make, Exception)
+            together = self.whole._result(name, make, Exception)
             if together is not None:
                 return together, self.start + first
-        known = self._known(name, make, LoadersError)
-        return (make(self, first, last), 0) if known is None else (known, first)
+        result = self._result(name, make, LoadersError)
+        return (make(self, first, last), 0) if result is None else (result, first)
 
     def shared_rows(
         self,
@@ -124,17 +124,17 @@ class Request:
         made, start = self.shared(name, make, first, last)
         return made[start : start + last - first]
 
-    def _known(
+    def _result(
         self, name: Hashable, make: Callable[[Request, int, int], T], caught: type[Exception]
     ) -> T | None:
         with self.lock:
-            if name not in self.known:
+            if name not in self.results:
                 try:
-                    self.known[name] = make(self, 0, len(self))
+                    self.results[name] = make(self, 0, len(self))
                 except caught:
-                    self.known[name] = None
-            known: T | None = self.known[name]
-            return known
+                    self.results[name] = None
+            result: T | None = self.results[name]
+            return result
 
     def records(
         self, read: Callable[[str, Rows], list[UInt8Array]], name: str, first: int, last: int
