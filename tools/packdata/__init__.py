@@ -11,35 +11,22 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from packdata.arrays import pack_arrays
-    from packdata.images.plan import pack_images
-    from packdata.packed.views import write
-    from packdata.packing.engine import pack_recipe, pack_recipes
-    from packdata.packing.summary import Summary
-    from packdata.recipe import Block, Recipe, Records, Target
-    from packdata.tables import pack_tables
-    from packdata.tables.plan import arrays_of
-    from packdata.tokens.plan import TokenOptions, pack_tokens
-    from packdata.writer import Writer, pack
-
-__all__ = [
-    "Block",
-    "Recipe",
-    "Records",
-    "Summary",
-    "Target",
-    "TokenOptions",
-    "Writer",
-    "arrays_of",
-    "pack",
-    "pack_arrays",
-    "pack_images",
-    "pack_recipe",
-    "pack_recipes",
-    "pack_tables",
-    "pack_tokens",
-    "write",
-]
+    from packdata.arrays import pack_arrays as pack_arrays
+    from packdata.images.plan import pack_images as pack_images
+    from packdata.packed.views import write as write
+    from packdata.packing.engine import pack_recipe as pack_recipe
+    from packdata.packing.engine import pack_recipes as pack_recipes
+    from packdata.packing.summary import Summary as Summary
+    from packdata.recipe import Block as Block
+    from packdata.recipe import Recipe as Recipe
+    from packdata.recipe import Records as Records
+    from packdata.recipe import Target as Target
+    from packdata.tables import pack_tables as pack_tables
+    from packdata.tables.plan import arrays_of as arrays_of
+    from packdata.tokens.plan import TokenOptions as TokenOptions
+    from packdata.tokens.plan import pack_tokens as pack_tokens
+    from packdata.writer import Writer as Writer
+    from packdata.writer import pack as pack
 
 _HOMES = {
     "Block": "recipe",
@@ -59,6 +46,9 @@ _HOMES = {
     "pack_tokens": "tokens.plan",
     "write": "packed.views",
 }
+# Of a computed list mypy takes no name; without one, those imported as themselves.
+if not TYPE_CHECKING:
+    __all__ = [*_HOMES]
 
 
 def __getattr__(name: str) -> Any:
@@ -71,4 +61,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*(name for name in globals() if name.startswith("__")), *__all__})
+    return sorted({*(name for name in globals() if name.startswith("__")), *_HOMES})

@@ -21,10 +21,10 @@ from loaders.remote.origin import get_defaults, set_defaults
 from loaders.remote.url import place_of
 from packdata.describe import counted
 from packdata.packing.engine import changed
-from packdata.packing.progress import Quiet
 from packdata.packing.target import check_outside
 from packdata.parts.packing import finish, pack_part
 from packdata.parts.part import Part, in_order
+from packdata.plan import described
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -50,13 +50,13 @@ def pack_on_ray(
     plan: SourcePlan,
     dst: Path | str,
     *,
-    parts: int | None = None,
-    address: str | None = None,
-    workers: int | None = None,
-    shuffle: int | None = None,
-    overwrite: bool = False,
-    progress: Progress | None = None,
-    note: Callable[[str], object] = str,
+    parts: int | None,
+    address: str | None,
+    workers: int | None,
+    shuffle: int | None,
+    overwrite: bool,
+    progress: Progress,
+    note: Callable[[str], object],
     **settings: Any,
 ) -> Summary:
     """Pack what was planned as tasks of Ray, and join the parts.
@@ -87,20 +87,14 @@ def pack_on_ray(
         items = counted(sum(len(recipe) for _, recipe in plan.splits), "item")
         note(f"{items} in {counted(of, 'part')}, on {counted(len(ray.nodes()), 'node')}")
         shared = ray.put((recipes, place, os.getcwd(), get_defaults(), settings))
-        samples = _pack_all(ray, shared, of, cores, Quiet() if progress is None else progress)
+        samples = _pack_all(ray, shared, of, cores, progress)
     if not plan.is_unchanged():
         raise changed(dst)
     summary = finish(dst, overwrite=overwrite)
     if not summary.datasets:  # all was there
         return summary
     seconds = time.monotonic() - began
-    return replace(
-        summary,
-        notes=(*summary.notes, *plan.notes(summary)),
-        amount=plan.amount(summary),
-        seconds=seconds,
-        samples_per_s=samples / seconds,
-    )
+    return replace(described(plan, summary), seconds=seconds, samples_per_s=samples / seconds)
 
 
 @contextmanager
@@ -135,18 +129,17 @@ def _pack_one(job: Any, part: Part) -> tuple[int, int]:
 
 def _pack_all(ray: Any, job: Any, of: int, cores: int, progress: Progress) -> int:
     """Pack all parts; return how many samples that made."""
-    _check_room(ray, cores)
     task = ray.remote(_pack_one).options(num_cpus=cores, max_retries=_MAX_RETRIES)
     packed = rejected = 0
     progress.start(None, 0)
     running = {task.remote(job, part): part for part in (Part(i, of) for i in range(of))}
     try:
         while running:
+            _check_room(ray, cores)
             for each in ray.wait([*running], timeout=_WAIT_S)[0]:
                 samples, rejects = _result(ray, each, running.pop(each))
                 packed, rejected = packed + samples, rejected + rejects
                 progress.advance(rejected, samples)
-            _check_room(ray, cores)
         return packed
     finally:
         for each in running:

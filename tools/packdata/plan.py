@@ -65,6 +65,10 @@ def pack_plan(plan: SourcePlan, dst: Path | str, **settings: Unpack[PackSettings
     about: Any = {"format": plan.format, "is_unchanged": plan.is_unchanged, **settings}
     if part is not None:
         return pack_part(recipes, dst, Part.parse(part), **about)
-    summary = pack_recipes(recipes, dst, **about)
-    notes = (*summary.notes, *plan.notes(summary))
-    return replace(summary, notes=notes, amount=plan.amount(summary))
+    return described(plan, pack_recipes(recipes, dst, **about))
+
+
+def described(plan: SourcePlan, packed: Summary) -> Summary:
+    """Return the summary of what was packed with what the plan says of that."""
+    notes = (*packed.notes, *plan.notes(packed))
+    return replace(packed, notes=notes, amount=plan.amount(packed))
