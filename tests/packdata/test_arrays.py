@@ -665,10 +665,21 @@ def test_the_command_packs_and_tells(volumes: Path, capsys: pytest.CaptureFixtur
     assert main([*command, "--json"]) == 0
     summary = json.loads(capsys.readouterr().out)
 
-    assert "array: array of float32, 1 x 12 x 16 x 20" in planned
-    assert "mask: array of uint8, 12 x 16 x 20" in planned
+    assert "array: array of float32 of (1, 12, 16, 20)" in planned
+    assert "mask: array of uint8 of (12, 16, 20)" in planned
     assert plan["parts"][0]["targets"][""]["fields"]["array"]["spatial"] == 3
     assert (plan["items"], plan["format"], summary["samples"]) == (6, "parquet", 6)
+
+
+def test_a_header_that_python_2_wrote_is_read_by_the_command_without_a_warning(
+    tmp_path: Path,
+) -> None:
+    header = header_bytes("{'descr': '<f4', 'fortran_order': False, 'shape': (3L, 4L), }\n")
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src/a.npy").write_bytes(header + numbers((3, 4)).astype("<f4").tobytes())
+
+    assert main(["arrays", str(tmp_path / "src"), str(tmp_path / "dst")]) == 0
+    assert np.array_equal(stored(tmp_path / "dst")["a"], numbers((3, 4)))
 
 
 def test_packed_volumes_are_split_merged_extended_and_verified(
@@ -691,7 +702,7 @@ def test_packed_volumes_are_split_merged_extended_and_verified(
     assert all(np.array_equal(whole[key], again[key]) for key in whole)
     assert all(np.array_equal(whole[key], grown[key]) for key in whole)
     run("verify", volumes / "merged")
-    assert "array of int16, 1 x 12 x 16 x 20" in run("info", volumes / "only")
+    assert "array of int16 of (1, 12, 16, 20)" in run("info", volumes / "only")
 
 
 def test_stats_have_mean_and_deviation_of_each_channel(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_done_is_0_and_says_what_was_done(
 
     out, err = capsys.readouterr()
     assert out.startswith(f"packed 6 samples into {tmp_path / 'out'}: 1 shard, ")
-    assert "6 files kept verbatim" in out
+    assert "6 pictures kept verbatim" in out
     assert err == ""
 
 
@@ -605,7 +605,7 @@ def test_one_of_a_thing_is_said_in_the_singular(
 
     assert not re.search(r"(?<![\d.,])1 (?!class\b)\w+s\b", text), text
     for said in (
-        "1 item of kind", "1 file kept verbatim", "1 class (cat)", "1 class: cat",
+        "1 item of kind", "1 picture kept verbatim", "1 class (cat)", "1 class: cat",
         "1 sample in 1 shard", "1 of 1 sample\n",
         "1 file (text), 1 byte, in 1 piece\n", "1 row in 1 file:",
     ):  # fmt: skip

@@ -55,8 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         set_remote(args)
         with warnings.catch_warnings():
-            # Those of Pillow name no file: what matters of them, our messages say.
+            # Those of Pillow name no file: what matters of them, our messages say. So does NumPy's of a header that
+            # Python 2 wrote, which is read all the same.
             warnings.filterwarnings("ignore", module=r"PIL\.")
+            warnings.filterwarnings("ignore", "Reading `.npy`")
             return run(args)
     except KeyboardInterrupt as error:
         what = ", ".join(["interrupted", *getattr(error, "__notes__", ())])

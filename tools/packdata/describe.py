@@ -34,9 +34,9 @@ def describe_field(field: Field) -> str:
         return _describe_tokens(field)
     if field.shape is None:
         return field.kind
-    shape = " x ".join("*" if n is None else str(n) for n in field.shape) or "one number"
+    shape = f" of {field.shape}".replace("None", "*") if field.shape else ", one number"
     codec = "" if field.codec == "raw" else f", {field.codec}"
-    return f"{field.kind} of {field.dtype}, {shape}{codec}"
+    return f"{field.kind} of {field.dtype}{shape}{codec}"
 
 
 def _describe_rows(kind: Features | Categories) -> str:

@@ -72,7 +72,7 @@ def check_options(options: Any) -> None:
 
     Raises:
         SchemaError: An option is none of its choices, or out of range.
-        TypeError: It is no whole number, or no list.
+        TypeError: It is no whole number, no list, or one of other values than texts.
     """
     for each in fields(options):
         value, name = getattr(options, each.name), each.name
@@ -85,6 +85,8 @@ def check_options(options: Any) -> None:
         if each.default == ():
             is_one = isinstance(value, str | int)
             several = [value] if is_one else as_list(name, value, "values, such as ['a', 'b']")
+            if "[str" in each.type and not all(isinstance(one, str) for one in several):
+                raise TypeError(f"{name} must be texts, such as ['a', 'b'], got {value!r}")
             object.__setattr__(options, name, tuple(several))
         if (within := each.metadata.get("within")) is not None:
             least, most = within

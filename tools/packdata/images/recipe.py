@@ -409,6 +409,7 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
 # -- what was counted, in words ----------------------------------------------------------------------
 
 _NOTES = {
+    _KEPT: "kept verbatim",
     _TURNED_BELOW: "rotated as Exif says: masks, boxes and keypoints are read as of the upright picture",
     "16-bit": "of 16 bits stored as 8: 12 bits in 16 keep 17 levels; keep_depth=True stores 16",
     "animated": "of several frames or pages: only the first is packed",
@@ -421,14 +422,11 @@ _NO_CHANGES = (_KEPT, _ENCODED, _MENDED, _DIVIDED, _TURNED_BELOW, _HAS_PROFILE, 
 
 
 def count_notes(packed: Mapping[str, int]) -> list[str]:
-    """Say how many files were kept, changed or smaller than asked for."""
-    if not packed:
-        return []
+    """Say how many pictures were kept, changed or smaller than asked for."""
     changes = [w for w in packed if w not in _NO_CHANGES and not w.startswith(_SMALLER)]
     causes = f" ({', '.join(f'{packed[what]:,} {what}' for what in changes)})" * bool(changes)
-    kept, encoded = packed.get(_KEPT, 0), packed.get(_ENCODED, 0)
-    notes = [f"{counted(kept, 'file')} kept verbatim, {encoded:,} encoded anew{causes}"]
-    for what, num in packed.items():
-        note = f"{what}, kept that size" if what.startswith(_SMALLER) else _NOTES.get(what)
-        notes += [f"{counted(num, 'picture')} {note}"] * bool(note)
-    return notes
+    notes = {**_NOTES, _ENCODED: f"encoded anew{causes}"}
+    notes |= {what: f"{what}, kept that size" for what in packed if what.startswith(_SMALLER)}
+    return [
+        f"{counted(packed[what], 'picture')} {notes[what]}" for what in packed if what in notes
+    ]
