@@ -19,7 +19,7 @@ from loaders.errors import CodecError, PackError, SourceError
 from loaders.schema import Array, Bytes, Label, Schema, Text
 from packdata.packing import shards
 from packdata.packing.engine import pack_recipe
-from packdata.packing.journal import Journal, Reached
+from packdata.packing.journal import Journal
 from packdata.packing.progress import Quiet
 from packdata.packing.shards import ShardBuilder, check_records
 from packdata.packing.target import PACKING_NAME
@@ -244,16 +244,11 @@ def built(
     schema: Schema, format: Any, shard_bytes: int, block: Block, first: int = 0
 ) -> tuple[list[Any], list[int]]:
     """Return the columns of each shard of a block, and the numbers of the samples behind full ones."""
-    found, ends = [], list[int]()
-
-    def reached(number: int) -> Reached:
+    builder, found, ends = ShardBuilder(schema, format, shard_bytes), [], list[int]()
+    for number in builder.add(block, first):
+        found.append(builder.take())
         ends.append(number)
-        return Reached()
-
-    builder = ShardBuilder(schema, format, shard_bytes, lambda columns, _: found.append(columns))
-    builder.add(block, reached, first)
-    builder.end(Reached)
-    return found, ends
+    return ([*found, builder.take()] if len(builder) else found), ends
 
 
 def test_rows_that_lie_apart_are_taken_as_they_are() -> None:

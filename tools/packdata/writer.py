@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sized
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -35,7 +35,7 @@ from packdata.recipe import Block, Target, nbytes_of
 from packdata.values import Preparer, Work, check_sizes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable
     from types import TracebackType
 
     from packdata.packing.settings import OnError
@@ -168,8 +168,7 @@ class Writer:
                 raise
             sample = _Sample(name, {}, error)
         self._num_samples += 1
-        with self._ending():
-            packer.put(sample)
+        self._or_end(packer.put, sample)
 
     def add_batch(self, /, **arrays: Any) -> None:
         """Add many samples, as columns: at the speed of memory where no picture has to be encoded.
@@ -198,14 +197,12 @@ class Writer:
                 self.add(**{name: values[i] for name, values in arrays.items()})
             return
         self._num_samples += num
-        with self._ending():
-            packer.add(block)
+        self._or_end(packer.add, block)
 
-    @contextmanager
-    def _ending(self) -> Iterator[None]:
-        """End the writer by an error."""
+    def _or_end(self, function: Callable[..., Any], *args: Any) -> None:
+        """Call a function; its error ends the writer."""
         try:
-            yield
+            function(*args)
         except BaseException as error:
             self._error = error
             self._open.close()
@@ -319,11 +316,10 @@ class Writer:
         if self.summary is not None:
             return self.summary
         self._check_open()
-        with self._ending():
-            self._begun({}).end("A dataset needs at least one")
-            made = Made(self._schema, {**self._provenance, "packer": PACKER})
-            self._packing.publish({"": made})
-            self.summary = self._run.summary(self._packing)
+        made = Made(self._schema, {**self._provenance, "packer": PACKER})
+        self._or_end(self._begun({}).end, "A dataset needs at least one")
+        self._or_end(self._packing.publish, {"": made})
+        self.summary = self._run.summary(self._packing)
         self._open.close()
         return self.summary
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import xxhash
@@ -142,15 +141,16 @@ def write_datasets(
             if each.whole:
                 shown.advance(0, len(content))
                 continue
-            write = partial(packing.write, folder, schema, format)
-            builder = ShardBuilder(schema, format, shard_bytes, write)
+            builder = ShardBuilder(schema, format, shard_bytes)
             done = packing.state.num_samples(folder)
             shown.advance(0, done)
             for block in content.blocks(done):
                 check_records(block, schema, format)
-                builder.add(block, lambda _: Reached())
+                for _ in builder.add(block):
+                    packing.write(folder, schema, format, builder.take(), Reached())
                 shown.advance(0, len(block))
-            builder.end(Reached)
+            if len(builder):
+                packing.write(folder, schema, format, builder.take(), Reached())
             packing.wait()
         packing.publish(made)
         return packing.manifests()

@@ -271,19 +271,17 @@ class SplitPacker:
     ) -> None:
         self._run, self._packing, self._split = run, packing, split
         state = packing.state
-        # Where each target goes on.
+        self._builders = {
+            folder: ShardBuilder(target.schema, run.format, run.shard_bytes)
+            for folder, target in targets.items()
+        }
+        # Where each target goes on, and how many items an earlier run has looked at.
         self._reached = [state.reached.get(folder, Reached()) for folder in targets]
-        self._earlier_end = max((at.items, at.rows) for at in self._reached)
+        self._num_seen = max(at.items + (at.rows > 0) for at in self._reached)
         first = min(self._reached, key=lambda at: (at.items, at.rows))
-        self.num_items = first.items
-        self._counts = Counter(first.counts)
+        self.num_items, self._counts = first.items, Counter(first.counts)
         self._counts_before = self._counts  # the item under way, of which a shard may hold a part
         self._expected = {reject.number for reject in state.rejects.get(split, ())}
-        about = run.format, run.shard_bytes
-        self._builders = {
-            f: ShardBuilder(t.schema, *about, partial(packing.write, f, t.schema, run.format))
-            for f, t in targets.items()
-        }
         self._rejects: list[Reject] = []
         self._pool = OrderedPool(encode, run.num_workers, attrgetter("nbytes"), **limit)
 
@@ -307,8 +305,9 @@ class SplitPacker:
     def end(self, why_empty: str = "") -> None:
         """Pack what is left, and return once it is on disk; PackError if there is nothing in a target."""
         self._take(self._pool.drain())
-        for builder in self._builders.values():
-            builder.end(partial(self._at, self.num_items))
+        for folder, builder in self._builders.items():
+            if len(builder):
+                self._write(folder, builder, self._at(self.num_items))
         self._packing.end_split(self._at(self.num_items))
         state = self._packing.state
         empty = [folder for folder in self._builders if not state.shards.get(folder)]
@@ -322,30 +321,39 @@ class SplitPacker:
     def _take(self, outcomes: Iterable[Outcome]) -> None:
         """Take the records of items, less what targets have of them by an earlier run, and what was left out."""
         for number, records, rejects, counts, _ in outcomes:
-            was_rejected = number in self._expected
-            if (number, 0) < self._earlier_end and bool(rejects) != was_rejected:
-                raise self._changed(number)
-            if rejects and self._run.on_error == "fail":
-                raise rejects[0][1]
-            if not was_rejected:
-                self._rejects += [Reject(number, name, str(why)) for name, why in rejects]
-                self._run.num_rejected += len(rejects)
+            if rejects or number < self._num_seen:
+                self._take_rejects(number, rejects)
             self._counts_before = self._counts
             if counts:
                 self._counts = self._counts + Counter(counts)
             num_samples = 0  # in the first target
-            targets = zip(self._builders.values(), self._reached, records, strict=False)
-            for builder, at, each in targets:
+            targets = zip(self._builders.items(), self._reached, records, strict=False)
+            for (folder, builder), at, each in targets:
                 first = at.rows if number == at.items else 0
                 num = len(each) if isinstance(each, Block) else 1
                 if each is records[0]:
                     num_samples = num
-                if first and first >= num:
+                if 0 < first >= num:
                     raise self._changed(number)
                 if number >= at.items:
-                    builder.add(each, partial(self._at, number, num), first)
+                    for row in builder.add(each, first):
+                        self._write(folder, builder, self._at(number, num, row))
             self._run.num_encoded += num_samples
             self._run.shown.advance(self._run.num_rejected, num_samples + len(rejects))
+
+    def _write(self, folder: str, builder: ShardBuilder, reached: Reached) -> None:
+        self._packing.write(folder, builder.schema, self._run.format, builder.take(), reached)
+
+    def _take_rejects(self, number: int, rejects: Sequence[tuple[str, LoadersError]]) -> None:
+        """Note what was left out; an earlier run that saw the item has noted the same."""
+        if number < self._num_seen:
+            if bool(rejects) != (number in self._expected):
+                raise self._changed(number)
+            return
+        if self._run.on_error == "fail":
+            raise rejects[0][1]
+        self._rejects += [Reject(number, name, str(why)) for name, why in rejects]
+        self._run.num_rejected += len(rejects)
 
     def _changed(self, number: int) -> PackError:
         """Return the error that an item is not what an earlier run has packed."""

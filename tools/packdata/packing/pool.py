@@ -1,7 +1,7 @@
 """Ordered work on threads: what goes in first comes out first, and only so much is in between.
 
 1. Normal: ``put`` hands an item over and returns the results that are ready and next in order;
-   ``drain`` returns the rest. Items travel in chunks that grow until one takes a few milliseconds,
+   ``drain`` yields the rest. Items travel in chunks that grow until one takes a few milliseconds,
    so that tiny items cost little each.
 2. Failure: an exception of the function comes out where the item's result would have, of ``put``
    or ``drain``.
@@ -61,14 +61,18 @@ class OrderedPool(Generic[ItemT, ResultT]):
         self._max_chunks = self._least  # in flight
         self._mean_bytes = 0.0  # of a result
 
-    def put(self, item: ItemT) -> Iterator[ResultT]:
-        """Hand an item over; yield what is next in order, waiting if too much is in flight."""
+    def put(self, item: ItemT) -> Iterable[ResultT]:
+        """Hand an item over; return what is next in order, which waits if too much is in flight."""
         self._chunk.append(item)
-        if len(self._chunk) >= self._chunk_size:
-            self._submit()
-            pending = self._pending
-            while pending and (pending[0].done() or len(pending) >= self._max_chunks):
-                yield from self._next_results()
+        if len(self._chunk) < self._chunk_size:
+            return ()
+        self._submit()
+        return self._ready()
+
+    def _ready(self) -> Iterator[ResultT]:
+        pending = self._pending
+        while pending and (pending[0].done() or len(pending) >= self._max_chunks):
+            yield from self._next_results()
 
     def drain(self) -> Iterator[ResultT]:
         """Yield the results of all items that are still in flight."""

@@ -19,11 +19,10 @@ from loaders.errors import CodecError
 from packdata.recipe import Block
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterable, Iterator
 
     from loaders.data.manifest import ShardInfo
     from loaders.schema import Schema
-    from packdata.packing.journal import Reached
     from packdata.recipe import Records
 
 Format = Literal["lmdb", "parquet"]
@@ -87,75 +86,62 @@ class _FieldRecords:
 
 
 class ShardBuilder:
-    """Collects the records of a dataset, and writes them as a shard each time that they fill one.
+    """Collects the records of a dataset until they fill a shard.
 
     Args:
         schema: The fields of every sample.
         format: Format of the shards, for their limits.
         shard_bytes: A shard is full once its records have this many bytes; of LMDB, also once it has some 10**5
             records of varying size.
-        write: Called with the columns of a shard, and how far the source has come with it.
     """
 
-    def __init__(
-        self,
-        schema: Schema,
-        format: Format,
-        shard_bytes: int,
-        write: Callable[[dict[str, Column], Reached], object],
-    ) -> None:
-        self._shard_bytes, self._write = shard_bytes, write
+    def __init__(self, schema: Schema, format: Format, shard_bytes: int) -> None:
+        self.schema, self._shard_bytes = schema, shard_bytes
         self._rows = {n: _FieldRecords(each.record_nbytes) for n, each in schema.fields.items()}
         self._num_samples = self._nbytes = 0
         num_varied = sum(field.record_nbytes is None for field in schema.fields.values())
         is_bounded = format == "lmdb" and num_varied > 0
         self._max_samples = max(1, _MAX_VALUES // num_varied) if is_bounded else sys.maxsize
 
-    def add(
-        self, records: Records | Block, reached: Callable[[int], Reached], first: int = 0
-    ) -> None:
+    def add(self, records: Records | Block, first: int = 0) -> Iterable[int]:
         """Add a sample, or those of a block from number ``first`` on, that passed ``check_records``.
 
-        ``reached`` is called with the number of the next sample each time that a shard is full.
+        Each time that a shard is full, it is yielded which sample is next: then it is to be taken.
         """
         if isinstance(records, Block):
-            ends = _block_ends(records)
-            while first < len(records):
-                first = self._add_some(records, ends, first)
-                self._cut_if_full(reached, first)
-            return
+            return self._add_block(records, first)
         for name, rows in self._rows.items():
             record = records[name]
             rows.append(record)
             self._nbytes += len(record) + _RECORD_BYTES
         self._num_samples += 1
-        self._cut_if_full(reached, 1)
+        return (1,) if self._is_full() else ()
 
-    def end(self, reached: Callable[[], Reached]) -> None:
-        """Write what is left as a shard, if anything is."""
-        if self._num_samples:
-            self._cut(reached())
+    def _add_block(self, block: Block, first: int) -> Iterator[int]:
+        ends = _block_ends(block)
+        while first < len(block):  # until the block ends or the shard is full
+            before = int(ends[first - 1]) if first else 0
+            room = self._shard_bytes - self._nbytes
+            most = first + self._max_samples - self._num_samples
+            last = min(int(np.searchsorted(ends, before + room)) + 1, len(ends), most)
+            for name, rows in self._rows.items():
+                rows.extend(block.columns[name], first, last)
+            self._nbytes += int(ends[last - 1]) - before
+            self._num_samples += last - first
+            first = last
+            if self._is_full():
+                yield first
 
-    def _add_some(self, block: Block, ends: npt.NDArray[np.int64], first: int) -> int:
-        """Append samples until the block ends or the shard is full; return the number of the next."""
-        before = int(ends[first - 1]) if first else 0
-        room = self._shard_bytes - self._nbytes
-        most = first + self._max_samples - self._num_samples
-        last = min(int(np.searchsorted(ends, before + room)) + 1, len(ends), most)
-        for name, rows in self._rows.items():
-            rows.extend(block.columns[name], first, last)
-        self._nbytes += int(ends[last - 1]) - before
-        self._num_samples += last - first
-        return last
+    def _is_full(self) -> bool:
+        return self._nbytes >= self._shard_bytes or self._num_samples >= self._max_samples
 
-    def _cut_if_full(self, reached: Callable[[int], Reached], number: int) -> None:
-        if self._nbytes >= self._shard_bytes or self._num_samples >= self._max_samples:
-            self._cut(reached(number))
+    def __len__(self) -> int:
+        return self._num_samples
 
-    def _cut(self, reached: Reached) -> None:
-        columns = {name: rows.take(self._num_samples) for name, rows in self._rows.items()}
-        self._num_samples = self._nbytes = 0
-        self._write(columns, reached)
+    def take(self) -> dict[str, Column]:
+        """Return the columns of what was added, and begin anew."""
+        num, self._num_samples, self._nbytes = self._num_samples, 0, 0
+        return {name: rows.take(num) for name, rows in self._rows.items()}
 
 
 def check_records(records: Records | Block, schema: Schema, format: Format) -> None:
@@ -166,7 +152,7 @@ def check_records(records: Records | Block, schema: Schema, format: Format) -> N
         ValueError: The records contradict the schema, which is a defect of what made them.
     """
     each = records.columns if isinstance(records, Block) else records
-    if set(each) != set(schema.fields):
+    if each.keys() != schema.fields.keys():
         raise ValueError(f"records of {sorted(each)}, the schema has {sorted(schema.fields)}")
     for name, record in each.items():
         fixed, size = schema.fields[name].record_nbytes, _largest(record)
