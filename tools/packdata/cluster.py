@@ -23,8 +23,8 @@ from packdata.describe import counted
 from packdata.packing.engine import changed
 from packdata.packing.target import check_outside
 from packdata.parts.packing import finish, pack_part
-from packdata.parts.part import Part, in_order
-from packdata.plan import described
+from packdata.parts.part import Part
+from packdata.plan import described, ordered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -53,7 +53,6 @@ def pack_on_ray(
     parts: int | None,
     address: str | None,
     workers: int | None,
-    shuffle: int | None,
     overwrite: bool,
     progress: Progress,
     note: Callable[[str], object],
@@ -67,7 +66,6 @@ def pack_on_ray(
         parts: How many; None for some of about 1 GB each.
         address: Of a running Ray (``auto``, ``HOST:PORT``, ``ray://...``); None starts one here, which ends with this.
         workers: Threads, and so cores, of each task; None for one.
-        shuffle: As of ``PackSettings``.
         overwrite: As of ``pack_recipes``.
         progress: Counts the samples of every part.
         note: Called with what is done where.
@@ -82,7 +80,7 @@ def pack_on_ray(
     began = time.monotonic()
     of, place, cores = parts or usual_parts(plan), place_of(dst).absolute(), workers or 1
     settings |= {"format": plan.format, "workers": cores, "overwrite": overwrite}
-    recipes = in_order(plan.splits, shuffle)
+    recipes = ordered(plan, dst, settings)
     with _ray(address) as ray:
         items = counted(sum(len(recipe) for _, recipe in plan.splits), "item")
         note(f"{items} in {counted(of, 'part')}, on {counted(len(ray.nodes()), 'node')}")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from loaders.errors import SourceError
 from packdata.packing.engine import pack_recipes
 from packdata.packing.target import check_outside
 from packdata.parts.packing import pack_part
-from packdata.parts.part import Part, in_order
+from packdata.parts.part import Part, in_order, usual_shuffle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,6 +32,9 @@ class SourcePlan(ABC):
     format: Format  # of the shards
     listed: Any  # what changes when one of the files does
     list_again: Callable[[], Any]  # returns that of the files as they are by now
+    is_drawn_at_urls: ClassVar[bool] = (
+        False  # packed in a random order there, unless ``shuffle`` is given
+    )
 
     @abstractmethod
     def to_json(self) -> dict[str, Any]:
@@ -53,6 +56,12 @@ class SourcePlan(ABC):
             return False
 
 
+def ordered(plan: SourcePlan, dst: Path | str, settings: Any) -> Sequence[tuple[str, Recipe]]:
+    """Return the recipes in the order that ``shuffle`` of the settings asks for, which is taken out of these."""
+    usual = usual_shuffle(plan.splits, dst) if plan.is_drawn_at_urls else None
+    return in_order(plan.splits, settings.pop("shuffle", usual))
+
+
 def pack_plan(plan: SourcePlan, dst: Path | str, **settings: Unpack[PackSettings]) -> Summary:
     """Pack what was planned, or a part of it; see ``pack_recipes``.
 
@@ -61,7 +70,7 @@ def pack_plan(plan: SourcePlan, dst: Path | str, **settings: Unpack[PackSettings
     """
     check_outside(dst, plan.sources)
     part = settings.pop("part", None)
-    recipes = in_order(plan.splits, settings.pop("shuffle", None))
+    recipes = ordered(plan, dst, settings)
     about: Any = {"format": plan.format, "is_unchanged": plan.is_unchanged, **settings}
     if part is not None:
         return pack_part(recipes, dst, Part.parse(part), **about)

@@ -94,8 +94,8 @@ DATASETS = place("dataset", "folder or URL of the dataset, or a folder of severa
 
 
 def given(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
-    """Return some of the arguments."""
-    return {name: getattr(args, name) for name in names}
+    """Return some of the arguments, but for those that are neither given nor have a default."""
+    return {name: getattr(args, name) for name in names if name in args}
 
 
 def with_options(text: str, args: argparse.Namespace) -> str:

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 
     MakePlan = Callable[[Namespace, dict[str, Any]], SourcePlan]
 
-_AT_URLS = True  # as --shuffle: the usual seed where the target is a URL
 _AGAIN = """
     After a kill, a full disk or Ctrl-C, run the same command again to continue."""
 _DST = argument(
@@ -101,21 +100,20 @@ def _packs(
     unit: str,  # what is counted while it packs
     usual: str,  # the format, if none is given, or what it depends on
     shuffles: str,  # what --shuffle brings into another order
-    shuffle: int | bool | None = None,  # its default
+    order: str = "source order",  # without it
     shard_bytes: int = DEFAULT_SHARD_BYTES,
     has_plan: bool = False,  # all of the source may have to be read before any of it is packed
     example: str,  # how it may be called, in lines
 ) -> Callable[[MakePlan], Command]:
     """Return a decorator that makes a command of what makes a plan of parsed arguments and declared options."""
     bad = f"at a {item} that cannot be packed: stop (default), or skip it, list it in rejected.jsonl, and exit with 3"
-    order = "source order" + ("; to a URL a random one" if shuffle else "")
     drawn = f"pack {shuffles} in a random order drawn from this seed (default: {order})"
-    seed: dict[str, Any] = {"type": _parse_shuffle, "default": shuffle, "metavar": "SEED|none"}
+    seed: dict[str, Any] = {"default": argparse.SUPPRESS, "metavar": "SEED|none"}
     packing = [
         *shards(usual, shard_bytes),
         WORKERS,
         argument("--on-error", bad, choices=("fail", "skip"), default="fail"),
-        argument("--shuffle", drawn, **seed),
+        argument("--shuffle", drawn, type=_parse_shuffle, **seed),
         *_PACKING,
         *([_PLAN] if has_plan else []),
     ]
@@ -166,13 +164,10 @@ def _run(args: Namespace, make_plan: MakePlan) -> int:
 
 def _pack(args: Namespace, plan: SourcePlan) -> Summary:
     from packdata.cluster import pack_on_ray
-    from packdata.parts.part import usual_shuffle
     from packdata.plan import pack_plan
 
     settings = given(args, ("shard_bytes", "workers", "on_error", "overwrite", "shuffle"))
     settings["progress"] = Meter("packed", args.unit)
-    if args.shuffle is _AT_URLS:
-        settings["shuffle"] = usual_shuffle(plan.splits, args.dst)
     try:
         if args.engine is None:
             return pack_plan(plan, args.dst, part=args.part, **settings)
@@ -206,7 +201,7 @@ def _show(args: Namespace, result: SourcePlan | Summary) -> int:
     unit="images",
     usual="lmdb for files, else parquet",
     shuffles="the pictures of folders and lists",
-    shuffle=_AT_URLS,
+    order="source order; to a URL a random one",
     example="""\
 packdata images imagenet packed --size 256
 packdata images scans packed --masks masks --keep-depth""",

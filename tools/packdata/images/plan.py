@@ -13,7 +13,6 @@ from packdata.files.splits import SourceOptions, open_splits
 from packdata.images.recipe import ONE_SIZE, ImageOptions, ImagesRecipe, count_notes
 from packdata.images.shapes import ShapeOptions, check_same_classes
 from packdata.packing.settings import PackSettings, check_options, take
-from packdata.parts.part import usual_shuffle
 from packdata.plan import pack_plan
 from packdata.sources.base import BOX_LABELS
 
@@ -27,6 +26,8 @@ if TYPE_CHECKING:
 
 class ImagesPlan(FilesPlan[ImagesRecipe]):
     """The plan of pictures."""
+
+    is_drawn_at_urls = True
 
     def notes(self, packed: Summary | None = None) -> list[str]:
         """Say how many files were kept or changed, that 0 may be a class, and that samples lack labels, too."""
@@ -101,6 +102,4 @@ def pack_images(
         PackError: The target cannot be written, is in use, or holds something else.
     """
     settings = take(PackSettings, options)
-    plan = plan_images(src, format=format, **options)
-    settings.setdefault("shuffle", usual_shuffle(plan.splits, dst))
-    return pack_plan(plan, dst, **settings)
+    return pack_plan(plan_images(src, format=format, **options), dst, **settings)
