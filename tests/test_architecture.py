@@ -1,6 +1,7 @@
 """The page that shows the way through the code names what is there."""
 
 import re
+import tomllib
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -16,6 +17,18 @@ def test_every_path_exists() -> None:
 
     assert len(paths) > 40
     assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_rooms_are_listed_as_imports_point() -> None:
+    """The folders of `loaders`, in the order of the layers that are checked."""
+    table = PAGE.partition("| `loaders/` |")[2].partition("| files beside")[0]
+    about = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    layers = about["tool"]["importlinter"]["contracts"][0]["layers"]
+
+    rooms = re.findall(r"`(\w+)/`(?:,| \|)", table)
+    checked = re.findall(r"loaders\.(\w+)", " ".join(layers))
+
+    assert rooms == [name for name in checked if (ROOT / "loaders" / name).is_dir()]
 
 
 @pytest.mark.parametrize("package", ["loaders", "packdata"])

@@ -1,5 +1,6 @@
 """Every command and code block of README and docs/ runs as written, and every link leads somewhere."""
 
+import dataclasses
 import inspect
 import os
 import pydoc
@@ -21,6 +22,7 @@ import loaders
 from loaders import DataLoader, RAMDataset
 from loaders.codecs.heads import picture_size
 from loaders.data.manifest import read_manifest
+from loaders.loading.delivery import LoaderStats
 from tests.remote import servers
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -263,6 +265,21 @@ def test_every_public_name_is_in_the_reference() -> None:
     named |= {*sampling.__all__, *vars(errors)}
 
     assert not set(loaders.__all__) - named
+
+
+def test_attributes_that_pages_name_are_in_the_reference() -> None:
+    """Those of loaders and datasets, and of what loaders count."""
+    pages = "\n".join(text for page, text in TEXTS.items() if page != "docs/api.md")
+    members = re.findall(r":members: (.+(?:\n {7}.+)*)", TEXTS["docs/api.md"])
+    listed = {name for names in members for name in re.findall(r"\w+", names)}
+    used = set(re.findall(r"\b(?:loader|dataset|windows|mixture)\.([a-z]\w*)\b", pages))
+    counted = set(re.findall(r"\bstats\(\)\.(\w+)", pages))
+
+    assert used - listed - {"bin", "py"} == set()  # files of others
+    assert counted
+    assert counted - {each.name for each in dataclasses.fields(LoaderStats)} == set()
+    assert "loaders.loading.delivery.LoaderStats" in TEXTS["docs/api.md"]
+    assert "loaders.profiling.ProfileReport" in TEXTS["docs/api.md"]
 
 
 def test_members_in_the_reference_exist() -> None:

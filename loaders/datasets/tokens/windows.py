@@ -98,6 +98,7 @@ class TokenWindows(Settled, BatchDataset):
 
     _settled = frozenset({"dataset", "length", "stride", "tail", "by", "fit", "dtype", "span"})
     finishes_late = True
+    num_left_out: int
     _documents: DocumentPlan | None
 
     def __init__(
