@@ -19,7 +19,7 @@ from loaders.schema import Array, Label
 from packdata import pack_arrays
 from packdata.arrays import ArraysRecipe, plan_arrays
 from packdata.cli import main
-from packdata.inspect.preview import middle_slice, sheet_of, tile_of
+from packdata.inspect.preview import sheet_of, tile_of
 from packdata.inspect.stats import stats
 from packdata.inspect.verify import verify
 from packdata.packing.engine import pack_recipe
@@ -743,9 +743,15 @@ def test_any_array_with_two_axes_can_be_looked_at(tmp_path: Path) -> None:
         reader = PackedReader(tmp_path / f"{name}-packed")
         assert sheet_of([tile_of(reader, 0)]).width > 100
 
-    volume = numbers((3, 5, 6, 7), "uint8")
-    assert np.array_equal(middle_slice(volume, 3), volume[0, 2])
-    assert np.array_equal(middle_slice(volume[0], 2), volume[0, 0])
+
+def test_of_volumes_the_middle_of_the_first_channel_is_drawn(tmp_path: Path) -> None:
+    volume = np.zeros((3, 5, 8, 8), "uint8")
+    volume[0, 2] = 200
+    pack_arrays(save(tmp_path / "a", {"a": volume}), tmp_path / "p")
+
+    (picture,) = tile_of(PackedReader(tmp_path / "p"), 0).pictures
+
+    assert (np.asarray(picture) == 200).all()
 
 
 def test_the_schema_says_which_axes_are_spatial_only_where_it_does() -> None:

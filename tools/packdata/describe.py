@@ -12,8 +12,6 @@ from packdata.wording import few
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    import numpy.typing as npt
-
 
 def describe_field(field: Field) -> str:
     """Return a field in a few words.
@@ -78,23 +76,6 @@ def passed_over(ignored: Mapping[str, int]) -> list[str]:
         for what, num in ignored.items()
     ]
     return [f"skipped: {few(counts, 8)}"] if counts else []
-
-
-def row_text(kind: Features | Categories, value: npt.NDArray[Any]) -> str:
-    """Return a row with the names of its columns.
-
-    Example:
-        >>> import numpy as np
-        >>> kind = Categories(columns=("cut", "color"), vocabularies=(("Ideal",), ("G", "E")))
-        >>> row_text(kind, np.array([1, 0]))
-        'cut=Ideal color=?'
-    """
-    if isinstance(kind, Features):
-        texts = [f"{number:.6g}" for number in value.tolist()]
-    else:
-        vocabularies = zip(kind.vocabularies, value.tolist(), strict=True)
-        texts = [names[k - 1] if 0 < k <= len(names) else "?" for names, k in vocabularies]
-    return " ".join(f"{name}={text}" for name, text in zip(kind.columns, texts, strict=True))
 
 
 @contextmanager

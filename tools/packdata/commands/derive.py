@@ -29,7 +29,7 @@ from packdata.options import add_options, parse_path
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from pathlib import Path
+    from collections.abc import Mapping
 
     from loaders.data.manifest import Manifest
 
@@ -45,22 +45,17 @@ _JOINING = (
 )
 
 
-def _made(folder: Path, manifest: Manifest) -> dict[str, Any]:
-    """Return what was written as JSON types."""
-    names = ("num_samples", "size_bytes", "fingerprint")
-    about = {name: getattr(manifest, name) for name in names}
-    return {"path": str(folder), "num_shards": len(manifest.shards)} | about
-
-
-def _made_line(folder: Path, manifest: Manifest) -> str:
-    """Return what was written as a line."""
-    samples = counted(manifest.num_samples, "sample")
-    num_shards = counted(len(manifest.shards), "shard")
-    return f"{folder}: {samples}, {num_shards}, {describe_size(manifest.size_bytes)}"
-
-
-def _show(args: Namespace, manifest: Manifest) -> int:
-    show_result(args, _made(args.dst, manifest), [_made_line(args.dst, manifest)])
+def _show(args: Namespace, made: Mapping[str, Manifest]) -> int:
+    """Print what was written: at the target, or in folders below it."""
+    found, lines = {}, []
+    names = "num_samples", "size_bytes", "fingerprint"
+    for name, manifest in made.items():
+        folder, num_shards = args.dst / name if name else args.dst, len(manifest.shards)
+        samples, shards = counted(manifest.num_samples, "sample"), counted(num_shards, "shard")
+        lines.append(f"{folder}: {samples}, {shards}, {describe_size(manifest.size_bytes)}")
+        about = {each: getattr(manifest, each) for each in names}
+        found[name] = {"path": str(folder), "num_shards": num_shards} | about
+    show_result(args, found.get("", found), lines)
     return 0
 
 
@@ -94,7 +89,7 @@ def copy(args: Namespace) -> int:
     how = given(args, ("format", "shard_bytes", "overwrite", "workers"))
     how |= {"progress": Meter("writing", "samples"), "note": show_note}
     with usage_errors(args, schema=False):
-        return _show(args, copy_dataset(args.src, args.dst, options, **how))
+        return _show(args, {"": copy_dataset(args.src, args.dst, options, **how)})
 
 
 def _parse_part(text: str) -> tuple[str, float]:
@@ -143,10 +138,7 @@ def split(args: Namespace) -> int:
     how = given(args, ("by", "stratify", "seed", "format", "shard_bytes", "overwrite"))
     how |= {"progress": Meter("writing", "samples"), "note": show_note}
     with usage_errors(args, schema=False):
-        made = derive.split(args.src, args.dst, parts, **how)
-    data = {name: _made(args.dst / name, each) for name, each in made.items()}
-    show_result(args, data, (_made_line(args.dst / name, each) for name, each in made.items()))
-    return 0
+        return _show(args, derive.split(args.src, args.dst, parts, **how))
 
 
 @command(
@@ -166,8 +158,8 @@ def merge(args: Namespace) -> int:
     from packdata.packed import derive
 
     how = given(args, ("overwrite", "shard_bytes"))
-    made = derive.merge(args.dst, args.src, link=not args.no_link, note=show_note, **how)
-    return _show(args, made)
+    how |= {"link": not args.no_link, "note": show_note}
+    return _show(args, {"": derive.merge(args.dst, args.src, **how)})
 
 
 @command(
@@ -184,4 +176,5 @@ def extend(args: Namespace) -> int:
     """
     from packdata.packed import derive
 
-    return _show(args, derive.extend(args.dst, args.src, link=not args.no_link, note=show_note))
+    made = derive.extend(args.dst, args.src, link=not args.no_link, note=show_note)
+    return _show(args, {"": made})

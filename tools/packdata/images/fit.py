@@ -22,8 +22,10 @@ from loaders.errors import SchemaError
 
 Array = npt.NDArray[Any]
 Size = tuple[int, int]  # height, width
+Box = tuple[int, int, int, int]  # top, left, height, width
 Fit = Literal["shorter", "cover", "contain", "stretch"]
 MAX_SIDE = 65_535  # of a JPEG
+_NO_FLIP = (False, False)
 MIN_REDUCED = 4  # pixels of a side that ``_scale`` can bring a reduced picture to exactly
 
 
@@ -103,48 +105,38 @@ class SizeOption:
         size = size or (pixels.shape[0], pixels.shape[1])
         if self.keeps(size):
             return np.ascontiguousarray(pixels)
-        top, left = self._margins(size)
-        size = size[0] - 2 * top, size[1] - 2 * left
-        pixels = pixels[top : top + size[0], left : left + size[1]]
-        to = self.scaled(size)
-        result, whole, flip = self.fixed or to, (0, 0, *size), (False, False)
+        (top, left, height, width), to, cut = self._steps(size)
+        pixels = pixels[top : top + height, left : left + width]
+        whole, size = (0, 0, height, width), (height, width)
         pixels = (
-            apply(pixels, whole, to, flip, nearest=True) if nearest else _scale(pixels, size, to)
+            apply(pixels, whole, to, _NO_FLIP, nearest=True)
+            if nearest
+            else _scale(pixels, size, to)
         )
-        return (
-            pixels
-            if to == result
-            else apply(pixels, (*_corner(to, result), *result), result, flip)
-        )
+        return pixels if to == cut[2:] else apply(pixels, cut, cut[2:], _NO_FLIP)
 
     def move(self, size: Size) -> Move:
         """Return how what lies in a picture of a size comes to the result."""
-        top, left = self._margins(size)
-        size = size[0] - 2 * top, size[1] - 2 * left
-        to = self.scaled(size)
-        result = self.fixed or to
-        down, across = to[0] / size[0], to[1] / size[1]
-        y, x = _corner(to, result)
+        (top, left, *inner), to, (y, x, *result) = self._steps(size)
+        down, across = to[0] / inner[0], to[1] / inner[1]
         box = top + y / down, left + x / across, result[0] / down, result[1] / across
-        return Move(box, result, (False, False))
+        return Move(box, (result[0], result[1]), _NO_FLIP)
 
-    def _margins(self, size: Size) -> tuple[int, int]:
-        """Return how many rows and columns at each side are cut before a picture is enlarged to cover a size.
+    def _steps(self, size: Size) -> tuple[Box, Size, Box]:
+        """Return which part of a picture is scaled, to which size, and which part of that is the result.
 
-        They lie far outside: 20,000 x 1 would grow to millions.
+        Parts are (top, left, height, width). Before a picture is enlarged to cover a size, what lies far outside is
+        left out: 20,000 x 1 would grow to millions. Of a side that is padded, the odd pixel is behind.
         """
-        height, width = size
-        scale = max(self.height / height, self.width / width)
-        if self.fit != "cover" or scale <= 1:
-            return 0, 0
-        top = max(0, height - 2 * math.ceil(self.height / scale)) // 2
-        left = max(0, width - 2 * math.ceil(self.width / scale)) // 2
-        return top, left
-
-
-def _corner(whole: Size, result: Size) -> Size:
-    """Return where the middle part begins: before a side that is padded, the odd pixel behind."""
-    return int((whole[0] - result[0]) / 2), int((whole[1] - result[1]) / 2)
+        scale, top, left = max(self.height / size[0], self.width / size[1]), 0, 0
+        if self.fit == "cover" and scale > 1:
+            top = max(0, size[0] - 2 * math.ceil(self.height / scale)) // 2
+            left = max(0, size[1] - 2 * math.ceil(self.width / scale)) // 2
+        inner = size[0] - 2 * top, size[1] - 2 * left
+        to = self.scaled(inner)
+        height, width = self.fixed or to
+        y, x = int((to[0] - height) / 2), int((to[1] - width) / 2)
+        return (top, left, *inner), to, (y, x, height, width)
 
 
 def _scale(pixels: Array, full: Size, size: Size) -> Array:

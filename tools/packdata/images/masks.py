@@ -38,7 +38,8 @@ def decode_mask(data: bytes, max_pixels: int = MAX_PIXELS) -> Values:
         CodecError: The bytes are no picture, a damaged one, a lossy one, one of more than ``max_pixels``, or
             colors.
     """
-    file = _open_exact(data, max_pixels)
+    file = PictureFile(data, max_pixels)
+    _check_exact(file.format)
     values = np.asarray(file.load())
     if file.head.mode == "L" and file.bits in (2, 4):
         values = values // (255 // (2**file.bits - 1))  # Pillow stretches them to 8 bits
@@ -52,12 +53,10 @@ def decode_mask(data: bytes, max_pixels: int = MAX_PIXELS) -> Values:
     return np.ascontiguousarray(colors[:, :, 0])
 
 
-def _open_exact(data: bytes, max_pixels: int) -> PictureFile:
-    """Open a file; CodecError for a format that may lose pixels."""
-    file = PictureFile(data, max_pixels)
-    if file.format not in _EXACT:
-        raise CodecError(f"{file.format} is not exact: save masks as PNG")
-    return file
+def _check_exact(format: str) -> None:
+    """Raise CodecError for a format that may lose pixels."""
+    if format not in _EXACT:
+        raise CodecError(f"{format} is not exact: save masks as PNG")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +102,9 @@ class Marks:
             CodecError: It cannot be read, or has a colour or value that is not known.
         """
         if self.is_colored:
-            _open_exact(data, max_pixels)
-            colors = decode_picture(data, max_pixels=max_pixels).pixels.astype(np.int64)
-            values = colors @ np.array([1 << 16, 1 << 8, 1])
+            picture = decode_picture(data, max_pixels=max_pixels)
+            _check_exact(picture.format)
+            values = picture.pixels.astype(np.int64) @ np.array([1 << 16, 1 << 8, 1])
         else:
             values = decode_mask(data, max_pixels)
         known = np.array(sorted(self.numbers), np.int64)

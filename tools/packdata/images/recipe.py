@@ -181,9 +181,8 @@ class ImageOptions:
         if self.segments:
             found["jpegtran"] = jpegtran_version()
         if self.marks is not None:  # what the files hold, wherever they lie
-            found = {n: value for n, value in found.items() if n not in ("palette", "label_map")}
             found["marks"] = self.marks.to_json()
-        return found
+        return {n: value for n, value in found.items() if n not in ("palette", "label_map")}
 
 
 class _Output(NamedTuple):

@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 UInt8Array = npt.NDArray[np.uint8]
 Planes = tuple[UInt8Array, UInt8Array, UInt8Array]
-_OF_FILES = {f"{dtype} {n}" for dtype in ("uint8", "uint16") for n in (1, 3, 4)}
 JPEGTRAN = "jpegtran"
 _TIMEOUT_S = 600
 _HALVED = 2  # Pillow's number of 4:2:0
@@ -142,7 +141,8 @@ def _is_divided(data: bytes) -> bool:
 
 def check_takes_files(field: Image | Mask) -> None:
     """Raise CodecError if files have no pixels such as the field's: they hold 8 or 16 bits."""
-    if isinstance(field, Image) and f"{field.dtype} {field.channels}" not in _OF_FILES:
+    is_usual = field.dtype in ("uint8", "uint16")
+    if isinstance(field, Image) and not (is_usual and field.channels in (1, 3, 4)):
         what = f"{field.dtype} of H x W x {field.channels}"
         raise CodecError(
             f"takes arrays ({what}), not files: those hold uint8 or uint16 of 1, 3 or 4 channels; "

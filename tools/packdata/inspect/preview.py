@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from itertools import compress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -27,7 +28,7 @@ from loaders.schema import (
     Text,
     Tokens,
 )
-from packdata.describe import counted, row_text
+from packdata.describe import counted
 from packdata.tokens.rows import token_text
 from packdata.wording import cut
 
@@ -65,8 +66,9 @@ def choose(num_samples: int, num: int, seed: int = 0) -> list[int]:
 
 
 def has_pictures(view: View) -> bool:
-    """Return whether a sheet can show anything."""
-    return any(map(_is_picture, view.schema.fields.values()))
+    """Return whether a sheet can show anything: pictures, or arrays that have a slice to look at."""
+    kinds = view.schema.fields.values()
+    return any(isinstance(kind, Image | Images | Mask) or _is_volume(kind) for kind in kinds)
 
 
 def sheet_of(tiles: Sequence[Tile]) -> Pictures.Image:
@@ -97,10 +99,9 @@ def tile_of(view: View, i: int) -> Tile:
     for name, value in values.items():
         kind = fields[name]
         arrays += _pictures(kind, value)
-        is_named = _is_picture(kind) or isinstance(kind, Label | MultiLabel | Text)
         if isinstance(kind, Boxes):
             boxes += [*value]
-        elif is_named and not isinstance(kind, Mask):
+        elif isinstance(kind, Image | Images | Label | MultiLabel | Text) or _is_volume(kind):
             words.append(_short(kind, value))
     pictures = [*map(_fitted, arrays)]
     if pictures:
@@ -122,10 +123,8 @@ def as_text(view: View, i: int) -> str:
 # -- pictures --------------------------------------------------------------------------------------
 
 
-def _is_picture(kind: Field) -> bool:
-    """Tell whether a field holds pictures, or arrays that have a slice to look at."""
-    is_plane = isinstance(kind, Array) and (kind.spatial or 0) >= 2
-    return is_plane or isinstance(kind, Image | Images | Mask)
+def _is_volume(kind: Field) -> bool:
+    return isinstance(kind, Array) and (kind.spatial or 0) >= 2
 
 
 def _pictures(kind: Field, value: Any) -> list[npt.NDArray[np.uint8]]:
@@ -136,19 +135,13 @@ def _pictures(kind: Field, value: Any) -> list[npt.NDArray[np.uint8]]:
         return [*map(_rgb, value[:_MAX_IMAGES])]
     if isinstance(kind, Mask):
         return [_in_colours(value)]
-    if not (isinstance(kind, Array) and _is_picture(kind) and value.size):
+    if not (isinstance(kind, Array) and _is_volume(kind) and value.size):
         return []
-    plane = middle_slice(value, kind.spatial or 0)
-    is_mask = kind.spatial == len(kind.dims) and value.dtype.kind in "ui"
+    # Of (..., H, W), the middle of the spatial axes and the first of those before.
+    before = value.ndim - (kind.spatial or 0)
+    plane = value[(*(0,) * before, *(length // 2 for length in value.shape[before:-2]))]
+    is_mask = before == 0 and value.dtype.kind in "ui"
     return [_in_colours(plane) if is_mask else _rgb(plane[..., None])]
-
-
-def middle_slice(array: npt.NDArray[Any], spatial: int) -> npt.NDArray[Any]:
-    """Return ``(H, W)`` of ``(..., H, W)``: the middle of the spatial axes, the first of those before."""
-    before = array.ndim - spatial
-    middle = (length // 2 for length in array.shape[before:-2])
-    plane: npt.NDArray[Any] = array[(*(0,) * before, *middle)]
-    return plane
 
 
 def _rgb(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
@@ -192,10 +185,13 @@ def _short(kind: Field, value: Any) -> str:
         number, classes = int(value), kind.classes or ()
         return classes[number] if 0 <= number < len(classes) else f"class {number}"
     if isinstance(kind, MultiLabel):
-        named = zip(kind.classes, value, strict=True)
-        return " + ".join(name for name, on in named if on) or "none"
+        return " + ".join(compress(kind.classes, value)) or "none"
     if isinstance(kind, Features | Categories):
-        return row_text(kind, value)
+        cells = [f"{number:.6g}" for number in value.tolist()]
+        if isinstance(kind, Categories):
+            found = zip(kind.vocabularies, value.tolist(), strict=True)
+            cells = [words[k - 1] if 0 < k <= len(words) else "?" for words, k in found]
+        return " ".join(f"{name}={cell}" for name, cell in zip(kind.columns, cells, strict=True))
     if isinstance(kind, Image):
         return _size(value)
     if isinstance(kind, Images):

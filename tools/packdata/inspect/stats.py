@@ -165,8 +165,11 @@ class _Gathered:
             found["images_per_sample"] = percentiles(np.array(self.counts))
             found["num_images"] = len(self.shapes)
         if isinstance(kind, Image | Images | Mask) and self.shapes:
-            sides = np.array([shape[:2] for shape in self.shapes]).T
-            found |= {"height": _ends(sides[0]), "width": _ends(sides[1])}
+            ends = np.quantile([shape[:2] for shape in self.shapes], (0, 0.5, 1), axis=0)
+            sides = zip(("height", "width"), ends.T.tolist(), strict=True)
+            found |= {
+                side: dict(zip(("min", "median", "max"), at, strict=True)) for side, at in sides
+            }
         if isinstance(kind, Mask):
             pixels = {str(value): num for value, num in sorted(self.values.items())}
             return found | {"pixels_by_value": pixels}
@@ -204,11 +207,6 @@ def _moments_of(numbers: npt.NDArray[Any]) -> Moments:
     return Moments.of(numbers[~np.isnan(numbers)] if numbers.dtype.kind == "f" else numbers)
 
 
-def _ends(lengths: npt.NDArray[np.int64]) -> dict[str, float]:
-    least, median, most = np.quantile(lengths, (0, 0.5, 1)).tolist()
-    return {"min": least, "median": median, "max": most}
-
-
 # -- all samples: column by column, never row by row ---------------------------------------------------
 
 
@@ -216,18 +214,17 @@ def _of_all(view: View, name: str) -> dict[str, Any]:
     """Return what is cheap to know of every sample."""
     kind = view.schema.fields[name]
     if isinstance(kind, Label):
-        counts, classes = Counter(view.column(name).tolist()), kind.classes or ()
-        numbers = sorted({*range(len(classes)), *counts})  # also those that have no sample
-        names = [classes[i] if 0 <= i < len(classes) else str(i) for i in numbers]
-        return {"classes": {word: counts[i] for word, i in zip(names, numbers, strict=True)}}
+        counts, classes = Counter(view.column(name).tolist()), dict(enumerate(kind.classes or ()))
+        numbers = sorted({*classes, *counts})  # also those that have no sample
+        return {"classes": {classes.get(i, str(i)): counts[i] for i in numbers}}
     if isinstance(kind, MultiLabel):
         nums = (view.column(name) != 0).sum(axis=0).tolist()
         return {"classes": dict(zip(kind.classes, nums, strict=True))}
     if isinstance(kind, Tokens):
         return token_stats(view)
     if isinstance(kind, Features):
-        found = zip(kind.columns, _moments_by_column(view, name, len(kind.columns)), strict=True)
-        columns = {column: _numbers_of(each, len(view) - each.count) for column, each in found}
+        found = _numbers_by_column(view, name, len(kind.columns))
+        columns = dict(zip(kind.columns, found, strict=True))
         return ({"standardized": True} if kind.standardized else {}) | {"columns": columns}
     if isinstance(kind, Categories):
         return {"columns": _categories_stats(view, name, kind)}
@@ -235,23 +232,22 @@ def _of_all(view: View, name: str) -> dict[str, Any]:
         boxes = view.lengths(name) // (4 * np.dtype(kind.dtype).itemsize)
         return {"boxes_per_sample": percentiles(boxes), "num_boxes": int(boxes.sum())}
     if _is_column(kind):
-        (total,) = _moments_by_column(view, name, 1)
-        num = len(view) * math.prod(n or 0 for n in kind.shape or ())
-        return _numbers_of(total, num - total.count)
+        return _numbers_by_column(view, name, 1)[0]
     if isinstance(kind, Text):
         view.verify(name)
         return {"nbytes": percentiles(view.lengths(name))}
     return {}
 
 
-def _moments_by_column(view: View, name: str, num: int) -> list[Moments]:
-    """Return the moments of each column of a field without NaN, or those of all numbers as one column."""
-    found = [Moments() for _ in range(num)]
+def _numbers_by_column(view: View, name: str, num: int) -> list[dict[str, Any]]:
+    """Return what is known of the numbers in each column of a field, or of all as one column."""
+    found, size = [Moments() for _ in range(num)], 0
     for rows in view.blocks(name):
+        size += rows.size
         columns = rows.reshape(1, -1) if num == 1 else np.ascontiguousarray(rows.T)
         for total, numbers in zip(found, columns, strict=True):
             total.add(_moments_of(numbers))
-    return found
+    return [_numbers_of(total, size // num - total.count) for total in found]
 
 
 def _numbers_of(moments: Moments, num_nan: int) -> dict[str, Any]:
