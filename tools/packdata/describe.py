@@ -1,16 +1,15 @@
-"""Fields, codecs and counts in a few words."""
+"""Words of messages: fields and counts, the first of many names, the beginning of a long text."""
 
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from loaders.errors import CodecError
 from loaders.schema import Categories, Features, Field, Label, MultiLabel, Tokens
-from packdata.wording import few
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 
 def describe_field(field: Field) -> str:
@@ -27,30 +26,25 @@ def describe_field(field: Field) -> str:
             return f"{field.kind}, a number"
         return f"{field.kind} of {counted(len(field.classes), 'class')} ({few(field.classes, 8)})"
     if isinstance(field, Features | Categories):
-        return _describe_rows(field)
+        names = [*field.columns]
+        if isinstance(field, Categories):
+            sizes = zip(names, field.vocabularies, strict=True)
+            names = [f"{name}: {len(words)}" for name, words in sizes]
+        extra = ", standardized" if isinstance(field, Features) and field.standardized else ""
+        return f"{counted(len(names), 'column')} of {field.dtype}{extra} ({few(names, 6)})"
     if isinstance(field, Tokens):
-        return _describe_tokens(field)
+        known = {
+            "{:,} ids": field.vocab_size,
+            "documents end with {}": field.eod,
+            "{}": field.tokenizer,
+        }
+        more = (text.format(value) for text, value in known.items() if value is not None)
+        return ", ".join([f"tokens of {field.dtype}, {field.row_tokens:,} a row", *more])
     if field.shape is None:
         return field.kind
     shape = f" of {field.shape}".replace("None", "*") if field.shape else ", one number"
     codec = "" if field.codec == "raw" else f", {field.codec}"
     return f"{field.kind} of {field.dtype}{shape}{codec}"
-
-
-def _describe_rows(kind: Features | Categories) -> str:
-    names = list(kind.columns)
-    if isinstance(kind, Categories):
-        sizes = zip(names, kind.vocabularies, strict=True)
-        names = [f"{name}: {len(words)}" for name, words in sizes]
-    extra = ", standardized" if isinstance(kind, Features) and kind.standardized else ""
-    return f"{counted(len(names), 'column')} of {kind.dtype}{extra} ({few(names, 6)})"
-
-
-def _describe_tokens(field: Tokens) -> str:
-    known: dict[str, Any] = {"{:,} ids": field.vocab_size, "documents end with {}": field.eod}
-    known["{}"] = field.tokenizer
-    more = (text.format(value) for text, value in known.items() if value is not None)
-    return ", ".join([f"tokens of {field.dtype}, {field.row_tokens:,} a row", *more])
 
 
 def counted(n: int, what: str) -> str:
@@ -76,6 +70,22 @@ def passed_over(ignored: Mapping[str, int]) -> list[str]:
         for what, num in ignored.items()
     ]
     return [f"skipped: {few(counts, 8)}"] if counts else []
+
+
+def few(names: Iterable[str], most: int = 5) -> str:
+    """Return the first of some names, with dots where there are more.
+
+    Example:
+        >>> few(["a", "b"]), few("abc", 2)
+        ('a, b', 'a, b, ...')
+    """
+    listed = list(names)
+    return ", ".join(listed[:most]) + (", ..." if len(listed) > most else "")
+
+
+def cut(text: str, most: int) -> str:
+    """Return a text of at most so many characters, with dots where it was longer."""
+    return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
 @contextmanager

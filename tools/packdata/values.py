@@ -20,10 +20,9 @@ from loaders.codecs.raw import RawCodec, cast_exactly
 from loaders.data.columns import Column, FixedColumn, column_of
 from loaders.errors import CodecError, SourceError
 from loaders.schema import Array, Boxes, Field, Image, Images, Keypoints, Label, Mask, MultiLabel
-from packdata.describe import describe_field, numbered
+from packdata.describe import describe_field, few, numbered
 from packdata.geometry import to_keypoints
 from packdata.reading import read_file
-from packdata.wording import few
 
 Size = tuple[int, int]
 _BOXES = "boxes of (n, 4): x1, y1, x2, y2"

@@ -19,10 +19,10 @@ from loaders.errors import CodecError, SourceError
 from loaders.remote.url import URL, place_of
 from loaders.schema import Array, Bytes, Field, Json, Label, MultiLabel, Text
 from packdata.bucket import bucket_at
+from packdata.describe import few
 from packdata.reading import read_file
 from packdata.sources.base import Column, Item, Source, is_missing
 from packdata.sources.listed import is_folder
-from packdata.wording import few
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

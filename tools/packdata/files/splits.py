@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from loaders.errors import SourceError
 from loaders.remote.url import place_of
 from loaders.schema import Array, Label
-from packdata.describe import counted, passed_over
+from packdata.describe import counted, few, passed_over
 from packdata.files.labels import LABEL, LabelField, label_fields
 from packdata.options import opt, parse_target
 from packdata.sources.base import LABEL_NAMES, PICTURES, FileKind, Source, suffix_of
@@ -23,7 +23,6 @@ from packdata.sources.opening import (
     several_sources,
 )
 from packdata.sources.row_kinds import ROW_KINDS
-from packdata.wording import few
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

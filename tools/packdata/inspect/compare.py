@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.data.view import View, open_view
-from packdata.wording import cut
+from packdata.describe import cut
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -28,9 +28,8 @@ from loaders.schema import (
     Text,
     Tokens,
 )
-from packdata.describe import counted
+from packdata.describe import counted, cut
 from packdata.tokens.rows import token_text
-from packdata.wording import cut
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -20,8 +20,8 @@ from loaders.checks import did_you_mean
 from loaders.errors import SchemaError
 from loaders.schema import Array, Categories, Features, Label, MultiLabel, Text
 from loaders.schema.tables import column_names, find_column
+from packdata.describe import few
 from packdata.moments import standardized
-from packdata.wording import few
 
 if TYPE_CHECKING:
     from collections.abc import Callable

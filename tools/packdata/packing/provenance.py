@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from loaders.data.manifest import read_manifest
-from packdata.wording import cut, few
+from packdata.describe import cut, few
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -34,7 +34,7 @@ from loaders.remote.url import is_url
 from loaders.schema import Schema
 from packdata.bucket import target_at
 from packdata.claimed import claimed_folder
-from packdata.describe import counted
+from packdata.describe import counted, few
 from packdata.packing.engine import Run, counted_folders, plan_of, targets_of, why_rejected
 from packdata.packing.journal import (
     State,
@@ -69,7 +69,6 @@ from packdata.packing.target import (
     locked,
 )
 from packdata.parts.part import Part, versions
-from packdata.wording import few
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -19,6 +19,7 @@ from xml.etree import ElementTree
 from loaders.errors import SourceError
 from loaders.remote.url import URL
 from loaders.schema import Array, Boxes, Json, Keypoints
+from packdata.describe import few
 from packdata.readers import parse_json
 from packdata.reading import LocalFile, fetched_ahead
 from packdata.sources.base import (
@@ -31,7 +32,6 @@ from packdata.sources.base import (
     suffix_of,
 )
 from packdata.sources.listed import Listing, look_at
-from packdata.wording import few
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

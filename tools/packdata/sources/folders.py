@@ -14,6 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from loaders.errors import SourceError
+from packdata.describe import few
 from packdata.sources.base import (
     PICTURE_SUFFIXES,
     PICTURES,
@@ -29,7 +30,6 @@ from packdata.sources.base import (
     shared_keys,
     suffix_of,
 )
-from packdata.wording import few
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.errors import LoadersError, SourceError
-from packdata.wording import few
+from packdata.describe import few
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

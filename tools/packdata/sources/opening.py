@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from loaders.data.manifest import MANIFEST_NAME
 from loaders.errors import SourceError
+from packdata.describe import few
 from packdata.reading import File, opened_in_order
 from packdata.rows import suffix_inside
 from packdata.sources.base import PICTURES, SPLIT_NAMES, FileKind, Source, foreign_hint, suffix_of
@@ -18,7 +19,6 @@ from packdata.sources.lists import LIST_SUFFIXES, ListSource
 from packdata.sources.row_kinds import ROW_KINDS, listed_files, row_kind, saved_splits
 from packdata.sources.rows import RowsSource
 from packdata.sources.tars import TAR_SUFFIX, TarSource
-from packdata.wording import few
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

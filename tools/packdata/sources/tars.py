@@ -18,6 +18,7 @@ from operator import attrgetter
 from typing import IO, TYPE_CHECKING, Any
 
 from loaders.errors import SourceError
+from packdata.describe import few
 from packdata.readers import parse_json
 from packdata.reading import open_file
 from packdata.sources.base import (
@@ -33,7 +34,6 @@ from packdata.sources.base import (
     files_identity,
     is_hidden,
 )
-from packdata.wording import few
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

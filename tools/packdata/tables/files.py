@@ -16,6 +16,7 @@ from loaders.errors import SourceError
 from loaders.remote.url import URL
 from loaders.system.limits import available_memory
 from packdata.delimited import CsvOptions, CsvRows
+from packdata.describe import few
 from packdata.jsonl import JsonRows
 from packdata.reading import File, opened_in_order
 from packdata.rows import COMPRESSIONS, DELIMITED, JSON_LINES, RowFile, suffix_inside
@@ -24,7 +25,6 @@ from packdata.sources.listed import Listing, look_at
 from packdata.sources.opening import check_folder
 from packdata.sources.row_kinds import PART_ROWS, ArrowRows, ParquetRows, listed_files
 from packdata.types import plain, shown
-from packdata.wording import few
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence

@@ -15,7 +15,7 @@ from loaders.errors import SchemaError
 from loaders.remote.url import place_of
 from loaders.schema import Schema
 from packdata.delimited import CsvOptions, CsvRows
-from packdata.describe import counted, describe_field, passed_over
+from packdata.describe import counted, describe_field, few, passed_over
 from packdata.options import changed
 from packdata.packing.firstpass import FirstPass
 from packdata.packing.progress import Progress, Quiet
@@ -44,7 +44,6 @@ from packdata.tables.options import TableOptions
 from packdata.tables.recipe import COUNTED, TablesRecipe
 from packdata.tables.scan import scan_files
 from packdata.types import KINDS, kinds_of
-from packdata.wording import few
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
