@@ -37,9 +37,16 @@ from loaders import (
     augment,
     concat,
 )
-from loaders.errors import BatchError, LoadersError, ManifestError, SchemaError, StateError
+from loaders.errors import (
+    BatchError,
+    LoadersError,
+    ManifestError,
+    SampleError,
+    SchemaError,
+    StateError,
+)
 from loaders.sampling import ByLength, EpochSampler, Shuffled
-from loaders.schema import Array, Image, Label, Text, Tokens
+from loaders.schema import Array, Image, Label, Mask, Text, Tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,6 +80,11 @@ def given(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
         ram=RAMDataset.from_arrays(image=images, label=labels),
         shard=ShardDataset(folder / "packed/train"),
     )
+
+
+class NoLength:
+    def __getitem__(self, index: int) -> int:
+        return index
 
 
 def first(loader: Any) -> Any:
@@ -115,7 +127,11 @@ DATASETS: list[Case] = [
     (lambda g: ShardDataset(g.path, check=False), ValueError, "check must be 'first'"),
     (lambda g: ShardDataset(g.path, scale=None), ValueError, "scale must be 1, 1/2, 1/4 or 1/8"),
     (lambda g: ShardDataset(g.path, on_error="skip"), ValueError, "on_error must be 'raise' or"),
+    (lambda g: ShardDataset(g.path, cache="1GB"), ValueError, "cache and storage are for URLs"),
+    (lambda g: ShardDataset("s3://b/x", storage=3), TypeError, "a mapping of options, got a int"),
+    (lambda g: ShardDataset("s3://b/x", storage={1: "x"}), TypeError, "are texts, got 1"),
     (lambda g: RAMDataset(g.images), TypeError, "RAMDataset.from_arrays takes arrays.*an ndarray"),
+    (lambda g: RAMDataset.from_frame(g.labels), AttributeError, "from_frame.*from_arrays"),
     (lambda g: RAMDataset(g.files), TypeError, "RAMDataset.from_files loose files"),
     (lambda g: RAMDataset(Subset(g.ram, [1])), TypeError, "source must be .*got a Subset"),
     (lambda g: RAMDataset(g.ram, feilds=[]), TypeError, "did you mean 'fields'"),
@@ -136,6 +152,7 @@ DATASETS: list[Case] = [
     (lambda g: g.ram.split({"a": 0.5}), TypeError, SHARES),
     (lambda g: g.ram.split([4, 4]), ValueError, SHARES),
     (lambda g: g.ram.split([]), ValueError, SHARES),
+    (lambda g: g.ram.split([0.99, 0.01]), ValueError, "none of the 8 samples: use a larger share"),
     (lambda g: g.ram.split(["a", "b"]), TypeError, r"parts\[0\] must be a number, got 'a'"),
     (lambda g: g.ram.split([0.5, 0.5], seed="x"), TypeError, "seed must be a whole number"),
     (lambda g: g.ram.split([0.5, 0.5], stratify=["label"]), TypeError, "the name of a field"),
@@ -277,6 +294,47 @@ AUGMENT: list[Case] = [
     (lambda g: augment.RandomResizedCrop(8, ratio=("a", 1)), TypeError, r"ratio\[0\] must be a"),
     (lambda g: augment.RandomHorizontalFlip("x"), TypeError, "p must be a number, got 'x'"),
     (lambda g: augment.RandomFlip(2), ValueError, r"p must be in \[0, 1\], got 2"),
+    (lambda g: augment.RandomFlip(None), TypeError, "p must be a number, got None"),
+    (lambda g: augment.ColorJitter(brightness=(1, 2, 3)), ValueError, r"number or \(low, high\)"),
+    (lambda g: augment.GaussianBlur(3, sigma=0), ValueError, "sigma must be a number above 0"),
+    (lambda g: augment.RandomErasing(scale=(1, 0)), ValueError, r"scale must be \(low, high\)"),
+    (lambda g: augment.RandomErasing(value=(1, 2)), ValueError, "one number, or three"),
+    (lambda g: augment.ElasticTransform((1, 2, 3)), ValueError, r"alpha must be .* or \(x, y\)"),
+    (lambda g: augment.ElasticTransform(sigma=(0, 5)), ValueError, "sigma must be .* both axes"),
+    (lambda g: augment.Resize(8, antialias="no"), ValueError, "antialias must be .*got 'no'"),
+    (
+        lambda g: g.ram.replace(augment=[augment.Views(a=[]), CROP]),
+        SchemaError,
+        "Views must be the only entry",
+    ),
+    (
+        lambda g: g.ram.replace(augment=[augment.RandomCrop(8, fill=(1, 2))]),
+        SchemaError,
+        "fill=.1, 2. has 2 channels, 'image' has 3",
+    ),
+    (
+        lambda g: RAMDataset.from_arrays(
+            mask=g.images[:, 0],
+            schema={"mask": Mask(size=(16, 16), codec="raw")},
+            augment=[augment.RandomInvert()],
+        ),
+        SchemaError,
+        "needs an image field",
+    ),
+    (
+        lambda g: RAMDataset.from_arrays(
+            mask=g.images[:, 0].astype(np.uint32),
+            schema={"mask": Mask(size=(16, 16), dtype="uint32", codec="raw")},
+            augment=[augment.RandomRotation(20)],
+        )[0],
+        SampleError,
+        r"sample 0 .*cannot warp a uint32 image of shape \(16, 16\)",
+    ),
+    (
+        lambda g: g.ram.replace(augment=[augment.ElasticTransform()] * 2)[0],
+        SampleError,
+        "once per list of ops",
+    ),
     (lambda g: augment.Cutout(), AttributeError, "go to transform="),
     (lambda g: augment.CentreCrop(8), AttributeError, "did you mean 'CenterCrop'"),
     (lambda g: BatchAugment(CROP), TypeError, "augment must be a list of ops"),
@@ -289,6 +347,27 @@ AUGMENT: list[Case] = [
         r"one whole number per image \(8\), got None",
     ),
     (lambda g: BatchAugment([CROP])(torch.zeros(8, 3, 9, 9), indices=3), BatchError, "got 3"),
+    (
+        lambda g: BatchAugment([augment.RandomInvert(1)])(
+            torch.zeros(1, 2, 9, 9, dtype=torch.uint8), indices=[0]
+        ),
+        BatchError,
+        "pixel ops take uint8 images",
+    ),
+    (
+        lambda g: BatchAugment([augment.RandomRotation((9, 9))])(
+            torch.zeros(1, 3, 9, 9, dtype=torch.uint16), indices=[0]
+        ),
+        BatchError,
+        "only uint8 images can be rotated",
+    ),
+    (
+        lambda g: BatchAugment(
+            [augment.RandomCrop(8, 2, padding_mode="reflect"), augment.RandomRotation((9, 9))]
+        )(torch.zeros(1, 3, 9, 9, dtype=torch.uint8), indices=[0]),
+        BatchError,
+        "padding_mode='reflect' .* on the host",
+    ),
     (
         lambda g: BatchAugment([CROP])(torch.zeros(1, 3, 9, 9), indices=[0], epoch="x"),
         TypeError,
@@ -327,6 +406,13 @@ LOADING: list[Case] = [
     (lambda g: DataLoader(ShardDataset), TypeError, "have __len__ and __getitem__"),
     (lambda g: DataLoader([g.ram, g.ram]), TypeError, "loaders.concat, or loaders.Mixture"),
     (lambda g: DataLoader(iter([1])), TypeError, "have __len__ and __getitem__"),
+    (lambda g: DataLoader(g.ram, shufle=True), TypeError, "'shufle'.*did you mean 'shuffle'"),
+    (lambda g: DataLoader(NoLength()), TypeError, "dataset has no length.*add __len__"),
+    (
+        lambda g: DataLoader(g.ram, shuffle=True, sampler=Shuffled(8)),
+        ValueError,
+        "Shuffled is an order of its own: leave out shuffle",
+    ),
     (lambda g: DataLoader(g.ram, "4"), ValueError, "batch_size must be a whole number, got '4'"),
     (lambda g: DataLoader(g.ram, 0), ValueError, "batch_size must be at least 1, got 0"),
     (

@@ -101,8 +101,6 @@ def edit(image: Array, kinds: Sequence[int], values: Sequence[Values]) -> None:
         raise BatchError(
             f"pixel ops take uint8 images (H, W, 1 or 3), got {image.dtype} {image.shape}"
         )
-    if not image.size:
-        return
     kept = total = image
     for kind, value in zip(kinds, values, strict=True):
         if kind == Kind.NONE:

@@ -286,13 +286,7 @@ class Window:
             rows: ``(N,)`` bool: which samples.
             size: ``(N, 2)``: sizes of the new frames; None: unchanged.
 
-        Raises:
-            BatchError: The samples are not images.
         """
-        if self.size.shape[1] != 2:
-            raise BatchError(
-                f"arrays of {self.size.shape[1]} axes can only be cropped and flipped"
-            )
         if self.base is None:
             self.base = np.zeros((len(self.size), 3, 3))
         total = self._matrices() @ matrices
@@ -311,10 +305,10 @@ class Window:
         """Displace the pixels of all frames, as ``Ripple`` does.
 
         Raises:
-            BatchError: The samples are not images, or a previous op displaced them.
+            BatchError: A previous op displaced them.
         """
-        if self.size.shape[1] != 2 or self.ripples is not None:
-            raise BatchError("ElasticTransform works on images, and once per list of ops")
+        if self.ripples is not None:
+            raise BatchError("ElasticTransform works once per list of ops")
         self.beyond, self.base = self._matrices(), None
         self.ripples = [
             Ripple(seed, (height, width), alpha, sigma, np.eye(3))

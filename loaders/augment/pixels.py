@@ -73,11 +73,9 @@ def carry_out(
     flags = cv2.INTER_NEAREST if nearest else cv2.INTER_LINEAR
     around = tuple(np.broadcast_to(fill, 4).tolist()) if np.ndim(fill) == 0 else tuple(fill)
     border, inverse = (_BORDERS[resampling.padding_mode], around), flags | cv2.WARP_INVERSE_MAP
-    flat, target, shape = image, out, (size[1], size[0])
-    if image.ndim == 3 and image.shape[2] == 1:
-        flat, target = image[..., 0], out[..., 0]
+    shape = (size[1], size[0])
     try:
-        flat = np.ascontiguousarray(flat)
+        flat = np.ascontiguousarray(image)
         if ripple is not None:
             at = moved_points(matrix[None], ripple.sources(size).reshape(1, -1, 2)) - 0.5
             x, y = at.astype(np.float32).reshape(*size, 2).transpose(2, 0, 1)
@@ -90,7 +88,7 @@ def carry_out(
         raise BatchError(
             f"cannot warp a {image.dtype} image of shape {image.shape}: {error.err}"
         ) from error
-    target[...] = done
+    out[...] = done
     return out
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from loaders.checks import one_of, real_number, shown, whole_number
+from loaders.checks import one_of, real_number, whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,8 +81,7 @@ def check_shared(op: Any) -> None:
     if hasattr(op, "interpolation"):
         choices = INTERPOLATIONS if hasattr(op, "antialias") else ("nearest", "bilinear")
         one_of("interpolation", op.interpolation, choices)
-    if not isinstance(antialias := getattr(op, "antialias", None), bool | None):
-        raise TypeError(f"antialias must be True, False or None, got {shown(antialias)}")
+    one_of("antialias", getattr(op, "antialias", None), (True, False, None))
     if hasattr(op, "fill"):
         object.__setattr__(op, "fill", as_fill(op.fill))
     if getattr(op, "fill_mask", None) is not None:

@@ -39,11 +39,7 @@ UInt8Array = npt.NDArray[np.uint8]
 def make_file() -> int:
     """Return the descriptor of a memory file for slots."""
     fd = os.memfd_create("loaders-slots", os.MFD_CLOEXEC)
-    try:
-        os.ftruncate(fd, os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE // HUGE * HUGE)
-    except BaseException:
-        os.close(fd)
-        raise
+    os.ftruncate(fd, os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE // HUGE * HUGE)
     return fd
 
 

@@ -84,9 +84,6 @@ class Child:
             lock = partial(page_lock, what="a batch slot") if maker.locks_slots else None
             self.slots = MappedSlots(slots, lock)
             self._process = _start(theirs, slots)
-        except BaseException:
-            self._connection.close()  # which ends a child that has begun
-            raise
         finally:
             theirs.close()
             os.close(slots)

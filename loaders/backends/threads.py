@@ -43,8 +43,7 @@ class InlinePool:
     def take(self, timeout_s: float | None = None) -> Made:
         """Make the batches, or raise their error."""
         asked, self._asked = self._asked, None
-        if asked is None:
-            raise IndexError("there is no batch to take")
+        assert asked is not None
         chunk, turn = asked
         try:
             job = chunk.job(turn, self._maker)

@@ -164,7 +164,7 @@ def time_loader(
     """
     gc.collect()  # an older loader's memory and threads are not this one's
     waits, done, first = list[float](), [clock()], round_size + ahead
-    batches = iter(loader)
+    batches: Any = iter(loader)
     for batch in batches:  # not by enumerate(), which keeps one until the next is there
         waits.append(clock() - done[-1])
         step(batch)
@@ -188,14 +188,8 @@ def time_loader(
         has_start=num <= 0,
         stall_share=sum(waits[first:last]) / took_s,
     )
-    end(batches)
+    batches.close()
     return run
-
-
-def end(batches: Any) -> None:
-    """End an iterator's workers now; of other loaders they end with their last reference."""
-    if hasattr(batches, "close"):
-        batches.close()
 
 
 def batch_nbytes(batch: Any) -> int:

@@ -41,12 +41,10 @@ class JsonDecoder:
         try:
             json.loads(data)
             self._tokenizer = tokenizers.Tokenizer.from_str(data.decode())
+            vocab: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
+            self.vocab_size = max(vocab.values()) + 1  # ids are below it
         except Exception as error:  # tokenizers raises Exception itself
             raise SourceError(f"it is not a tokenizer.json ({error})", where) from error
-        vocab: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
-        if not vocab:
-            raise SourceError("it has no vocabulary", where)
-        self.vocab_size = max(vocab.values()) + 1  # ids are below it
 
     def decode(self, ids: npt.NDArray[Any]) -> str:
         """Return the text, special tokens included."""

@@ -15,8 +15,6 @@ from loaders.errors import CodecError, SchemaError
 from loaders.schema import Bytes, Image, Images, Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import numpy as np
     import numpy.typing as npt
     import torch
@@ -52,8 +50,6 @@ class JpegOnDevice(SamplesOf[PackedDataset[Any]]):
         SchemaError: It has something that only the host can do; the message says what.
     """
 
-    has_own_samples = False
-
     def __init__(self, dataset: PackedDataset[Any], *, decode: Decode | None = None) -> None:
         if not isinstance(dataset, PackedDataset):
             what = f"dataset must be a ShardDataset or RAMDataset, got {type(dataset).__name__}"
@@ -62,14 +58,6 @@ class JpegOnDevice(SamplesOf[PackedDataset[Any]]):
         _check(dataset)
         super().__init__(dataset)
         self.finishes_late, self._decode = decode is not None, decode
-
-    def __getitem__(self, index: Any) -> Any:
-        """Return one sample, decoded on the host."""
-        return self.dataset[index]
-
-    def __getitems__(self, indices: Sequence[int]) -> Any:
-        """Return samples, decoded on the host."""
-        return self.dataset.__getitems__(indices)
 
     @property
     def classes(self) -> tuple[str, ...]:

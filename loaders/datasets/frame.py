@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 def to_pandas(dataset: Any, fields: Sequence[str] | None) -> Any:
     """Return a DataFrame; see ``PackedDataset.to_pandas``."""
-    pd, known = _pandas(), dataset.schema.fields
+    import pandas as pd
+
+    known = dataset.schema.fields
     usable = [name for name, field in known.items() if has_place(field)]
     if fields is None:
         names = [name for name in dataset.fields if name not in known or name in usable]
@@ -34,14 +36,6 @@ def to_pandas(dataset: Any, fields: Sequence[str] | None) -> Any:
         for column, values in _columns(dataset, name, known.get(name)):
             columns[column if column not in columns else f"{name}.{column}"] = values
     return pd.DataFrame(columns)
-
-
-def _pandas() -> Any:
-    try:
-        import pandas as pd
-    except ImportError as error:
-        raise ImportError("to_pandas() needs pandas: pip install pandas") from error
-    return pd
 
 
 def has_place(field: Field) -> bool:
@@ -74,5 +68,7 @@ def decoded(dataset: Any, name: str, field: Field) -> list[Any]:
 
 
 def _categorical(codes: npt.NDArray[np.int64], names: Sequence[str]) -> Any:
+    import pandas as pd
+
     known = (codes >= 0) & (codes < len(names))
-    return _pandas().Categorical.from_codes(np.where(known, codes, -1), categories=list(names))
+    return pd.Categorical.from_codes(np.where(known, codes, -1), categories=list(names))

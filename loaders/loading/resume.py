@@ -205,8 +205,7 @@ class ThirdParty:
             batches = _first(batches, self._num_first)
         if self._stateful is None:
             return islice(batches, resumed.get("delivered", 0), None)
-        if "0" in resumed["states"]:
-            self._stateful.load_state_dict(resumed["states"]["0"])
+        self._stateful.load_state_dict(resumed["states"]["0"])
         return iter(batches)
 
 

@@ -34,8 +34,6 @@ def mount_of(path: Path, proc: Path = Path("/proc")) -> Mount | None:
     for line in lines:
         before, _, after = line.partition(" - ")
         words = before.split()
-        if len(words) < 5 or not after.split():
-            continue
         # Spaces are written as \040.
         point = Path(re.sub(r"\\([0-7]{3})", lambda escaped: chr(int(escaped[1], 8)), words[4]))
         deeper = found is None or len(point.parts) >= len(found.point.parts)

@@ -12,7 +12,6 @@ from loaders.bench.measure import (
     Config,
     Result,
     TimedPass,
-    end,
     family,
     make_loader,
     memory,
@@ -243,7 +242,7 @@ def test_processes_of_an_iterator_that_is_still_held_are_ended() -> None:
     next(batches)
     during = set(family())
 
-    end(batches)
+    batches.close()
 
     assert len(during - before) > 0
     assert not set(family()) & (during - before)
@@ -258,7 +257,7 @@ def by_hand(loader: Any, seconds: float, clock: Callable[[], float] = time.perf_
     while clock() - began < seconds:
         samples += len(next(iterator)) + len(next(iterator))
     rate = samples / (clock() - began)
-    end(iterator)
+    iterator.close()
     return rate
 
 

@@ -202,9 +202,6 @@ def _plan_pixels(
                 pixels = np.frombuffer(encode(decode(record)), np.uint8)
             except CodecError as error:
                 raise dataset.plan.sample_error(i, error) from error
-            if len(pixels) != lengths[i]:
-                what = f"it is not of size {sizes[i].tolist()} after all"
-                raise dataset.plan.sample_error(i, what)
             column.row(i)[:] = pixels
 
     return ColumnToLoad(raw, lengths, fill, rows.parts(_PICTURES), num_threads)

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     Int64s = npt.NDArray[np.int64]
 
 _PART_BYTES = 64 << 20  # of one copy to the device
-_WORDS = (torch.int64, torch.int32, torch.int16)
+_WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
 class RowNumbers(NamedTuple):
@@ -222,7 +222,5 @@ def _uploaded(dataset: PackedDataset[Any], name: str, device: torch.device) -> t
 
 def _wide(column: torch.Tensor) -> torch.Tensor:
     """See rows of bytes as rows of the widest words that they are made of: fewer loads for a gather."""
-    for word in _WORDS:
-        if column.shape[1] % word.itemsize == 0 and column.data_ptr() % word.itemsize == 0:
-            return column.view(word)
-    return column
+    places = column.shape[1] | column.data_ptr()
+    return column.view(next(word for word in _WORDS if places % word.itemsize == 0))

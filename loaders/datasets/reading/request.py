@@ -290,9 +290,7 @@ class ReadPlan:
 
     def is_settled(self, request: Request) -> bool:
         """Return True if the samples stay in memory and are verified: reading them does not wait."""
-        if self.view is None:
-            return False
-        store, rows = self.view.store, request.rows
+        store, rows = self.samples.store, request.rows
         return all(store.is_settled(name, rows) for name in self.fields)
 
     @property

@@ -341,8 +341,6 @@ class TokenWindows(Settled, BatchDataset):
     # -- samples -----------------------------------------------------------------------------------
 
     def request(self, indices: Any, num_workers: int = 1) -> Request:
-        if isinstance(indices, Request):
-            return indices
         numbers = from_start(index_array(indices), len(self), "window")
         return Request(self.plan, numbers, num_workers=num_workers)
 
