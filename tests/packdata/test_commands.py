@@ -23,12 +23,14 @@ from loaders.data.manifest import read_manifest
 from loaders.data.view import open_view
 from loaders.errors import (
     ChecksumError,
+    CodecError,
     LoadersError,
     ManifestError,
     PackError,
     SampleError,
     SchemaError,
     ShardError,
+    SourceError,
 )
 from loaders.schema import (
     Array,
@@ -51,10 +53,9 @@ from packdata.options import parse_size
 from packdata.packed import derive
 from packdata.packed.content import ViewContent
 from packdata.packed.derive import CopyOptions, copy_dataset, split
-from packdata.packed.rewrite import Written, write_datasets
+from packdata.packed.rewrite import write_datasets
 from packdata.packing import store
 from packdata.packing.target import lock
-from packdata.recipe import Block
 from tests.packdata.breaking import ROOM
 from tests.packdata.packing import CLASSES, FIELDS, pack, pack_samples, sample
 from tests.packdata.reading import PackedReader
@@ -123,11 +124,11 @@ def test_a_failure_while_writing_leaves_nothing(tmp_path: Path) -> None:
     view = open_view(folder)
 
     class Failing(ViewContent):
-        def blocks(self, first: int = 0) -> Iterator[Block]:
-            yield from ViewContent.blocks(self, first)
+        def items(self, start: int) -> Iterator[range]:
+            yield from super().items(start)
             raise RuntimeError("the source broke")
 
-    broken = Written(Failing(view, view.schema), {})
+    broken = Failing(view, view.schema)
     options: Any = {"format": "lmdb", "shard_bytes": 30}
     with pytest.raises(RuntimeError):
         write_datasets(tmp_path / "b", "test", [view], {"": broken}, {}, **options)
@@ -954,6 +955,16 @@ def test_a_field_that_a_codec_cannot_hold_is_named(tmp_path: Path) -> None:
     with pytest.raises(SchemaError):
         copy_dataset(folder, tmp_path / "b", CopyOptions(codec="webp"))
     copy_dataset(folder, tmp_path / "b", CopyOptions(codec="webp", fields=["image"]))
+
+
+def test_a_picture_that_a_codec_cannot_hold_is_named(tmp_path: Path) -> None:
+    rows = [{"image": np.zeros((8, width, 3), np.uint8)} for width in (8, 9, 17_000, 8)]
+    folder = pack(tmp_path / "a", {"image": Image(codec="png")}, rows)
+
+    with pytest.raises(SourceError, check=At("shard-00000.lmdb, row 2", cause=CodecError)):
+        copy_dataset(folder, tmp_path / "b", CopyOptions(codec="webp"))
+
+    assert not (tmp_path / "b").exists()
 
 
 def test_quality_encodes_what_has_the_codec_already(tmp_path: Path) -> None:

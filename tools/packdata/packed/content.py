@@ -1,4 +1,4 @@
-"""What a dataset that is written from a view will hold, as blocks of records.
+"""What a dataset that is written from a view will hold, as recipes of blocks.
 
 A stream of tokens is divided by documents: its rows are where it was cut for storage, and mean nothing.
 """
@@ -6,22 +6,21 @@ A stream of tokens is divided by documents: its rows are where it was cut for st
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from loaders.data.columns import Column, FixedColumn, column_of, rows_between
 from loaders.data.shards import FileShard
-from loaders.errors import SchemaError
+from loaders.errors import CodecError, SchemaError, SourceError
 from loaders.schema import Boxes, Image, Keypoints, Schema, Tokens
-from loaders.system import opencv
-from loaders.system.limits import usable_cores
 from packdata.describe import counted
 from packdata.packed.recode import recoders_of
-from packdata.packing.pool import OrderedPool
-from packdata.recipe import Block
+from packdata.recipe import Block, Recipe, Target
 from packdata.sources.names import repeated, row_hashes
 from packdata.tokens.rows import (
     DOCUMENT_ENDS,
@@ -35,7 +34,7 @@ from packdata.tokens.rows import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from loaders.data.view import View
     from loaders.schema import Field
@@ -44,12 +43,13 @@ if TYPE_CHECKING:
 UInt8Array = npt.NDArray[np.uint8]
 Indices = npt.NDArray[np.int64]
 _BLOCK_BYTES = 1 << 20
+_NOTHING: Mapping[str, Any] = MappingProxyType({})  # as identity: the command's plan says all
 _MAX_ROWS, _MAX_PICTURES = 4096, 16  # of a block, and of one whose pictures are stored anew
 
 
-@dataclass(frozen=True, slots=True)
-class ViewContent:
-    """The samples of a view, some of their fields changed."""
+@dataclass
+class ViewContent(Recipe):
+    """The samples of a view, some of their fields changed; an item is the range of a block."""
 
     view: View
     schema: Schema
@@ -57,14 +57,16 @@ class ViewContent:
     recoders: Mapping[str, Recode] = field(default_factory=dict)
     # By field, the records of all samples, in place of those of the view.
     values: Mapping[str, Column] = field(default_factory=dict)
-    workers: int | None = None  # threads that store pictures anew; all cores by default
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    # Shards that hold just these samples, to be used as they are: of a dataset that is written alone.
+    whole: Sequence[FileShard] = ()
+    identity, is_of_blocks = _NOTHING, True
 
-    def __len__(self) -> int:
-        return len(self.view)
-
-    def blocks(self, first: int = 0) -> Iterator[Block]:
-        """Yield all samples from number ``first`` on."""
-        num, store = len(self.view), self.view.store
+    def __post_init__(self) -> None:
+        self.targets = [Target("", self.schema)]
+        # Rows of tokens are no samples: nobody counts them.
+        self.num_samples = None if has_tokens(self.schema) else len(self.view)
+        store = self.view.store
         nbytes = sum(
             shard.info.size_bytes
             if isinstance(shard, FileShard)
@@ -72,20 +74,24 @@ class ViewContent:
             for shard in store.shards
         )
         most = _MAX_PICTURES if self.recoders else _MAX_ROWS
-        step = max(1, min(most, _BLOCK_BYTES * len(store) // max(1, nbytes)))
-        parts = (np.arange(at, min(at + step, num)) for at in range(first, num, step))
-        if not self.recoders:
-            yield from map(self._block, parts)
-            return
-        workers = self.workers or usable_cores()
-        with (
-            opencv.one_thread(),
-            OrderedPool(self._block, workers, size_of=lambda block: block.nbytes) as pool,
-        ):
-            yield from pool.map(parts)
+        self._step = max(1, min(most, _BLOCK_BYTES * len(store) // max(1, nbytes)))
 
-    def _block(self, positions: Indices) -> Block:
-        return Block({name: self._column(name, positions) for name in self.schema.fields})
+    def __len__(self) -> int:
+        return -(-len(self.view) // self._step)
+
+    def items(self, start: int) -> Iterator[range]:
+        """Yield the blocks of samples from number ``start`` on."""
+        step, num = self._step, len(self.view)
+        return (range(at, min(at + step, num)) for at in range(start * step, num, step))
+
+    def name(self, item: range) -> str:
+        """Return the place of the first sample."""
+        return "{}, row {}".format(*self.view.place(item[0]))
+
+    def encode(self, item: range) -> list[Block]:
+        """Return the records of a block; ShardError where one is damaged."""
+        positions = np.array(item)
+        return [Block({name: self._column(name, positions) for name in self.schema.fields})]
 
     def _column(self, name: str, positions: Indices) -> Column:
         if name in self.values:
@@ -99,13 +105,14 @@ class ViewContent:
         records = view.records(name, positions)
         if recode is None:
             return column_of([record.data for record in records], nbytes)
-        return column_of(
-            [
-                recode(record, lambda i=i, record=record: view.decode(i, name, record))  # type: ignore[misc]
-                for i, record in zip(positions.tolist(), records, strict=True)
-            ],
-            nbytes,
-        )
+        stored = list[bytes | memoryview]()
+        for i, record in zip(positions.tolist(), records, strict=True):
+            try:
+                stored.append(recode(record, partial(view.decode, i, name, record)))
+            except CodecError as error:
+                where = "{}, row {}".format(*view.place(i))
+                raise SourceError(f"{name!r} cannot be stored: {error}", where) from error
+        return column_of(stored, nbytes)
 
 
 def content_of(
@@ -113,7 +120,6 @@ def content_of(
     known: Schema,
     recoding: Recoding,
     added: Mapping[str, tuple[Field, Column]] = MappingProxyType({}),
-    workers: int | None = None,
 ) -> ViewContent:
     """Return the samples of a view, their pictures stored anew, with the fields and records that are added.
 
@@ -138,7 +144,7 @@ def content_of(
     new = [name for name in added if name not in old]
     values = {name: column for name, (_, column) in added.items()}
     schema = Schema(fields, (*view.schema.defaults, *new))
-    return ViewContent(view, schema, recoders, values, workers)
+    return ViewContent(view, schema, recoders, values)
 
 
 def check_keys(view: View, keys: Column | None = None) -> None:
@@ -160,28 +166,33 @@ def check_no_stream(view: View) -> None:
         raise SchemaError(f"{what}. {hint}")
 
 
-@dataclass(frozen=True, slots=True)
-class DocumentContent:
+@dataclass
+class DocumentContent(Recipe):
     """The rows of some documents of a stream, by their numbers, ascending; they follow each other as they did."""
 
     view: View
     documents: Indices
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    identity, is_of_blocks, recoders, whole = _NOTHING, True, _NOTHING, ()
 
-    @property
-    def schema(self) -> Schema:
-        """The stream's."""
-        return self.view.schema
+    def __post_init__(self) -> None:
+        self.schema = self.view.schema
+        self.targets = [Target("", self.schema)]
 
     def __len__(self) -> int:
-        return len(self.documents)
+        return len(self.view.store.starts) + 1 if len(self.documents) else 0
 
-    def blocks(self, first: int = 0) -> Iterator[Block]:
-        """Yield all rows from number ``first`` on."""
-        for block in self._blocks():
-            if first < len(block):
-                parts = {n: rows_between(c, first, len(block)) for n, c in block.columns.items()}
-                yield Block(parts)
-            first = max(0, first - len(block))
+    def name(self, item: Block) -> str:
+        """Return the folder of the stream."""
+        return str(self.view.path)
+
+    def encode(self, item: Block) -> list[Block]:
+        """Return the item."""
+        return [item]
+
+    def items(self, start: int) -> Iterator[Block]:
+        """Yield the full rows that each shard adds, and the rest."""
+        return islice(self._blocks(), start, None)
 
     def _blocks(self) -> Iterator[Block]:
         fields = self.schema.fields
@@ -203,11 +214,9 @@ class DocumentContent:
             ends = np.concatenate([ends, kept_ends + len(values[0])])
             values = [np.concatenate([v, m[keep]]) for v, m in zip(values, more, strict=True)]
             full = len(values[0]) // field.row_tokens * field.row_tokens
-            if full:
-                yield rows(full)
+            yield rows(full)
             values, ends = [v[full:] for v in values], ends[ends > full] - full
-        if len(values[0]):
-            yield rows(len(values[0]))
+        yield rows(len(values[0]))
 
 
-Content = ViewContent | DocumentContent  # the samples of a dataset, as records
+Content = ViewContent | DocumentContent  # the samples of a dataset, to be packed

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from loaders.data.manifest import Manifest, read_manifest
 from loaders.data.view import join_views, open_view
@@ -24,7 +25,7 @@ from packdata.packed.content import (
     content_of,
 )
 from packdata.packed.recode import Recoding
-from packdata.packed.rewrite import Written, format_of, plan_of, write_datasets
+from packdata.packed.rewrite import format_of, plan_of, write_datasets
 from packdata.packed.where import matching
 from packdata.packing.packing import MADE, Made, Packing
 from packdata.packing.provenance import extended, origin_of
@@ -73,33 +74,32 @@ def copy_dataset(
     src: Path | str,
     dst: Path | str,
     options: CopyOptions | None = None,
-    *,
-    workers: int | None = None,
     **settings: Unpack[WriteSettings],
 ) -> Manifest:
     """Write a changed copy of a packed dataset; what is not to be changed is copied byte for byte.
 
-    ``workers`` threads encode (default: all cores); ``settings`` are those of ``write_datasets``.
+    ``settings`` are those of ``write_datasets``.
 
     Raises:
         SchemaError: The condition or a field's name does not fit the dataset.
         ShardError: A record to be copied is damaged.
+        SourceError: A picture cannot be stored so.
         PackError: The target is taken, lies inside the source or cannot be written; or no sample meets the condition.
     """
     options = options or CopyOptions()
     view, asked = open_view(src), changed(options)
     chosen = view.with_fields(options.fields or [*view.schema.fields])
-    content = content_of(chosen, view.schema, options, workers=workers)
+    content = content_of(chosen, view.schema, options)
     if options.where is not None:
         check_no_stream(view)
         chosen = chosen.select(np.flatnonzero(matching(view, options.where)))
         content = replace(content, view=chosen)
-    written = Written(content, {"command": "copy", "source": origin_of(view), "options": asked})
+    content.provenance = {"command": "copy", "source": origin_of(view), "options": asked}
     is_usual = settings.get("format") in (None, format_of(view))
     is_usual &= settings.get("shard_bytes") in (None, DEFAULT_SHARD_BYTES)
     if is_url(dst) and is_usual and not asked:
-        written = Written(content, read_manifest(src).provenance, view.whole_shards)  # as it is
-    return write_datasets(dst, "copy", [view], {"": written}, asked, **settings)[""]
+        content.provenance, content.whole = read_manifest(src).provenance, view.whole_shards or ()
+    return write_datasets(dst, "copy", [view], {"": content}, asked, **settings)[""]
 
 
 def split(
@@ -145,26 +145,27 @@ def split(
         raise ValueError("choose one of by='key-hash' and stratify=, and neither for text")
     contents: Iterable[Content]
     if is_text:
-        contents = _documents(view, fractions, seed)
+        contents = (DocumentContent(view, some) for some in _documents(view, fractions, seed))
     else:
         divided = view.divide(fractions, by_key=by_key, stratify=stratify, seed=seed)
         contents = (ViewContent(view.select(positions), view.schema) for positions in divided)
     options: dict[str, Any] = {"by": by, "stratify": stratify, "seed": seed, "parts": dict(parts)}
     made_from = {"command": "split", "source": origin_of(view)}
-    datasets = {
-        name: Written(content, made_from | {"options": options | {"part": name}})
-        for name, content in zip(parts, contents, strict=True)
-    }
+    datasets = dict(zip(parts, contents, strict=True))
+    for name, content in datasets.items():
+        content.provenance = made_from | {"options": options | {"part": name}}
     return write_datasets(dst, "split", [view], datasets, options, **settings)
 
 
-def _documents(view: View, fractions: Sequence[float], seed: int) -> Iterator[DocumentContent]:
-    """Yield the rows of the documents of each part; equal ones come to one part."""
+def _documents(
+    view: View, fractions: Sequence[float], seed: int
+) -> Iterator[npt.NDArray[np.int64]]:
+    """Yield the documents of each part, by their numbers; equal ones come to one part."""
     hashes = document_hashes(view)
     firsts, inverse = np.unique(hashes, return_index=True, return_inverse=True)[1:]
     numbers = np.argsort(np.argsort(firsts))[inverse]  # of different documents, as they come
     for chosen in divide(len(firsts), fractions, seed):
-        yield DocumentContent(view, np.flatnonzero(np.isin(numbers, chosen)))
+        yield np.flatnonzero(np.isin(numbers, chosen))
 
 
 # -- of several: shards are linked or copied, at a URL sent, and listed anew --------------------------
@@ -199,11 +200,12 @@ def merge(
         raise PackError(what, dst, "The target comes last: choose a folder that is new or empty")
     joined, whole = _joined(views), shard_bytes is None
     provenance = {"command": "merge", "sources": [*map(origin_of, views)]}
-    content = ViewContent(joined.verified(), joined.schema)
-    written = Written(content, provenance, joined.whole_shards if whole else None)
+    shards = (joined.whole_shards if whole else None) or ()
+    view = joined.verified()
+    content = ViewContent(view, view.schema, provenance=provenance, whole=shards)
     how: WriteSettings = {"shard_bytes": shard_bytes, "overwrite": overwrite}
     how |= {"link": link, "note": note}
-    return write_datasets(dst, "merge", views, {"": written}, {"whole": whole}, **how)[""]
+    return write_datasets(dst, "merge", views, {"": content}, {"whole": whole}, **how)[""]
 
 
 def extend(

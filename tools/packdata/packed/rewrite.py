@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import xxhash
@@ -15,20 +14,16 @@ from loaders.remote.origin import origin_of as origin_at
 from loaders.remote.url import is_url
 from loaders.system.regular import read_regular
 from packdata.bucket import target_at
-from packdata.packing.journal import Reached, flatten_plan
+from packdata.packing.engine import Run
+from packdata.packing.journal import flatten_plan
 from packdata.packing.packing import MADE, Made, Packing
-from packdata.packing.progress import Progress, Quiet
 from packdata.packing.provenance import PACKER
 from packdata.packing.shards import (
     DEFAULT_SHARD_BYTES,
     Format,
-    ShardBuilder,
-    check_records,
-    check_shard_options,
     shard_format,
 )
 from packdata.packing.target import check_outside
-from packdata.tokens.rows import has_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -38,6 +33,7 @@ if TYPE_CHECKING:
     from loaders.data.view import View
     from loaders.schema import Schema
     from packdata.packed.content import Content
+    from packdata.packing.progress import Progress
 
     Note = Callable[[str], object]
 
@@ -47,20 +43,11 @@ class WriteSettings(TypedDict, total=False):
 
     format: Format | None
     shard_bytes: int | None
+    workers: int | None
     overwrite: bool
     link: bool
     progress: Progress | None
     note: Note
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    """A dataset that is to be written."""
-
-    content: Content
-    provenance: Mapping[str, Any]  # JSON for the manifest: what it is made from
-    # Shards that hold just these samples, to be used as they are: of a dataset that is written alone.
-    whole: Sequence[FileShard] | None = None
 
 
 def plan_of(name: str, sources: Sequence[View], **options: Any) -> dict[str, str]:
@@ -80,11 +67,12 @@ def write_datasets(
     dst: Path | str,
     command: str,
     sources: Sequence[View],
-    datasets: Mapping[str, Written],
+    datasets: Mapping[str, Content],
     options: Mapping[str, Any],
     *,
     format: Format | None = None,
     shard_bytes: int | None = None,
+    workers: int | None = None,
     overwrite: bool = False,
     link: bool = True,
     progress: Progress | None = None,
@@ -98,10 +86,11 @@ def write_datasets(
         dst: A folder, or a URL.
         command: Its name.
         sources: What the samples come from.
-        datasets: By folder below ``dst``.
+        datasets: What each is to hold, by its folder below ``dst``.
         options: What else decides what is written, as JSON.
         format: Of the shards; by default that of the first source.
         shard_bytes: A shard ends with the sample that reaches this size; 64 MiB by default.
+        workers: Threads that encode; all cores by default.
         overwrite: Replace datasets that are there.
         link: Link whole shards, where the file system has links.
         progress: Counts the samples.
@@ -114,44 +103,33 @@ def write_datasets(
     """
     place, format = target_at(dst), format or format_of(sources[0])
     shard_bytes = DEFAULT_SHARD_BYTES if shard_bytes is None else shard_bytes
-    check_shard_options(format, shard_bytes)
+    run = Run(format, shard_bytes, workers, progress=progress)
+    if not any(content.recoders for content in datasets.values()):
+        run.num_workers = 1  # only copies, of records that may be large
     folders = [folder for view in sources for folder in view.folders]
-    for folder, each in datasets.items():
+    for folder, content in datasets.items():
         check_outside(place / folder, folders)
-        if not len(each.content):
+        if not len(content):
             what = (
                 "no sample to write: none meets the condition, or the share of a part is too small"
             )
             hint = "Documents stay whole in parts of text; TokenWindows.split divides them"
             raise PackError(what, place / folder, hint)
     plan = plan_of(command, sources, **options, format=format, shard_bytes=shard_bytes)
-    shown = progress or Quiet()
     how: Any = {"kind": "command", "overwrite": overwrite, "link": link}
-    with closing(shown), Packing(place, [*datasets], plan, **how) as packing:
+    with closing(run.shown), Packing(place, [*datasets], plan, **how) as packing:
         if packing.is_published:
             note(f"{place}: {MADE}")
             return packing.manifests()
-        total = sum(len(each.content) for each in datasets.values())
-        shown.start(None if has_tokens(sources[0].schema) else total, 0)  # no number of rows
-        made = dict[str, Made]()
-        for folder, each in datasets.items():
-            content, schema = each.content, each.content.schema
-            beside = files_beside(schema, content.view.folders)
-            made[folder] = Made(schema, each.provenance, beside, each.whole or ())
-            if each.whole:
-                shown.advance(0, len(content))
-                continue
-            builder = ShardBuilder(schema, format, shard_bytes)
-            done = packing.state.num_samples(folder)
-            shown.advance(0, done)
-            for block in content.blocks(done):
-                check_records(block, schema, format)
-                for _ in builder.add(block):
-                    packing.write(folder, schema, format, builder.take(), Reached())
-                shown.advance(0, len(block))
-            if len(builder):
-                packing.write(folder, schema, format, builder.take(), Reached())
-            packing.wait()
+        made = {
+            f: Made(c.schema, c.provenance, files_beside(c.schema, c.view.folders), c.whole)
+            for f, c in datasets.items()
+        }
+        if all(c.whole for c in datasets.values()):
+            run.shown.start(total := sum(len(c.view) for c in datasets.values()), 0)
+            run.shown.advance(0, total)
+        else:
+            run.pack_splits(packing, [*datasets.items()])
         packing.publish(made)
         return packing.manifests()
 

@@ -20,9 +20,8 @@ from loaders.schema import Array, Bytes, Field, Json, Schema, Text
 from packdata.images.fit import SizeOption
 from packdata.packed.content import ViewContent, check_keys, check_no_stream, content_of
 from packdata.packed.recode import Recoding
-from packdata.packed.rewrite import Written, write_datasets
+from packdata.packed.rewrite import write_datasets
 from packdata.packing.provenance import origin
-from packdata.packing.settings import check_workers
 from packdata.packing.summary import summary_of
 from packdata.sources.names import row_hashes
 from packdata.values import Encoded, Preparer
@@ -93,7 +92,7 @@ def write(
     resize = None if size is None else SizeOption.parse(size, fit)
     added = {n: _added(n, each, known.fields.get(n), source) for n, each in (add or {}).items()}
     recoding = Recoding(codec, quality, resize=resize)
-    content = content_of(source, known, recoding, added, check_workers(workers))
+    content = content_of(source, known, recoding, added)
     if source.numbers is not None:
         check_no_stream(source)
     _check_keys(content)
@@ -104,12 +103,13 @@ def write(
     given = {"codec": codec, "size": size, "fit": size and fit, "quality": quality}
     options: dict[str, Any] = {n: value for n, value in given.items() if value is not None}
     options |= {"add": sorted(added)} if added else {}
-    written = Written(content, {"command": "write", **_made_of(source), "options": options}, whole)
+    content.provenance = {"command": "write", **_made_of(source), "options": options}
+    content.whole = whole or ()
     identity = {**_identity(content), "link": whole is not None}
-    how: WriteSettings = {"format": format, "shard_bytes": shard_bytes}
+    how: WriteSettings = {"format": format, "shard_bytes": shard_bytes, "workers": workers}
     how |= {"overwrite": overwrite, "progress": progress}
     asked = options | identity
-    manifest = write_datasets(dst, "write", [source], {"": written}, asked, **how)[""]
+    manifest = write_datasets(dst, "write", [source], {"": content}, asked, **how)[""]
     seconds = time.monotonic() - began
     return summary_of(dst, {"": manifest}, (), [""], seconds, manifest.num_samples)
 

@@ -148,20 +148,7 @@ class Run:
 
     def _pack(self, packing: Packing, splits: Sequence[tuple[str, Recipe]]) -> str:
         """Pack and publish; return what is worth knowing of it."""
-        sizes = [r.num_samples if r.is_of_blocks else len(r) for _, r in splits]
-        total = None if None in sizes else sum(size or 0 for size in sizes)
-        state, earlier = packing.state, 0
-        for each in splits:
-            earlier += min(map(state.num_samples, targets_of(each)))
-        self.num_rejected = len(state.all_rejects)
-        try:
-            self.shown.start(total, earlier)
-            with opencv.one_thread():
-                for split, recipe in splits:
-                    if split not in state.ended:
-                        self._pack_split(packing, split, recipe)
-        finally:
-            self.shown.close()
+        earlier = self.pack_splits(packing, splits)
         if not self.is_unchanged():
             raise changed(packing.dst)
         packing.publish(
@@ -172,6 +159,21 @@ class Run:
             }
         )
         return f"continued: {counted(earlier, 'sample')} packed earlier" if earlier else ""
+
+    def pack_splits(self, packing: Packing, splits: Sequence[tuple[str, Recipe]]) -> int:
+        """Put what is left of the splits into shards; return how many samples were packed earlier."""
+        sizes = [r.num_samples if r.is_of_blocks else len(r) for _, r in splits]
+        total = None if None in sizes else sum(size or 0 for size in sizes)
+        state, earlier = packing.state, 0
+        for each in splits:
+            earlier += min(map(state.num_samples, targets_of(each)))
+        self.num_rejected = len(state.all_rejects)
+        with closing(self.shown), opencv.one_thread():
+            self.shown.start(total, earlier)
+            for split, recipe in splits:
+                if split not in state.ended:
+                    self._pack_split(packing, split, recipe)
+        return earlier
 
     def _pack_split(self, packing: Packing, split: str, recipe: Recipe) -> None:
         from packdata.reading import fetched_ahead  # late: --help is quick without

@@ -29,7 +29,7 @@ from loaders.text import printable_json
 if TYPE_CHECKING:
     from pathlib import Path
 
-JOURNAL_VERSION = 6
+JOURNAL_VERSION = 7
 _MAX_VALUE_CHARS = 400  # longer values of the plan are kept as their hash
 _MAX_SHOWN_CHARS = 60  # and of longer ones a message only says that they differ
 _HASH = "xxh3:"
