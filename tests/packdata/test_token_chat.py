@@ -550,6 +550,20 @@ def test_a_document_that_the_tokenizer_cannot_encode_is_left_out_with_its_place(
     assert documents(tmp_path / "p") == documents(pack(source, tmp_path / "good", **options))
 
 
+def test_a_document_that_begins_with_a_line_end_is_in_the_line_that_it_ends(
+    tmp_path: Path,
+) -> None:
+    known = tokenizers.models.WordLevel({"good": 0}, unk_token="<unk>")
+    tokenizer = write(tmp_path / "t.json", tokenizers.Tokenizer(known).to_str())
+    source = write(tmp_path / "a.txt", "good--\nbad--good--\n\nbad")
+    options = TokenOptions(documents="--", tokenizer=tokenizer, eod="none")
+
+    summary = pack_tokens(source, tmp_path / "p", options, on_error="skip")
+
+    assert [item for item, _ in summary.rejected] == ["a.txt, line 1", "a.txt, line 2"]
+    assert documents(tmp_path / "p") == [[0], [0]]
+
+
 def test_documents_of_val_that_the_tokenizer_cannot_encode_are_listed_too(tmp_path: Path) -> None:
     known = tokenizers.models.WordLevel({f"{i}": i for i in range(40)}, unk_token="<unk>")
     tokenizer = write(tmp_path / "t.json", tokenizers.Tokenizer(known).to_str())

@@ -19,7 +19,7 @@ from loaders.data.manifest import read_manifest
 from loaders.errors import PackError, SourceError
 from packdata.inspect.verify import verify
 from packdata.packed.derive import merge, split
-from packdata.tokens.plan import TokenOptions, pack_tokens
+from packdata.tokens.plan import TokenOptions, pack_tokens, plan_tokens
 from tests.packdata.test_tokens import documents, pack, texts, write
 from tests.refusals import At
 
@@ -93,6 +93,17 @@ def test_labels_beside_the_ids_are_kept(tmp_path: Path, kind: str) -> None:
 
     assert documents(folder) == [ids for ids in LISTS if ids]
     assert labels_of(folder) == [labels for labels in LABELS if labels]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_labels_are_used_though_the_first_lists_are_empty(tmp_path: Path, kind: str) -> None:
+    none: list[list[int]] = [[]] * 100
+    columns = {"input_ids": [*none, [5, 6]], "labels": [*none, [-100, 6]]}
+
+    folder = pack(write_rows(tmp_path / f"a.{kind}", columns), tmp_path / "p")
+
+    assert documents(folder) == [[5, 6]]
+    assert labels_of(folder) == [[-100, 6]]
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
@@ -477,6 +488,20 @@ def test_rows_of_which_no_id_is_a_target_are_counted_or_an_error(tmp_path: Path)
     assert any(note.startswith("1 document without a target") for note in notes)
     with pytest.raises(SourceError):
         pack(none, tmp_path / "none")
+
+
+def test_a_damaged_file_is_not_taken_for_one_without_a_target(tmp_path: Path) -> None:
+    columns = {"input_ids": [[5, 6]] * 4, "labels": [[-100, -100]] * 4}
+    damaged = write_rows(tmp_path / "src/a.parquet", columns)
+    at = pq.ParquetFile(damaged).metadata.row_group(1).column(0).dictionary_page_offset
+    data = bytearray(damaged.read_bytes())
+    data[at : at + 16] = b"\xff" * 16
+    damaged.write_bytes(data)
+
+    assert len(plan_tokens(damaged).recipe) == 1
+
+    with pytest.raises(SourceError, check=At("a.parquet, row 3")):
+        pack(damaged, tmp_path / "p")
 
 
 def test_what_is_put_around_a_document_is_a_target_only_behind_one(tmp_path: Path) -> None:

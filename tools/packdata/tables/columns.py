@@ -118,23 +118,24 @@ def _hows(scan: Scan, files: TableFiles, options: TableOptions) -> dict[str, str
 
 def _how(name: str, column: ColumnScan, files: TableFiles, options: TableOptions) -> str:
     """Return how a column is; SourceError if its values are of no one kind."""
-    drop = "target= without it" if name in options.target else f"drop={[name]}"
-    drop, what = f"{drop} leaves it out", f"column {name!r}"
     kinds = sorted(column.kinds, key=lambda kind: (-column.kinds[kind], kind == "text", kind))
 
-    def first(seen: Seen) -> tuple[str, str]:
-        """Return the first value of a kind, and its place."""
-        return files.value(name, *column.first[seen])
+    def refused(what: str, hint: str = "", seen: Seen | None = None) -> SourceError:
+        """Return the error; it shows the first value of a kind, and its place."""
+        where: Path | str = files.paths[0]
+        if seen is not None:
+            value, where = files.value(name, *column.first[seen])
+            what += f" ({value!r})"
+        drop = "target= without it" if name in options.target else f"drop={[name]}"
+        return SourceError(f"column {name!r} {what}", where, f"{hint}{drop} leaves it out")
 
     if column.other:
-        raise SourceError(f"{what}: {column.other}", files.paths[0], drop)
+        raise refused(f"holds {column.other}")
     if not kinds and "bad" in column.first:
-        value, where = first("bad")
-        wanted = "number" if name in options.numeric else "date"
-        raise SourceError(f"{what} holds no {wanted} ({value!r})", where, drop)
+        raise refused(f"holds no {'number' if name in options.numeric else 'date'}", "", "bad")
     if not kinds:
-        hint = f"{drop}; categorical={[name]} takes NA and the like as texts"
-        raise SourceError(f"{what} has no value in any row", files.paths[0], hint)
+        hint = f"categorical={[name]} takes NA and the like as texts, "
+        raise refused("has no value in any row", hint)
     if name in options.categorical or name in options.numeric:
         return "label" if name in options.categorical else "number"
     # With zeros in front, all its numbers are names.
@@ -142,15 +143,11 @@ def _how(name: str, column: ColumnScan, files: TableFiles, options: TableOptions
         return "label"
     most, *others = kinds
     if others:
-        value, where = first(others[0])
-        what += f" has {_NAMES[others[0]]} ({value!r}) among {_NAMES[most]}"
-        hint = f"categorical={[name]} takes all as categories, {drop}, "
-        hint += f"numeric={[name]} with on_error='skip' leaves out rows without a number"
-        raise SourceError(what, where, hint)
+        hint = f"categorical={[name]} takes all as categories, "
+        hint += f"numeric={[name]} with on_error='skip' leaves out rows without a number, "
+        raise refused(f"holds {_NAMES[most]}, and {_NAMES[others[0]]}", hint, others[0])
     if most in ("date", "zoned") and options.dates is None:
-        value, where = first(most)
-        hint = f"dates='days' makes numbers of them, {drop}"
-        raise SourceError(f"{what} holds dates ({value!r})", where, hint)
+        raise refused("holds dates", "dates='days' makes numbers of them, ", most)
     return {"text": "label", "date": "days", "zoned": "days"}.get(most, most)
 
 

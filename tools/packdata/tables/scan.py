@@ -165,7 +165,6 @@ def scan_files(
         for name, column in found.columns.items()
         if {"code"} <= column.kinds.keys() <= {"code", "number", "text", "flag"}
         and column.moments.count
-        and name not in kinds
     ]
     if late:
         again = scan({**kinds, **dict.fromkeys(late, "text")})
@@ -244,7 +243,5 @@ def _kinds_among(words: pa.Array, guesses: Collection[Kind]) -> Codes:
     if not guesses:
         return flags_of(pc.not_equal(words, "")).astype(np.int8)
     kinds = kinds_of(words)
-    if "number" not in guesses:
-        known = [code for code, kind in enumerate(KINDS) if kind is None or kind in guesses]
-        kinds[~np.isin(kinds, known)] = KINDS.index("text")
-    return kinds
+    known = [kind is None or kind in guesses for kind in KINDS]
+    return np.where(np.array(known)[kinds], kinds, np.int8(KINDS.index("text")))

@@ -20,7 +20,7 @@ from packdata.delimited import CsvRows
 from packdata.readers import UTF8_HINT, arrow_lines, filled_lines, json_object
 from packdata.sources.row_kinds import open_row_file
 from packdata.tokens.documents import IGNORED, Documents, placed, rejected
-from packdata.types import is_text
+from packdata.types import is_text, kind_of, plain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -126,17 +126,10 @@ class DocumentForm(ABC):
         return replace(documents, rejects=(*rejects, *documents.rejects))
 
 
-def _one_array(column: pa.ChunkedArray) -> pa.Array:
-    """Return a column as one array, without copying where it is one."""
-    return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-
-
 def _is_list_of_numbers(kind: pa.DataType) -> bool:
     """Tell whether a type of Arrow is lists of numbers, or of flags."""
-    types, inside = pa.types, getattr(kind, "value_type", None)
-    if inside is None or types.is_dictionary(kind):
-        return False
-    return bool(types.is_integer(inside) or types.is_floating(inside) or types.is_boolean(inside))
+    inside = kind_of(getattr(kind, "value_type", pa.null()))
+    return kind_of(kind) == "other" and inside in ("number", "flag")
 
 
 @dataclass(frozen=True)
@@ -158,7 +151,7 @@ class Texts(DocumentForm):
 
     def of_table(self, table: pa.Table, place: Place) -> Documents:
         """Return each row as a document, less those that are null or not UTF-8."""
-        texts = _one_array(table[self.column])
+        texts = plain(table[self.column])
         offsets = np.frombuffer(texts.buffers()[1] or bytes(8), np.int64)
         offsets = offsets[texts.offset :][: len(texts) + 1]
         data = np.frombuffer(texts.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[-1]]
@@ -232,7 +225,7 @@ class Ids(DocumentForm):
 
     def of_table(self, table: pa.Table, place: Place) -> Documents:
         """Return each row as a document, less those with nulls, and those whose lists do not fit."""
-        lists = {name: _flat(_one_array(table[name])) for name in self.columns}
+        lists = {name: _flat(plain(table[name])) for name in self.columns}
         lengths = lists[self.column][1]
         good = np.ones(len(lengths), bool)
         rejects: list[Reject] = []
@@ -372,9 +365,8 @@ def content_of(files: Sequence[SourceFile], options: TokenOptions) -> DocumentFo
         lists = {name for row in rows for name in row if _length(row[name]) is not None}
         beside = tuple(name for name in BESIDE_IDS if name in lists - {*options.drop})
         ids = Ids(options.ids_column or "input_ids", beside, options.drop)
-        ids.check_first(rows, file.path)
-        for each in files[1:]:
-            ids.check_first(_first_rows(each)[1], each.path)
+        for each in files:
+            ids.check_first(rows if each is file else _first_rows(each)[1], each.path)
         return ids
     if "text" not in names and "messages" in names:
         raise SourceError("conversations ('messages')", file.path, "Pass chat_template=")

@@ -142,8 +142,9 @@ def _map(file: SourceFile, dtype: Any, length: int, offset: int = 0) -> npt.NDAr
         what = f"{file.size} bytes, for {length} ids of {dtype.itemsize} bytes"
         hint = "Are the file and its index complete? Of plain ids bin_dtype= gives the type"
         raise SourceError(what, file.path, hint)
+    if not length:
+        return np.empty(0, dtype)
     try:
-        mapped = np.memmap(file.file.local(), dtype, "r", offset, (length,)) if length else None
+        return np.memmap(file.file.local(), dtype, "r", offset, (length,))
     except (OSError, ValueError) as error:
         raise SourceError(f"the file cannot be mapped ({error})", file.path) from error
-    return np.empty(0, dtype) if mapped is None else mapped

@@ -52,13 +52,7 @@ class Range(NamedTuple):
     nbytes: int  # about what it holds
     # What must be read from its beginning, and is kept by this key: an unpacked file, a group of rows.
     key: Any = None
-    stored: RemoteFile | None = None  # has its bytes, if it lies in a store
-
-    def ahead(self) -> Range:
-        """Return the range with what fetches its bytes ahead."""
-        if self.stored is None:
-            return self
-        return self._replace(stored=self.stored.part(self.start, self.stop))
+    stored: RemoteFile | None = None  # what has its bytes, if it lies in a store
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +93,17 @@ class TokenSource:
     def __init__(
         self, files: Sequence[SourceFile], options: TokenOptions, *, may_cut: bool = False
     ) -> None:
-        are_ids = {file.kind in IDS_KINDS for file in files}
         rows = [file for file in files if file.kind in LINE_KINDS]
         self.options, self._recent = options, _Recent()
         self.content = content_of(rows, options) if rows else None
-        self.kind = "text" if self.content is None else self.content.kind
-        self.kind = "ids" if True in are_ids else self.kind
-        if len(are_ids) > 1 or (self.kind in ("lists", "chat") and len(rows) < len(files)):
+        kinds = {
+            "ids" if f.kind in IDS_KINDS else "text" for f in files if f.kind not in LINE_KINDS
+        }
+        kinds |= {self.content.kind} if self.content else set()
+        if len(kinds) > 1:
             what = "plain text beside ids or conversations"
             raise SourceError(what, files[0].path, "Pack them one after the other")
+        (self.kind,) = kinds
         self.has_ids = self.kind in ("ids", "lists")
         self.has_labels = self.content is not None and self.content.has_labels
         row = options.row_tokens
@@ -158,7 +154,9 @@ class TokenSource:
     def pieces(self, start: int = 0, step: int = 1) -> Iterator[Piece]:
         """Yield the pieces from number ``start`` on."""
         for number in range(start, len(self), step):
-            yield Piece([part.ahead() for part in self._plan[number]])
+            parts = self._plan[number]  # what is fetched is kept by the piece, not by the plan
+            stored = [part.stored and part.stored.part(part.start, part.stop) for part in parts]
+            yield Piece([p._replace(stored=s) for p, s in zip(parts, stored, strict=True)])
 
     def texts(self, limit: int) -> Iterator[str]:
         """Yield the texts of pieces spread evenly over it, ``limit`` bytes or a little more; SourceError."""
@@ -201,20 +199,19 @@ class TextFile:
         self._split = split if content is None else content.of_lines
 
     def ranges(self) -> Iterator[Range]:
-        file, data = self._file, self._file.unpacked()
+        file, data, documents = self._file, self._file.unpacked(), self._documents
         read = file.read if data is None else lambda start, stop: data[start:stop]
-        size, start, mark = file.size if data is None else len(data), 0, self._mark
-        documents = self._documents
+        start, size = 0, file.size if data is None else len(data)
+        key = None if data is None else file.path
+        stored = file.file if data is None and isinstance(file.file, RemoteFile) else None
         if "\n" in documents and "\r" not in documents:
             head = read(0, _WINDOW_BYTES)
             if 0 < head.count(b"\n") == head.count(b"\r\n"):
                 wanted = documents.replace("\n", "\r\n")
                 raise SourceError(r"lines end in \r\n", file.path, f"Pass documents={wanted!r}")
-        key = None if data is None else file.path
-        stored = file.file if data is None and isinstance(file.file, RemoteFile) else None
         while start < size:
-            least = start + _PIECE_BYTES if mark else size
-            stop = _end_behind(read, start, least, size, mark)
+            least = start + _PIECE_BYTES if self._mark else size
+            stop = _end_behind(read, start, least, size, self._mark)
             where = file.name if stop - start == size else f"{file.name}, bytes {start} to {stop}"
             yield Range(self, where, start, stop, stop - start, key, stored)
             start = stop
@@ -232,18 +229,16 @@ class TextFile:
         text = blob.removeprefix(BOM) if given.start == 0 else blob
 
         @cache
-        def first_line() -> int:
+        def lines() -> tuple[int, npt.NDArray[np.int64]]:
+            """Return the number of the first line, and where lines end: all before is read once more."""
             starts = range(0, given.start, _PIECE_BYTES)
-            stops = (*starts[1:], given.start)
-            bounds = zip(starts, stops, strict=False)
-            return 1 + sum(self._bytes(*each).count(b"\n") for each in bounds)
-
-        @cache
-        def line_ends() -> npt.NDArray[np.int64]:
-            return np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n"))
+            before = (self._bytes(at, min(at + _PIECE_BYTES, given.start)) for at in starts)
+            number = 1 + sum(data.count(b"\n") for data in before)
+            return number, np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n"))
 
         def place(at: int) -> str:
-            return f"{self._file.name}, line {first_line() + np.searchsorted(line_ends(), at)}"
+            first, ends = lines()
+            return f"{self._file.name}, line {first + np.searchsorted(ends, at)}"
 
         found = self._split(text, place)
         return replace(found, rejects=(*found.rejects, *rejects))
