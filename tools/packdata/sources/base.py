@@ -7,6 +7,7 @@ import math
 import os
 import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from loaders.schema import Field
+    from packdata.rows import RowFile
+
+    Row = tuple[RowFile, int, tuple[Any, ...]]
 
 Pixels = npt.NDArray[np.uint8]
 PICTURE_SUFFIXES = frozenset(
@@ -48,7 +52,10 @@ _FOREIGN = {
     ".mds": _OWN_LIBRARY.format("mds"),
     ".tfrecord": _OWN_LIBRARY.format("tfrecord"),
 }
-OWN_KEYS = "Give each row a key of its own, in a column 'key', or remove one"
+ROWS_OF_BOXES = (
+    "Group the rows by picture, with a list of boxes each: docs/masks.md has ten lines for it"
+)
+_OWN_KEYS = f"Give each row a key of its own, in a column 'key', or remove one. A row a box: {ROWS_OF_BOXES}"
 _RENAME = "Keys are names, mostly without suffix: rename or remove one"
 _FLOAT64_WHOLE = 1 << 53  # up to here it holds every whole number
 
@@ -144,28 +151,83 @@ class Source(ABC):
 
 
 class ColumnsSource(Source):
-    """A source of rows with a column of files, or of lists of them, and others of masks and labels."""
+    """Rows with a column of files, or of lists of them, and others of keys, masks and labels.
 
+    A subclass says how rows come, and what reads the file of a cell.
+    """
+
+    _files: Sequence[RowFile]
     _image: str
     _mask: str | None
+    _keyed_by: str  # the column of keys; "" where rows are numbered
     _fields: Mapping[str, str]  # of the columns of labels, by name
 
     @abstractmethod
-    def _file(self, value: Any, where: str, what: str, folder: Path) -> Any:
-        """Return what reads the picture or mask (``what``) of a cell."""
+    def _rows(self, names: Sequence[str], start: int = 0) -> Iterator[Row]:
+        """Yield rows from ``start`` on: the file, the number in it, and the values of columns, None if missing."""
 
-    def _item(self, key: str, where: str, row: Mapping[str, Any], folder: Path) -> Item:
-        labels = {field: self._value(field, row[name]) for name, field in self._fields.items()}
-        value = row[self._image]
+    @abstractmethod
+    def _file(self, value: Any, where: str, what: str, folder: Path) -> Any:
+        """Return what reads the picture or mask (``what``) of a cell; None if there is none."""
+
+    def _describe(self) -> None:
+        """Say what the columns of labels hold, and check the keys."""
+        paths = [file.path for file in self._files]
+        self._stems = dict(zip(paths, _stems(paths), strict=True))
+        self.has_masks = self._mask is not None
+        self.labels = {field: self._column(name, field) for name, field in self._fields.items()}
+        if self._keyed_by:
+            check_unique(self._keyed, paths[0], _OWN_KEYS)
+
+    def _column(self, name: str, field: str) -> Column:
+        return column_of(field, self._values(name))
+
+    def _values(self, name: str) -> Iterator[Any]:
+        return (value for _, _, (value,) in self._rows([name]))
+
+    def _keyed(self) -> Iterator[tuple[str, str]]:
+        """Yield the key and the place of each row."""
+        for file, number, (value,) in self._rows([self._keyed_by]):
+            yield self._key(file, number, value), file.place(number)
+
+    def _key(self, file: RowFile, number: int, value: Any) -> str:
+        if not self._keyed_by:
+            return f"{self._stems[file.path]}/{number:08d}"
+        if value is None:
+            raise SourceError(f"no value in column {self._keyed_by!r}", file.place(number))
+        return str(value)
+
+    def keys(self) -> Iterator[str]:
+        return (key for key, _ in self._keyed()) if self._keyed_by else super().keys()
+
+    def items(self, start: int = 0) -> Iterator[Item]:
+        used = filter(None, (self._image, self._mask, self._keyed_by))
+        names = [*dict.fromkeys([*used, *self._fields])]
+        for file, number, values in self._rows(names, start):
+            row, where = dict(zip(names, values, strict=True)), file.place(number)
+            key = self._key(file, number, row.get(self._keyed_by))
+            cells = self._cells(row[self._image])
+            if self.has_several:
+                named = ((f"picture {n}", cell) for n, cell in enumerate(cells))
+                read: Any = partial(_read_each, [self._read(*each, where, file) for each in named])
+            else:
+                where += f" ({cells[0]})" if isinstance(cells[0], str) else ""
+                read = self._read("picture", cells[0], where, file)
+            mask = self._mask and self._read("mask", row[self._mask], where, file)
+            labels = {field: self._value(field, row[name]) for name, field in self._fields.items()}
+            yield Item(key, where, read, labels, mask or None)
+
+    def _cells(self, value: Any) -> list[Any]:
+        """Return the cells with pictures of a row: any number where there may be several."""
         if self.has_several:
-            cells = enumerate(value or ())
-            files = [self._file(each, where, f"picture {n}", folder) for n, each in cells]
-            read: Any = partial(_read_each, files)
-        else:
-            read = self._file(value, where, "picture", folder)
-        if self._mask is None:
-            return Item(key, where, read, labels)
-        return Item(key, where, read, labels, self._file(row[self._mask], where, "mask", folder))
+            return value if isinstance(value, list) else [] if value is None else [value]
+        return [value]
+
+    def _read(self, what: str, cell: Any, where: str, file: RowFile) -> Any:
+        if (read := self._file(cell, where, what, file.path.parent)) is not None:
+            return read
+        hint = "Fill the column in, or leave the sample or column out of the source"
+        return partial(fail, f"the {what} is missing", where, hint)
 
     def _value(self, field: str, value: Any) -> Any:
         column = self.labels[field]
@@ -279,6 +341,13 @@ def relative_names(paths: Sequence[Path]) -> list[str]:
     return [os.path.relpath(str(path), folder) for path in paths]
 
 
+def _stems(paths: Sequence[Path]) -> list[str]:
+    """Return what the keys of each file's rows begin with: its name, or as much of its path as differs."""
+    files = relative_names(paths)
+    ways = [path.stem for path in paths], [os.path.splitext(file)[0] for file in files]
+    return next((way for way in ways if len(set(way)) == len(paths)), files)
+
+
 def check_unique(
     keys: Callable[[], Iterable[tuple[str, str]]], path: Path | str, hint: str = _RENAME
 ) -> None:
@@ -295,23 +364,27 @@ def first_named(columns: Sequence[str], names: Iterable[str]) -> str | None:
     return next((by_lower[name] for name in names if name in by_lower), None)
 
 
+def check_distinct(columns: Iterable[str], path: Path | str) -> None:
+    """Raise SourceError for duplicate columns."""
+    if repeated := [name for name, num in Counter(columns).items() if num > 1]:
+        raise SourceError(f"duplicate columns {repeated}", path, "Rename one of them")
+
+
 def field_names(
-    columns: Sequence[str],
-    path: Path | str,
-    label: str | None = None,
-    known: Sequence[str] | None = None,
+    columns: Sequence[str], taken: Container[str | None], path: Path | str, label: str | None
 ) -> dict[str, str]:
-    """Return the field name of each column: an identifier that no other field has.
+    """Return the field name of each column that is not ``taken``: an identifier that no other field has.
 
     The column ``label``, by default the first called ``label``, ``class`` or ``target``, becomes
     ``label``; other characters than
     letters, digits and underscores become underscores; a name that is taken (``image``, ``key``,
-    ``class``) gets one behind it. ``known`` are all columns there are, for messages.
+    ``class``) gets one behind it.
     """
+    known, columns = columns, [name for name in columns if name not in taken]
     if label is None:
         label = first_named(columns, LABEL_NAMES)
     elif label not in columns:
-        what = f"no column {label!r} for labels, but {list(known or columns)}"
+        what = f"no column {label!r} for labels, but {list(known)}"
         raise SourceError(what, path, "Columns of paths and keys cannot be labels")
     fields: dict[str, str] = {}
     for column in columns:
@@ -338,11 +411,11 @@ def is_missing(value: Any) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
-def column_of(field: str, values: Iterable[Any]) -> Column:
+def column_of(field: str, values: Iterable[Any], declared: ColumnKind | None = None) -> Column:
     """Say what a column of plain Python values holds; None is a value that is missing.
 
-    Whole numbers are ``int``, numbers ``float``, strings ``text``, anything else ``json``. In the
-    field ``label``, strings (also among numbers) are the names of classes, sorted.
+    Whole numbers are ``int``, numbers ``float``, strings ``text``, anything else ``json``, unless the source has
+    ``declared`` what they are. In the field ``label``, strings (also among numbers) are the names of classes, sorted.
     """
     kinds, names = set[ColumnKind](), set[str]()
     largest, num_missing, is_label = 0, 0, field == "label"
@@ -350,18 +423,19 @@ def column_of(field: str, values: Iterable[Any]) -> Column:
         if value is None:
             num_missing += not is_label
             continue
-        kinds.add(kind := _kind_of(value))
+        kinds.add(kind := declared or _kind_of(value))
         if kind == "int":
             largest = max(largest, abs(value))
         if is_label:
             names.add(str(value))
     if is_label and "text" in kinds and "json" not in kinds:
         return Column("class", tuple(sorted(names)))
-    if kinds in ({"float"}, {"int", "float"}):
+    kinds = kinds or {declared or "text"}
+    if "float" in kinds and kinds <= {"float", "int"}:
         return Column("float", num_missing=num_missing)
     if kinds == {"int"}:
         return Column("int", num_missing=num_missing if largest <= _FLOAT64_WHOLE else 0)
-    return Column(kinds.pop() if len(kinds) == 1 else "json" if kinds else "text")
+    return Column(kinds.pop() if len(kinds) == 1 else "json")
 
 
 def _kind_of(value: Any) -> ColumnKind:

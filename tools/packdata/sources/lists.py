@@ -11,10 +11,8 @@ from __future__ import annotations
 import json
 import os
 from array import array
-from collections import Counter
-from functools import partial
 from itertools import repeat
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -28,14 +26,11 @@ from packdata.jsonl import JsonRows
 from packdata.reading import File, LocalFile
 from packdata.rows import DELIMITED, HEAD_BYTES, JSON_LINES, open_text, suffix_inside
 from packdata.sources.base import (
-    OWN_KEYS,
     PICTURES,
+    ROWS_OF_BOXES,
     ColumnsSource,
     FileKind,
-    Item,
-    check_unique,
-    column_of,
-    fail,
+    check_distinct,
     field_names,
     first_named,
     hash_of_files,
@@ -47,13 +42,14 @@ from packdata.sources.listed import Listing
 from packdata.types import NO_VALUES, type_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from packdata.rows import RowFile
+    from packdata.sources.base import Row
 
 LIST_SUFFIXES = (*DELIMITED, *JSON_LINES)
 _SIDES = frozenset({"xmin", "ymin", "xmax", "ymax"})
-ROWS_OF_BOXES = (
-    "Group the rows by picture, with a list of boxes each: docs/masks.md has ten lines for it"
-)
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 _AT_ONCE = 1024  # rows
 _NO_LABEL = r"(?i)^([+-]?nan)?$"
@@ -78,40 +74,37 @@ class ListSource(ColumnsSource):
         mask_column: str | None = None,
         label_column: str | None = None,
     ) -> None:
-        self.path = path = file.path
+        path = file.path
         self.name, self._folder = path.name, str(path.parent.absolute())
         self._is_json = suffix_inside(path.name) in JSON_LINES
+        rows = JsonRows(file) if self._is_json else _open_csv(file)
+        self._files = [rows]
         # Arrow's columns, of texts in JSON: dictionaries of tens of millions of rows would take all memory.
-        self._lines, self._rows = _read_rows(JsonRows(file) if self._is_json else _open_csv(file))
-        columns = self._rows.column_names
+        self._lines, self._table = _read_rows(rows)
+        columns = self._table.column_names
         self._image = image_column or first_named(columns, kind.columns) or kind.columns[0]
         self._mask = mask_column or ("mask" if "mask" in columns else None)
         for name in filter(None, (self._image, self._mask)):
             if name not in columns:
                 hint = f"Name the column of paths with {kind.option}"
                 raise SourceError(f"no column {name!r} among {columns}", path, hint)
-        plain = [name for name in columns if name not in (self._image, self._mask, "key")]
-        if kind is PICTURES and {name.lower() for name in plain} >= _SIDES:
+        if kind is PICTURES and {*map(str.lower, columns)} >= _SIDES:
             what = "columns xmin, ymin, xmax and ymax, which no crop would move"
             raise SourceError(what, path, ROWS_OF_BOXES)
-        self._fields = field_names(plain, path, label_column, columns)
+        self._fields = field_names(columns, (self._image, self._mask, "key"), path, label_column)
         if not self._is_json:
             fields = [self._fields.get(name, "key") for name in columns]
-            self._rows = pa.table([*map(_typed, self._rows.columns, fields)], columns)
-        self._has_keys = "key" in columns
-        self.has_several = kind is PICTURES and any(
-            isinstance(cell, list) for cell in self._values(self._image)
-        )
-        self.labels = {
-            field: column_of(field, self._values(name)) for name, field in self._fields.items()
-        }
-        self.has_masks = self._mask is not None
+            self._table = pa.table([*map(_typed, self._table.columns, fields)], columns)
+        cells = self._values(self._image) if kind is PICTURES and self._is_json else ()
+        self.has_several = any(isinstance(cell, list) for cell in cells)
         self._beside = Listing(path.parent) if isinstance(path, URL) else None
-        has_names = not self._has_keys and not self.has_several
-        files = lambda: (self._inside(path) for _, _, (path,) in self._named())  # noqa: E731
-        self._shared = shared_keys(files) if has_names else frozenset()
-        keys = lambda: ((self._key(*row), f"line {row[0]}") for row in self._named())  # noqa: E731
-        check_unique(keys, path, f"{OWN_KEYS}. A row a box: {ROWS_OF_BOXES}")
+        # What several files would have as key; None where keys are no paths.
+        self._shared: frozenset[str] | None = None
+        self._keyed_by = "key" if "key" in columns else ""
+        if not self._keyed_by and not self.has_several:
+            self._keyed_by = self._image
+            self._shared = shared_keys(lambda: (self._inside(path) for path, _ in self._keyed()))
+        self._describe()
         self.identity = {
             "kind": self.kind,
             "list": hash_file(file.local()),
@@ -119,53 +112,25 @@ class ListSource(ColumnsSource):
             "files": hash_of_files(self._states()),
         }
 
-    def _named(self) -> Iterator[tuple[int, Any, list[Any]]]:
-        """Yield line, key and paths of each row; SourceError where a path is missing, or a key that others have."""
-        keys = self._values("key") if self._has_keys else repeat("")
-        for line, key, cell in zip(self._lines, keys, self._values(self._image), strict=False):
-            paths = self._listed(cell)
-            if key is None or not all(isinstance(path, str) for path in paths):
-                column = "key" if key is None else self._image
-                raise SourceError(f"no value in column {column!r}", f"{self.path}, line {line}")
-            yield line, key, paths
-
-    def _values(self, name: str) -> Iterator[Any]:
-        """Yield the values of a column, None where one is missing."""
-        for chunk in self._rows[name].chunks:
-            yield from map(_json, chunk.to_pylist()) if self._is_json else chunk.to_pylist()
-
-    def _listed(self, cell: Any) -> list[Any]:
-        """Return the paths of a row: where it may have any number, nothing is none."""
-        if not self.has_several:
-            return [cell]
-        return cell if isinstance(cell, list) else [] if cell is None else [cell]
-
     def __len__(self) -> int:
         return len(self._lines)
 
-    def items(self, start: int = 0) -> Iterator[Item]:
-        for line, row in self._numbered(start):
-            values = {name: _json(cell) for name, cell in row.items()} if self._is_json else row
-            cell, where = values[self._image], f"{self.path}, line {line}"
-            paths = self._listed(cell)
-            key = self._key(line, values.get("key"), paths)
-            if self.has_several:
-                values = {**values, self._image: paths}
-            else:
-                where = f"{where} ({cell})"
-            yield self._item(key, where, values, self.path.parent)
-
-    def _numbered(self, start: int) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield lines and cells of rows, few at first: in another order each item is asked for by itself."""
-        num = 1
-        while rows := self._rows.slice(start, num).to_pylist():
-            yield from zip(self._lines[start : start + num], rows, strict=True)
+    def _rows(self, names: Sequence[str], start: int = 0) -> Iterator[Row]:
+        num = 1  # few at first: in another order each item is asked for by itself
+        while start < len(self):
+            lists = (c.to_pylist() for c in self._table.slice(start, num).select(names).columns)
+            columns = (map(_json, each) for each in lists) if self._is_json else lists
+            lines = self._lines[start : start + num]
+            yield from zip(repeat(self._files[0]), lines, zip(*columns, strict=True), strict=False)
             start, num = start + num, min(2 * num, _AT_ONCE)
+
+    def _key(self, file: RowFile, number: int, value: Any) -> str:
+        key = super()._key(file, number, value)
+        return key if self._shared is None else key_of(self._inside(key), self._shared)
 
     def _file(self, value: Any, where: str, what: str, folder: Path) -> Any:
         if value is None:
-            hint = f"Give each row a path in column {self._mask!r}, or leave the column out"
-            return partial(fail, f"the {what} is missing, others have one", where, hint)
+            return None
         return self._at(str(value), where if what == "picture" else f"{where} ({what} {value})")
 
     def _at(self, cell: str, where: str) -> File:
@@ -173,13 +138,6 @@ class ListSource(ColumnsSource):
         if self._beside is not None and (found := self._beside.find(self._inside(cell))):
             return found.placed(where)
         return LocalFile(os.path.join(self._folder, cell), where)
-
-    def _key(self, line: int, key: Any, paths: Sequence[str]) -> str:
-        if self._has_keys:
-            return str(key)
-        if self.has_several:
-            return f"{self.path.stem}/{line:08d}"
-        return key_of(self._inside(paths[0]), self._shared)
 
     def _inside(self, cell: str) -> str:
         """Return a path or URL, from the list's folder on."""
@@ -189,10 +147,12 @@ class ListSource(ColumnsSource):
         return str(PurePosixPath(name)) if "./" in name or "//" in name else name
 
     def _states(self) -> Iterator[tuple[str, int, int]]:
-        """Yield path, size and mark of each picture and mask."""
-        masks = map(str, self._values(self._mask)) if self._mask else repeat("")
-        for (_, _, paths), mask in zip(self._named(), masks, strict=False):
-            for cell in [*paths, mask] if self._mask else paths:
+        """Yield path, size and mark of each picture and mask; SourceError where a path is missing."""
+        for file, line, (value, *masks) in self._rows([*filter(None, (self._image, self._mask))]):
+            cells = self._cells(value)
+            if not all(isinstance(cell, str) for cell in cells):
+                raise SourceError(f"no value in column {self._image!r}", file.place(line))
+            for cell in (*cells, *map(str, masks)):
                 yield cell, *_state(self._at(cell, ""))
 
 
@@ -217,8 +177,7 @@ def _open_csv(given: File) -> CsvRows:
     rows = CsvRows(
         given, CsvOptions(delimiter=delimiter), skipinitialspace=has_blanks, strict=True
     )
-    if duplicates := [name for name, num in Counter(rows.columns).items() if num > 1]:
-        raise SourceError(f"duplicate columns {duplicates}", given.path)
+    check_distinct(rows.columns, given.path)
     return rows
 
 
@@ -229,22 +188,18 @@ def _read_rows(file: CsvRows | JsonRows) -> tuple[array[int], pa.Table]:
         rows = list[dict[str, str | None]]()
         for line, row, why in file.records(part):
             if why:
-                raise SourceError(why, f"{file.path}, line {line}")
+                raise SourceError(why, file.place(line))
             lines.append(line)
             if isinstance(row, dict):
-                rows.append(_texts(row))
+                rows.append({n: None if is_missing(v) else _encode(v) for n, v in row.items()})
             else:
                 rows.append(dict(zip(file.columns or (), row, strict=True)))
         names = dict.fromkeys(name for row in rows for name in row)
-        columns = {name: [row.get(name) for row in rows] for name in names}
-        tables.append(pa.table({n: pa.array(c, pa.string()) for n, c in columns.items()}))
+        schema = pa.schema([(name, pa.string()) for name in names])
+        tables.append(pa.Table.from_pylist(rows, schema))
     if not lines:
         raise SourceError("the list has no rows", file.path)
     return lines, pa.concat_tables(tables, promote_options="default")
-
-
-def _texts(row: Mapping[str, Any]) -> dict[str, str | None]:
-    return {name: None if is_missing(value) else _encode(value) for name, value in row.items()}
 
 
 def _json(cell: str | None) -> Any:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from packdata.sources.listed import Listing
 
 PART_ROWS = 1 << 16
-_FEW_ROWS = 32  # of pictures, say
+FEW_ROWS = 32  # of pictures, say
 _WHOLE_BYTES = 8 << 20  # an object of a store that is fetched whole
 
 
@@ -59,7 +59,7 @@ class TypedRows(RowFile):
 
     @abstractmethod
     def batches(
-        self, part: Part, columns: Sequence[str] | None = None, num_rows: int = _FEW_ROWS
+        self, part: Part, columns: Sequence[str] | None = None, num_rows: int = FEW_ROWS
     ) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a part, so many at a time; SourceError where they cannot be read."""
 
@@ -136,7 +136,7 @@ class ParquetRows(TypedRows):
         return sum(c.total_uncompressed_size for c in mine)
 
     def batches(
-        self, part: Part, columns: Sequence[str] | None = None, num_rows: int = _FEW_ROWS
+        self, part: Part, columns: Sequence[str] | None = None, num_rows: int = FEW_ROWS
     ) -> Iterator[pa.RecordBatch]:
         row = part.line
         try:
@@ -170,7 +170,7 @@ class ArrowRows(TypedRows):
             yield Part(0, 0, min(row + PART_ROWS, self.num_rows), row)
 
     def batches(
-        self, part: Part, columns: Sequence[str] | None = None, num_rows: int = _FEW_ROWS
+        self, part: Part, columns: Sequence[str] | None = None, num_rows: int = FEW_ROWS
     ) -> Iterator[pa.RecordBatch]:
         rows = self.rows if columns is None else self.rows.select([*columns])
         for batch in rows.slice(part.line, part.stop - part.line).to_batches():

@@ -6,11 +6,9 @@ number of pictures a row.
 
 from __future__ import annotations
 
-import os
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -18,26 +16,23 @@ import pyarrow as pa
 from loaders.errors import SourceError
 from packdata.reading import read_file
 from packdata.sources.base import (
-    OWN_KEYS,
     Column,
     ColumnsSource,
-    Item,
-    check_unique,
+    check_distinct,
     column_of,
-    fail,
     field_names,
     files_identity,
     first_named,
-    relative_names,
 )
-from packdata.sources.row_kinds import TypedRows, open_row_file, row_kind
+from packdata.sources.row_kinds import FEW_ROWS, PART_ROWS, open_row_file, row_kind
 from packdata.types import is_text
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from packdata.reading import File
-    from packdata.rows import Part
+    from packdata.sources.base import Row
+    from packdata.sources.row_kinds import TypedRows
 
 _IMAGE_NAMES = ("image", "img", "picture", "photo", "jpg", "jpeg", "png", "webp", "bytes")
 _IMAGES_NAMES = ("images", "imgs", "pictures", "photos", "frames", *_IMAGE_NAMES)
@@ -63,95 +58,64 @@ class RowsSource(ColumnsSource):
         first = self.paths[0]
         self.kind = str(row_kind(first.name))
         self.identity = files_identity(self.kind, files)
-        self._files = [open_row_file(file) for file in files]
-        for file in self._files[1:]:
-            _check_alike(file, self._files[0])
-        schema = self._files[0].schema
-        if twice := [name for name, num in Counter(schema.names).items() if num > 1]:
-            raise SourceError(f"duplicate columns {twice}", first, "Rename one of them")
-        self._image = _find_image(schema, image_column, first)
+        self._files = self._typed = opened = [open_row_file(file) for file in files]
+        for file in opened[1:]:
+            _check_alike(file, opened[0])
+        self._schema = schema = opened[0].schema
+        check_distinct(schema.names, first)
+        self._image, self._mask = _find_columns(schema, image_column, mask_column, first)
         self.has_several = _are_pictures(schema.field(self._image).type)
-        self._mask = _find_mask(schema, mask_column, first)
-        self.has_masks = self._mask is not None
         if not len(self):
             raise SourceError("no rows", first)
-        self._stems = dict(zip(self.paths, _stems(self.paths), strict=True))
-        self._has_keys = "key" in schema.names and _is_key(schema.field("key").type)
-        taken = [self._image, self._mask, "key" if self._has_keys else None]
-        plain = [column for column in schema.names if column not in taken]
-        self._fields = field_names(plain, first, label_column, schema.names)
-        self.labels = {field: self._label(name, field) for name, field in self._fields.items()}
-        if self._has_keys:
-            check_unique(self._read_keys, first, OWN_KEYS)
+        has_keys = "key" in schema.names and _is_key(schema.field("key").type)
+        self._keyed_by = "key" if has_keys else ""
+        taken = (self._image, self._mask, self._keyed_by)
+        self._fields = field_names(schema.names, taken, first, label_column)
+        self._describe()
 
     def __len__(self) -> int:
-        return sum(file.num_rows for file in self._files)
+        return sum(file.num_rows for file in self._typed)
 
-    def items(self, start: int = 0) -> Iterator[Item]:
-        for file in self._files:
+    def _rows(self, names: Sequence[str], start: int = 0) -> Iterator[Row]:
+        at_once = FEW_ROWS if self._image in names else PART_ROWS
+        for file in self._typed:
             for group in file.groups:
-                if start < group.stop:
-                    yield from self._rows(file, group, start)
+                number = group.line
+                for batch in file.batches(group, names, at_once) if start < group.stop else ():
+                    rest = batch.slice(max(0, start - number))
+                    number += len(batch)
+                    numbers = range(number - len(rest), number)
+                    columns = (column.to_pylist() for column in rest.columns)
+                    yield from zip(repeat(file), numbers, zip(*columns, strict=True), strict=False)
             start = max(0, start - file.num_rows)
 
     def keys(self) -> Iterator[str]:
-        for file in self._files:
-            if self._has_keys:
-                yield from map(str, _read_column(file, "key").to_pylist())
-            else:
-                yield from (self._row_key(file.path, row) for row in range(file.num_rows))
-
-    def _row_key(self, path: Path, row: int) -> str:
-        return f"{self._stems[path]}/{row:08d}"
-
-    def _rows(self, file: TypedRows, group: Part, start: int) -> Iterator[Item]:
-        number, folder = group.line, file.path.parent
-        for batch in file.batches(group):
-            rest = batch.slice(max(0, start - number))
-            for i, row in enumerate(rest.to_pylist(), number + len(batch) - len(rest)):
-                key = str(row["key"]) if self._has_keys else self._row_key(file.path, i)
-                yield self._item(key, f"{file.path}, row {i}", row, folder)
-            number += len(batch)
+        if self._keyed_by:
+            return super().keys()
+        return (self._key(file, n, None) for file in self._typed for n in range(file.num_rows))
 
     def _file(self, value: Any, where: str, what: str, folder: Path) -> Any:
         path = value.get("path") if isinstance(value, Mapping) else None
         data = value.get("bytes") if isinstance(value, Mapping) else value
         if data is not None:
             return partial(bytes, data)
-        if path:
-            return partial(read_file, folder / path, f"{where} ({path})")
-        return partial(fail, f"the {what} is missing", where)
+        return partial(read_file, folder / path, f"{where} ({path})") if path else None
 
-    def _label(self, name: str, field: str) -> Column:
-        file, types = self._files[0], pa.types
-        kind = _plain(file.schema.field(name).type)
-        is_number = types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind)
-        if name in file.classes and types.is_integer(kind):
-            return Column("class", file.classes[name], numbered=True)
-        if is_number or (field == "label" and is_text(kind)):
-            values = (_read_column(file, name).to_pylist() for file in self._files)
-            found = column_of(field, chain.from_iterable(values))
-            if not is_number:
-                return found
-            is_empty = found.kind == "text" and field != "label"
-            missing = len(self) if is_empty else found.num_missing
-            return Column("float" if types.is_floating(kind) else "int", num_missing=missing)
+    def _column(self, name: str, field: str) -> Column:
+        classes, types = self._files[0].classes, pa.types
+        kind = _plain(self._schema.field(name).type)
+        if name in classes and types.is_integer(kind):
+            return Column("class", classes[name], numbered=True)
+        if types.is_integer(kind) or types.is_boolean(kind):
+            return column_of(field, self._values(name), "int")
+        if types.is_floating(kind):
+            return column_of(field, self._values(name), "float")
+        if field == "label" and is_text(kind):
+            return super()._column(name, field)
         if _is_binary(kind):
             return Column("bytes")
         # Text: strings, dates, decimals, maps as Python shows them.
         return Column("json" if types.is_nested(kind) and not types.is_map(kind) else "text")
-
-    def _read_keys(self) -> Iterator[tuple[str, str]]:
-        for file, name in zip(self._files, relative_names(self.paths), strict=True):
-            for row, key in enumerate(_read_column(file, "key").to_pylist()):
-                if key is None:
-                    raise SourceError("no value in column 'key'", f"{file.path}, row {row}")
-                yield str(key), f"{name}, row {row}"
-
-
-def _read_column(file: TypedRows, name: str) -> pa.ChunkedArray:
-    chunks = [chunk for group in file.groups for chunk in file.table(group, [name])[name].chunks]
-    return pa.chunked_array(chunks, file.schema.field(name).type)
 
 
 def _check_alike(file: TypedRows, first: TypedRows) -> None:
@@ -164,13 +128,6 @@ def _check_alike(file: TypedRows, first: TypedRows) -> None:
         what = f"classes of column {differ[0]!r} differ from those of {first.path}"
         hint = "Pack them one by one, with the same classes=, then 'packdata merge' them"
         raise SourceError(what, file.path, hint)
-
-
-def _stems(paths: Sequence[Path]) -> list[str]:
-    """Return what the keys of each file's rows begin with: its name, or as much of its path as differs."""
-    files = relative_names(paths)
-    ways = [path.stem for path in paths], [os.path.splitext(file)[0] for file in files]
-    return next((way for way in ways if len(set(way)) == len(paths)), files)
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:
@@ -201,22 +158,19 @@ def _is_key(kind: pa.DataType) -> bool:
     return is_text(_plain(kind)) or bool(pa.types.is_integer(_plain(kind)))
 
 
-def _find_image(schema: pa.Schema, wanted: str | None, path: Path, *, several: bool = True) -> str:
-    """Return the column of pictures: the one that is wanted, or looks like it; SourceError if there is none."""
+def _find_columns(
+    schema: pa.Schema, image: str | None, mask: str | None, path: Path
+) -> tuple[str, str | None]:
+    """Return the columns of pictures and masks: those that are wanted, or look like it; SourceError if one is none."""
     pictures: list[str] = [name for name in schema.names if _is_picture(schema.field(name).type)]
-    lists = [n for n in schema.names if several and _are_pictures(schema.field(n).type)]
-    found = wanted or first_named(pictures, _IMAGE_NAMES) or first_named(lists, _IMAGES_NAMES)
+    lists = [name for name in schema.names if _are_pictures(schema.field(name).type)]
+    image = image or first_named(pictures, _IMAGE_NAMES) or first_named(lists, _IMAGES_NAMES)
     for names in (pictures, lists):
-        found = found or (names[0] if len(names) == 1 else None)
-    if found is None or found not in (*pictures, *lists):
-        what = f"no column {wanted or 'of pictures'}; of pictures: {pictures + lists}, all: {schema.names}"
-        hint = "Pictures are binary, or a struct of bytes and path; image_column= chooses one. Is it a table? See "
-        raise SourceError(what, path, f"{hint}'packdata tables'")
-    return found
-
-
-def _find_mask(schema: pa.Schema, wanted: str | None, path: Path) -> str | None:
-    if wanted is not None:
-        return _find_image(schema, wanted, path, several=False)
-    has_mask = "mask" in schema.names and _is_picture(schema.field("mask").type)
-    return "mask" if has_mask else None
+        image = image or (names[0] if len(names) == 1 else None)
+    mask = mask or ("mask" if "mask" in pictures else None)
+    for name, known in ((image, pictures + lists), (mask, [*pictures, None])):
+        if name not in known:
+            what = f"no column {name or 'of pictures'}; of pictures: {pictures + lists}, all: {schema.names}"
+            hint = "Pictures are binary, or a struct of bytes and path; image_column= chooses one. Is it a table? See "
+            raise SourceError(what, path, f"{hint}'packdata tables'")
+    return str(image), mask
