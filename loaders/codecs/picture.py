@@ -104,9 +104,6 @@ class PictureCodec:
         out: UInt8Array | None = None,
         # Height and width in the file's header, where they were read already.
         size: tuple[int, int] | None = None,
-        *,
-        # The header tells of fewer rows than follow, as ``PicturePart`` says.
-        ends_early: bool = False,
     ) -> npt.NDArray[Any]:
         """Return the picture as H x W x C (masks H x W), C-contiguous.
 
@@ -117,11 +114,8 @@ class PictureCodec:
             raise CodecError("the record is empty")
         if not self.keeps_jpeg or record[0] != 0xFF:
             return self._decode_cv2(record)
-        if size is None and (out is None or reduction > 1):
-            # Of a sane picture; a given buffer bounds it, too.
-            size = picture_size(record, self.max_pixels)
-        height, width = size or (0, 0)
-        return self.decode_jpeg(record, reduction, height, width, out, ends_early)
+        height, width = size or picture_size(record, self.max_pixels)
+        return self.decode_jpeg(record, reduction, height, width, out, ends_early=False)
 
     def decode_jpeg(
         self,
@@ -130,7 +124,7 @@ class PictureCodec:
         height: int,
         width: int,
         out: UInt8Array | None,
-        ends_early: bool,
+        ends_early: bool,  # the header tells of fewer rows than follow, as ``PicturePart`` says
     ) -> UInt8Array:
         """Decode a JPEG, as ``decode`` does."""
         least = (0, 0) if reduction == 1 else (-(-height // reduction), -(-width // reduction))

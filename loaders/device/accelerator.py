@@ -6,7 +6,7 @@ thread, so workers never have it; what is computed on the trainer's thread leave
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -130,12 +130,10 @@ def pins(device: torch.device | None) -> bool:
     return device is not None and device.type in _WITH_STREAMS
 
 
-def without_autocast() -> AbstractContextManager[object]:
+def without_autocast() -> ExitStack:
     """Return a context in which operations compute as the types of their tensors say."""
-    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
-    if not kinds:
-        return nullcontext()
     stack = ExitStack()
-    for kind in kinds:
-        stack.enter_context(torch.autocast(kind, enabled=False))
+    for kind in ("cpu", "cuda"):
+        if torch.is_autocast_enabled(kind):
+            stack.enter_context(torch.autocast(kind, enabled=False))
     return stack

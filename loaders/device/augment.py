@@ -15,7 +15,7 @@ later.
 
 from __future__ import annotations
 
-from functools import partial
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -417,9 +417,7 @@ def _positions(flip: torch.Tensor, size: int) -> torch.Tensor:
     return torch.where(flip.view(-1, 1) > 0, size - 1 - at, at)
 
 
-def _inside(
-    positions: torch.Tensor, length: int, mode: str = "constant"
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _inside(positions: torch.Tensor, length: int, mode: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Return positions that can be read, and which of them are those that were meant."""
     if mode != "constant" and length:
         found = source_positions(positions, length, mode)
@@ -434,15 +432,14 @@ def _weighted(
     """Sum what lies at ``positions``, ``(N, size, taps)``, along an axis, weighted."""
     shape = [len(lines), *(1,) * (lines.dim() - 1)]
     shape[axis] = positions.shape[1]
-    total: torch.Tensor | None = None
-    for position, weight in zip(positions.unbind(-1), weights.unbind(-1), strict=True):
+
+    def tap(position: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         part = _take(lines, axis, position)
         if part.dtype == torch.int16:
             part = part.to(torch.int32).bitwise_and_(top)
-        part = part.to(torch.float32).mul_(weight.reshape(shape))
-        total = part if total is None else total.add_(part)
-    assert total is not None
-    return total
+        return part.to(torch.float32).mul_(weight.reshape(shape))
+
+    return reduce(torch.Tensor.add_, map(tap, positions.unbind(-1), weights.unbind(-1)))
 
 
 def _take(lines: torch.Tensor, axis: int, positions: torch.Tensor) -> torch.Tensor:
@@ -460,9 +457,7 @@ def _take(lines: torch.Tensor, axis: int, positions: torch.Tensor) -> torch.Tens
     return lines.gather(axis, positions.reshape(view).expand(shape))
 
 
-def _nearest(
-    values: torch.Tensor, moves: Moves, has_channels: bool, fill: Any = 0
-) -> torch.Tensor:
+def _nearest(values: torch.Tensor, moves: Moves, has_channels: bool, fill: Any) -> torch.Tensor:
     """Take the pixel nearest to each centre, or ``fill`` outside; exact, for any dtype."""
     kind = values.dtype
     around = torch.from_numpy(np.atleast_1d(fill)).to(kind).view(SIGNED.get(kind, kind))

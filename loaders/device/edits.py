@@ -36,7 +36,7 @@ class EditRound(NamedTuple):
     values: torch.Tensor  # float32 ``(n, NUM_VALUES)``: how, of each
     # Of a blur, width and height of the largest kernel; of a warp, whether any is by the nearest pixel, and any
     # between pixels; of a mix, whether it is the last.
-    most: tuple[int, int] = (1, 1)
+    most: tuple[int, ...] = ()
 
 
 def group_edits(edits: Edits | None) -> tuple[EditRound, ...]:
@@ -49,13 +49,13 @@ def group_edits(edits: Edits | None) -> tuple[EditRound, ...]:
             rows = np.flatnonzero(kinds == kind)
             is_all = len(rows) == len(kinds)
             how = values[rows].astype(np.float32)
-            most = (1, 1)
+            most: tuple[int, ...] = ()
             if kind == Kind.BLUR:
                 most = int(how[:, 1].max()), int(how[:, 2].max())
             elif kind == Kind.WARP:
                 most = int(not how[:, 6].all()), int(how[:, 6].any())
             elif kind == Kind.MIX:
-                most = int(how[0, 1]), 0
+                most = (int(how[0, 1]),)
             which = None if is_all else torch.from_numpy(rows)
             groups.append(EditRound(kind, which, torch.from_numpy(how), most))
     return tuple(groups)
@@ -79,12 +79,8 @@ def edit_images(images: torch.Tensor, groups: Sequence[EditRound]) -> torch.Tens
         if group.kind == Kind.MIX:
             total += some * _column(group.values)
             made = _bytes(total) if group.most[0] else kept.clone()
-        elif group.kind == Kind.BLUR:
-            made = _blur(some, group.values, group.most)
-        elif group.kind == Kind.WARP:
-            made = _warp(some, group.values, group.most)
         else:
-            made = _KERNELS[group.kind](some, group.values)
+            made = _KERNELS[group.kind](some, group.values, *group.most)
         images = made if rows is None else images.index_copy_(0, rows, made)
     return images
 
@@ -185,11 +181,11 @@ def _equalize(images: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     return found.to(torch.uint8).view(num, channels, height, width)
 
 
-def _blur(images: torch.Tensor, values: torch.Tensor, most: tuple[int, int]) -> torch.Tensor:
+def _blur(images: torch.Tensor, values: torch.Tensor, width: int, height: int) -> torch.Tensor:
     """Blur rows and columns; the size of a kernel is the largest for all, zeros make it the sample's."""
     x = images.float()
-    for axis, column in ((3, 1), (2, 2)):
-        x = blurred(x, axis, values[:, 0], values[:, column], most[column - 1] // 2)
+    for axis, column, most in ((3, 1, width), (2, 2, height)):
+        x = blurred(x, axis, values[:, 0], values[:, column], most // 2)
     return x.round_().clamp_(0, 255).to(torch.uint8)
 
 
@@ -220,7 +216,7 @@ def _erase(images: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     return torch.where(inside, value.to(torch.uint8), images)
 
 
-def _warp(images: torch.Tensor, values: torch.Tensor, ways: tuple[int, int]) -> torch.Tensor:
+def _warp(images: torch.Tensor, values: torch.Tensor, *ways: int) -> torch.Tensor:
     """Resample by a matrix for each sample, by the nearest pixel or between pixels."""
     points = sources(values[:, :6].view(-1, 2, 3), images.shape[2:])
     fill = values[:, 7 : 7 + images.shape[1]]
@@ -232,7 +228,9 @@ def _warp(images: torch.Tensor, values: torch.Tensor, ways: tuple[int, int]) -> 
     return found[0] if len(found) == 1 else torch.where(_column(values, 6) > 0, found[1], found[0])
 
 
-_KERNELS: dict[int, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+_KERNELS: dict[
+    int, Callable[..., torch.Tensor]
+] = {  # of images and values, and ``EditRound.most``
     Kind.BRIGHTNESS: _brightness,
     Kind.CONTRAST: _contrast,
     Kind.SATURATION: _saturation,
@@ -245,6 +243,8 @@ _KERNELS: dict[int, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     Kind.EQUALIZE: _equalize,
     Kind.SHARPNESS: _sharpness,
     Kind.ERASE: _erase,
+    Kind.BLUR: _blur,
+    Kind.WARP: _warp,
 }
 
 

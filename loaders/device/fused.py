@@ -108,9 +108,8 @@ def strides(images: torch.Tensor) -> tuple[int, int, int] | None:
     axes = [(n, step) for n, step in zip(sizes, steps, strict=True) if n != 1]
     if not axes:
         return images.stride(0), images.stride(1), 1
-    for (_, outer), (n, inner) in pairwise(axes):
-        if outer != n * inner:
-            return None
+    if any(outer != n * inner for (_, outer), (n, inner) in pairwise(axes)):
+        return None
     return images.stride(0), images.stride(1), axes[-1][1]
 
 

@@ -91,10 +91,9 @@ class Prefetcher:
     def _fetch_ready(self) -> None:
         while len(self._queue) < self._ahead and self._is_ready():
             item = self._fetch()
-            if isinstance(item, _Failed):
-                item.error = item.error.with_traceback(_of_others(item.error.__traceback__))
             self._queue.append(item)
             if isinstance(item, _Failed):
+                item.error = item.error.with_traceback(_of_others(item.error.__traceback__))
                 return
 
     def _fetch(self) -> _Copied | _Failed:

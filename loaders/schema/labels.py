@@ -27,7 +27,8 @@ class Label(Field):
     codec: str = "raw"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "classes", check_classes(self.classes))
+        if self.classes is not None:
+            object.__setattr__(self, "classes", check_classes(self.classes))
 
 
 @field_kind
@@ -44,9 +45,7 @@ class MultiLabel(Field):
     codec: str = "raw"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "classes", check_classes(self.classes) or ())
-        if not self.classes:
-            raise SchemaError("a multi-label field needs its classes")
+        object.__setattr__(self, "classes", check_classes(self.classes))
 
     @property
     def shape(self) -> tuple[int | None, ...]:
@@ -54,10 +53,8 @@ class MultiLabel(Field):
         return (len(self.classes),)
 
 
-def check_classes(classes: Any) -> tuple[str, ...] | None:
-    """Return names that differ, at least one, or None for None; SchemaError for anything else."""
-    if classes is None:
-        return None
+def check_classes(classes: Any) -> tuple[str, ...]:
+    """Return names that differ, at least one; SchemaError for anything else."""
     if isinstance(classes, str | bytes) or not isinstance(classes, Iterable):
         raise SchemaError(f"classes must be a list of names, got {classes!r}")
     names = tuple(classes)

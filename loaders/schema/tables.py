@@ -98,7 +98,7 @@ class Categories(Field):
             what = f"there are {len(self.columns)} columns, vocabularies {str(given)[:60]}"
             raise SchemaError(what)
         empty: tuple[Any, ...] = ((), [])
-        vocabularies = tuple(() if v in empty else check_classes(v) or () for v in given)
+        vocabularies = tuple(() if v in empty else check_classes(v) for v in given)
         object.__setattr__(self, "vocabularies", vocabularies)
         largest = max(map(len, vocabularies))
         if largest > np.iinfo(self.dtype).max:
@@ -123,7 +123,7 @@ class Categories(Field):
 def _check_columns(columns: Any) -> tuple[str, ...]:
     if not isinstance(columns, tuple | list) or not columns:
         raise SchemaError(f"columns must be a list of at least one name, got {columns!r}")
-    return check_classes(columns) or ()
+    return check_classes(columns)
 
 
 def _check_sources(sources: Any, length: int) -> tuple[tuple[str, str], ...]:

@@ -45,7 +45,7 @@ def decode(found: PicturePart, codec: PictureCodec, reduction: int = 1) -> Pixel
     """As readers do: into memory of the size that the header says."""
     size = found.height, found.width
     out = np.empty(found.height * found.width * codec.channels, np.uint8)
-    return codec.decode(found.record, reduction, out, size, ends_early=found.ends_early)
+    return codec.decode_jpeg(found.record, reduction, *size, out, found.ends_early)
 
 
 @lru_cache(maxsize=4)
