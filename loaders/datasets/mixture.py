@@ -207,9 +207,9 @@ def _concat(sources: Sequence[BatchDataset]) -> PackedDataset:
         raise SchemaError("datasets of packed samples in host memory can be joined, no others")
     if len({source.store.check for source in packed}) > 1:
         raise SchemaError("their check= differs")
-    if packed[0].on_error == "replace":
-        raise SchemaError("on_error='replace' takes another sample of the same source")
-    return concat(packed)
+    joined = concat(packed)
+    joined.plan.bad.ends = np.cumsum([*map(len, packed)]).tolist()
+    return joined
 
 
 def _check_alike(sources: Sequence[BatchDataset]) -> None:

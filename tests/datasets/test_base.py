@@ -94,7 +94,7 @@ def test_it_lies_where_the_dataset_lies() -> None:
 def test_it_tells_how_many_samples_were_replaced() -> None:
     whole = dataset()
     for index in range(3):
-        whole.plan.bad.note(whole.plan.sample_error(index, "bad"), 100)
+        whole.plan.bad.note(whole.plan.sample_error(index, "bad"), range(100))
 
     assert AsTheyAre(whole).num_replaced == 3
 
@@ -126,7 +126,7 @@ def test_threads_that_replace_samples_lose_no_count() -> None:
 
     def replace() -> None:
         for _ in range(5000):
-            samples.plan.bad.note(error, 100)
+            samples.plan.bad.note(error, range(100))
 
     threads = [threading.Thread(target=replace) for _ in range(4)]
     for thread in threads:
@@ -143,7 +143,7 @@ def test_a_half_counts_what_it_replaced_as_its_dataset_does() -> None:
     error = samples.plan.sample_error(3, "bad")
 
     half, _ = moving_halves(samples)
-    half.plan.bad.note(error, 100)
+    half.plan.bad.note(error, range(100))
 
     assert half.num_replaced == samples.num_replaced == 1
     assert samples.select([0, 1]).num_replaced == samples.replace(augment=[]).num_replaced == 0

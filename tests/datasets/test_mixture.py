@@ -26,6 +26,7 @@ from loaders.datasets.reading.request import Request
 from loaders.errors import (
     BatchError,
     ChecksumError,
+    LoadersError,
     SampleError,
     SchemaError,
     ShardError,
@@ -345,6 +346,7 @@ def test_a_bad_sample_is_replaced_by_one_of_its_source(tmp_path: Path, begin: in
     others = RAMDataset.from_arrays(values=np.full((300, 40_000), 99, np.uint8))
     bad, good = with_one_bad(tmp_path / "c")[begin:], others.replace(on_error="replace")
     mixture = Mixture([good, bad, good], [0, 1, 0])
+    assert mixture.joined is not None
 
     served = torch.cat([batch.values[:, 1] for batch in DataLoader(mixture, 2)])
 
@@ -601,3 +603,24 @@ def test_windows_of_two_tokenizers_and_with_labels_beside_none_are_refused(tmp_p
     assert Mixture([text, text]).order(0, 1).length
     with pytest.raises(SchemaError):
         Mixture([text, labels])
+
+
+def test_too_many_bad_samples_are_those_of_one_source(tmp_path: Path) -> None:
+    samples = [{"values": np.full(3_000, i, np.uint8)} for i in range(30)]
+    fields = {"values": Array(dtype="uint8", dims=(3_000,))}
+    path = pack(tmp_path / "bad", fields, samples, format="parquet", per_shard=30)
+    path /= "shard-00000.parquet"
+    data = bytearray(path.read_bytes())
+    for sample in samples[:11]:  # one more than may be bad in a small dataset
+        data[data.index(sample["values"].tobytes())] ^= 1
+    path.write_bytes(data)
+    many = RAMDataset.from_arrays(values=np.zeros((5000, 3_000), np.uint8))
+    bad, good = (
+        ShardDataset(tmp_path / "bad", on_error="replace"),
+        many.replace(on_error="replace"),
+    )
+    mixture = Mixture([good, bad], [0, 1])
+    assert mixture.joined is not None
+
+    with pytest.raises(LoadersError):
+        list(DataLoader(mixture, 30))

@@ -105,22 +105,23 @@ class BatchJob:
                 # A store that does not answer has no bad samples.
                 if not self.plan.is_replacing or isinstance(cause, RemoteError | CacheError):
                     raise self.plan.sample_error(index, cause) from cause
-                self.plan.bad.note(self.plan.sample_error(index, cause), len(self.plan.samples))
+                others = self.plan.bad.others(index, len(self.plan.samples))
+                self.plan.bad.note(self.plan.sample_error(index, cause), others)
             with self._lock:  # other threads replace samples of the same request
-                self._replace(position, attempt)
+                self._replace(position, attempt, others)
         raise self.plan.sample_error(
             index, "it was chosen to replace a bad sample, and is bad too"
         )
 
-    def _replace(self, position: int, attempt: int) -> None:
-        """Put another sample in its place: the same one in every run, and another at each attempt."""
+    def _replace(self, position: int, attempt: int, others: range) -> None:
+        """Put one of others in the place of a sample: the same one in every run, and another at each attempt."""
         request = self.request
         draw = 0 if request.draws is None else int(request.draws[position])
         key = key64(request.seed, request.epoch, draw, attempt, 0x5EED)
         number = hash64(key, request.numbers[position : position + 1])[0]
-        view, indices = self.plan.samples, request.indices.copy()
-        indices[position] = int(number % np.uint64(len(view)))
-        rows = view.rows(indices)
+        indices = request.indices.copy()
+        indices[position] = others[int(number % np.uint64(len(others)))]
+        rows = self.plan.samples.rows(indices)
         self.request = replace(request, indices=indices, rows=rows, whole=None)
         self._num_replaced[position] = attempt + 1
 

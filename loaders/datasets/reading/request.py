@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -198,10 +199,17 @@ class BadSamples:
 
     def __init__(self) -> None:
         self.num_replaced = 0  # how often one was
+        self.ends: Sequence[int] = ()  # of the sources of a mixture that are read as one
         self._indices: set[int] = set()
 
-    def note(self, error: SampleError, num_samples: int) -> None:
-        """Note that one of so many samples was replaced; an error if too many were, or the dataset was."""
+    def others(self, index: int, num_samples: int) -> range:
+        """Return the samples of which one may stand for a sample: all, or those of its source."""
+        number = bisect_right(self.ends, index)
+        first = self.ends[number - 1] if number else 0
+        return range(first, self.ends[number] if self.ends else num_samples)
+
+    def note(self, error: SampleError, others: range) -> None:
+        """Note that a sample is replaced by one of some; an error if too many were, or the dataset was."""
         with _counting.plain:
             self.num_replaced += 1
         if isinstance(error.__cause__, StaleDatasetError):
@@ -209,7 +217,8 @@ class BadSamples:
         if error.index not in self._indices:
             self._indices.add(error.index)
             logger.warning("replaced: %s", error)
-        if (num := len(self._indices)) > max(_MAX_FEW, _MAX_SHARE * num_samples):
+        num = sum(index in others for index in [*self._indices])
+        if num > max(_MAX_FEW, _MAX_SHARE * len(others)):
             raise LoadersError(
                 f"{num} samples had to be replaced, more than 1 %; the last one: {error}"
             )
