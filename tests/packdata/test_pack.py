@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from loaders.data.columns import FixedColumn
 from loaders.data.manifest import read_manifest
 from loaders.errors import ManifestError, PackError, SourceError
-from loaders.schema import Array
+from loaders.schema import Array, Schema
 from packdata import Writer
 from packdata.formats import read_back
 from packdata.packed import derive
@@ -795,6 +796,18 @@ def test_a_full_disk_costs_nothing_that_was_finished(
 
     assert "continued" in summary.notes[0]
     assert contents(dst) == contents(tmp_path / "b")
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_full_disk_is_called_so(small_disk: Path, format: str) -> None:
+    """Also by LMDB, whose own error is another."""
+    columns = {"x": FixedColumn(np.zeros((400, 5000), np.uint8))}
+    schema = Schema({"x": Array(dtype="uint8", dims=(5000,))})
+
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        write_staged(small_disk / f"shard.{format}", columns, schema)
+
+    assert not [*small_disk.iterdir()]
 
 
 def test_a_full_disk_while_overwriting_leaves_the_old_dataset(small_disk: Path) -> None:

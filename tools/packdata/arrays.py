@@ -23,8 +23,7 @@ from loaders.schema import Array, Text
 from packdata.files.recipe import FilesPlan, FilesRecipe
 from packdata.files.splits import SourceOptions, open_splits
 from packdata.options import changed, check_options, opt
-from packdata.packing.settings import PackSettings, take
-from packdata.packing.settings import check_options as check_names
+from packdata.packing.settings import PackSettings, check_names, take
 from packdata.plan import pack_plan
 from packdata.reading import File
 from packdata.recipe import Target

@@ -32,7 +32,7 @@ from packdata.packing.shards import (
     check_records,
 )
 from packdata.recipe import Block, Target, nbytes_of
-from packdata.values import Preparer, Work, check_sizes
+from packdata.values import Preparer, check_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -302,7 +302,7 @@ class Writer:
             check_records(records, self._schema, self._run.format)
         except CodecError as error:
             return Outcome(number, (), [(name, _placed(error, name, ""))])
-        given = sum(value.nbytes for value in values.values() if isinstance(value, Work))
+        given = sum(value.nbytes for value in values.values())
         return Outcome(number, [records], nbytes=max(given, nbytes_of(records)))
 
     def close(self) -> Summary:

@@ -12,7 +12,7 @@ from packdata.files.recipe import FilesPlan
 from packdata.files.splits import SourceOptions, open_splits
 from packdata.images.recipe import ONE_SIZE, ImageOptions, ImagesRecipe, count_notes
 from packdata.images.shapes import ShapeOptions, check_same_classes
-from packdata.packing.settings import PackSettings, check_options, take
+from packdata.packing.settings import PackSettings, check_names, take
 from packdata.plan import pack_plan
 from packdata.sources.base import BOX_LABELS
 
@@ -54,7 +54,7 @@ def plan_images(
         SchemaError: The options contradict each other, or do not fit the source.
     """
     kinds = (ImageOptions, SourceOptions, ShapeOptions, PackSettings)
-    check_options(options, *kinds, own=("format", "image_column"), but="column")
+    check_names(options, *kinds, own=("format", "image_column"), but="column")
     shapes = take(ShapeOptions, options)
     source = take(SourceOptions, options, column=image_column)
     image_options, has_annotations = ImageOptions(**options), shapes.annotations is not None

@@ -28,7 +28,7 @@ from packdata.packed.recode import Recoding
 from packdata.packed.rewrite import format_of, plan_of, write_datasets
 from packdata.packed.where import matching
 from packdata.packing.packing import MADE, Made, Packing
-from packdata.packing.provenance import extended, origin_of
+from packdata.packing.provenance import PLAN, source_of
 from packdata.packing.shards import DEFAULT_SHARD_BYTES
 from packdata.packing.store import manifest_at, store_of
 from packdata.packing.target import check_outside
@@ -94,7 +94,7 @@ def copy_dataset(
         check_no_stream(view)
         chosen = chosen.select(np.flatnonzero(matching(view, options.where)))
         content = replace(content, view=chosen)
-    content.provenance = {"command": "copy", "source": origin_of(view), "options": asked}
+    content.provenance = {"command": "copy", "source": source_of(view.path), "options": asked}
     is_usual = settings.get("format") in (None, format_of(view))
     is_usual &= settings.get("shard_bytes") in (None, DEFAULT_SHARD_BYTES)
     if is_url(dst) and is_usual and not asked:
@@ -150,7 +150,7 @@ def split(
         divided = view.divide(fractions, by_key=by_key, stratify=stratify, seed=seed)
         contents = (ViewContent(view.select(positions), view.schema) for positions in divided)
     options: dict[str, Any] = {"by": by, "stratify": stratify, "seed": seed, "parts": dict(parts)}
-    made_from = {"command": "split", "source": origin_of(view)}
+    made_from = {"command": "split", "source": source_of(view.path)}
     datasets = dict(zip(parts, contents, strict=True))
     for name, content in datasets.items():
         content.provenance = made_from | {"options": options | {"part": name}}
@@ -199,7 +199,7 @@ def merge(
         what = "a packed dataset is there, which 'packdata merge' did not make"  # one more source?
         raise PackError(what, dst, "The target comes last: choose a folder that is new or empty")
     joined, whole = _joined(views), shard_bytes is None
-    provenance = {"command": "merge", "sources": [*map(origin_of, views)]}
+    provenance = {"command": "merge", "sources": [source_of(view.path) for view in views]}
     shards = (joined.whole_shards if whole else None) or ()
     view = joined.verified()
     content = ViewContent(view, view.schema, provenance=provenance, whole=shards)
@@ -230,7 +230,10 @@ def extend(
             note(f"{dst}: {MADE}")
             return before
         joined = _joined([open_view(dst, "never"), *added])
-        provenance = extended(before.provenance, [origin_of(view) for view in added])
+        # What made the dataset does not make it again: the plan goes.
+        provenance = {n: value for n, value in before.provenance.items() if n != PLAN}
+        origins = [source_of(view.path) for view in added]
+        provenance["appended"] = [*provenance.get("appended", ()), *origins]
         shards = [shard for view in added for shard in view.whole_shards or ()]
         packing.publish({"": Made(joined.schema, provenance, whole=shards)})
         return packing.manifests()[""]

@@ -10,7 +10,7 @@ import xxhash
 
 from loaders.data.shards import FileShard
 from loaders.errors import PackError
-from loaders.remote.origin import origin_of as origin_at
+from loaders.remote.origin import origin_of
 from loaders.remote.url import is_url
 from loaders.system.regular import read_regular
 from packdata.bucket import target_at
@@ -142,7 +142,7 @@ def files_beside(schema: Schema, folders: Sequence[Path]) -> dict[str, bytes]:
     """
     found = dict[str, bytes]()
     for name, digest in schema.files.items():
-        files = [origin_at(f).small_file(name) if is_url(f) else f / name for f in folders[:1]]
+        files = [origin_of(f).small_file(name) if is_url(f) else f / name for f in folders[:1]]
         found[name] = b"".join(read_regular(file) for file in files if file.is_file())
         if xxhash.xxh3_128_hexdigest(found[name]) != digest:
             what = f"the file {name} is missing, or not the one that the manifest names"

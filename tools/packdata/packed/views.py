@@ -13,7 +13,6 @@ from xxhash import xxh3_128_hexdigest
 from loaders.checks import shown
 from loaders.codecs.picture import DEFAULT_QUALITY
 from loaders.data.columns import column_of
-from loaders.data.manifest import read_manifest
 from loaders.data.view import KEY_FIELD, View, open_view
 from loaders.errors import CodecError, SchemaError
 from loaders.schema import Array, Bytes, Field, Json, Schema, Text
@@ -21,10 +20,10 @@ from packdata.images.fit import SizeOption
 from packdata.packed.content import ViewContent, check_keys, check_no_stream, content_of
 from packdata.packed.recode import Recoding
 from packdata.packed.rewrite import write_datasets
-from packdata.packing.provenance import origin
+from packdata.packing.provenance import source_of
 from packdata.packing.summary import summary_of
 from packdata.sources.names import row_hashes
-from packdata.values import Encoded, Preparer
+from packdata.values import Preparer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -144,7 +143,7 @@ def _check_keys(content: ViewContent) -> None:
 
 def _made_of(view: View) -> dict[str, Any]:
     """Describe the datasets whose samples a view has, for the manifest."""
-    origins = [origin(folder, read_manifest(folder)) for folder in view.folders]
+    origins = [*map(source_of, view.folders)]
     origins = origins or [{"name": view.path.name, "fingerprint": view.fingerprint}]
     return {"source": origins[0]} if len(origins) == 1 else {"sources": origins}
 
@@ -171,8 +170,7 @@ def _added(name: str, values: Any, field: Field | None, view: View) -> tuple[Fie
     records = []
     for i, value in enumerate(values):  # pictures; or which one is wrong
         try:
-            made = prepare(value)
-            records.append((made if isinstance(made, Encoded) else made.make()).record)
+            records.append(prepare(value).make().record)
         except CodecError as error:
             raise SchemaError(f"add: value {i} of {name!r} does not fit: {error}") from error
     return field, column_of(records, field.record_nbytes)

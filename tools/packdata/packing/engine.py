@@ -192,10 +192,10 @@ class Run:
             packer.end(recipe.why_empty)
 
 
-def changed(dst: Path | str) -> PackError:
-    """Return the error that a source is not what was listed any more."""
+def changed(dst: Path | str, where: str = "") -> PackError:
+    """Return the error that a source is not what was listed, or what an earlier run has packed."""
     hint = "Pass overwrite=True to start anew; nothing was published"
-    return PackError("the source changed while it was packed", dst, hint)
+    return PackError(f"the source changed while it was packed{where}", dst, hint)
 
 
 def plan_of(
@@ -336,7 +336,7 @@ class SplitPacker:
                 if each is records[0]:
                     num_samples = num
                 if 0 < first >= num:
-                    raise self._changed(number)
+                    raise changed(self._packing.dst, f" (item {number})")
                 if number >= at.items:
                     for row in builder.add(each, first):
                         self._write(folder, builder, self._at(number, num, row))
@@ -350,17 +350,12 @@ class SplitPacker:
         """Note what was left out; an earlier run that saw the item has noted the same."""
         if number < self._num_seen:
             if bool(rejects) != (number in self._expected):
-                raise self._changed(number)
+                raise changed(self._packing.dst, f" (item {number})")
             return
         if self._run.on_error == "fail":
             raise rejects[0][1]
         self._rejects += [Reject(number, name, str(why)) for name, why in rejects]
         self._run.num_rejected += len(rejects)
-
-    def _changed(self, number: int) -> PackError:
-        """Return the error that an item is not what an earlier run has packed."""
-        what = f"the source changed while it was packed (item {number})"
-        return PackError(what, self._packing.dst, "Pass overwrite=True to start anew")
 
     def _at(self, number: int, num: int = -1, row: int = 0) -> Reached:
         """Return how far the split is, to be written down, when ``row`` of an item's ``num`` samples are done.

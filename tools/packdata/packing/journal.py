@@ -23,7 +23,6 @@ import xxhash
 from loaders.data.manifest import ShardInfo
 from loaders.errors import PackError
 from loaders.system.publish import publish_bytes
-from loaders.system.regular import read_regular
 from loaders.text import printable_json
 
 if TYPE_CHECKING:
@@ -195,11 +194,6 @@ class Journal:
     def close(self) -> None:
         """Close the file, which stays."""
         os.close(self._fd)
-
-
-def read_journal(path: Path, exists: Exists) -> State | None:
-    """Return what the journal at a path says (``parse_journal``); None if there is none."""
-    return parse_journal(read_regular(path), path, exists) if path.exists() else None
 
 
 def parse_journal(data: bytes, path: Path, exists: Exists = lambda *_: True) -> State | None:

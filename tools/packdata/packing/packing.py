@@ -3,10 +3,18 @@
 The lock, the journal and shards that are being written lie in ``DST/.packing``, of a URL in a folder below ``$TMPDIR``.
 A shard that is complete is put into the store at once, under its name with its hash, which no manifest names yet; then
 the journal says so. When all are there, ``publish`` makes datasets of them.
+
+1. Normal: ``write`` hands a shard to a thread, and waits where too many are under way; ``wait`` returns once all are in
+   place. Lines of the journal have the order in which shards were handed over.
+2. Failure: the error of a thread comes out of the next ``write`` or ``wait``; shards behind it get no line.
+3. Early close: leaving ``with`` drops shards that have not begun and waits for the others. What it takes to go on
+   stays, where the same command can.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,6 +30,7 @@ import lmdb
 from loaders.data.manifest import MANIFEST_NAME, Manifest, ShardInfo
 from loaders.errors import PackError
 from loaders.remote.url import is_url
+from loaders.system.regular import read_regular
 from packdata.claimed import claimed_folder
 from packdata.formats import write_shard
 from packdata.packing.journal import (
@@ -31,8 +40,8 @@ from packdata.packing.journal import (
     State,
     differences,
     named,
+    parse_journal,
     parse_rejects,
-    read_journal,
     rejects_bytes,
 )
 from packdata.packing.provenance import PLAN
@@ -41,7 +50,7 @@ from packdata.packing.store import (
     datasets_below,
     is_made,
     is_there,
-    manifest_at,
+    manifests_at,
     name_at,
     publish,
     sizes_at,
@@ -62,7 +71,7 @@ from packdata.packing.target import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from loaders.data.columns import Column
@@ -122,7 +131,7 @@ class Packing:
         self.state = State()  # how far the packing has come
         self._pool = ThreadPoolExecutor(_AT_ONCE, "packdata-shard")
         self._room = Semaphore(_WRITTEN_AT_ONCE)
-        self._put: deque[Future[None]] = deque()
+        self._under_way: deque[Future[None]] = deque()
         self._numbers: dict[str, Iterator[int]] = {}  # of the shards to come
         self._prefix = "shard"  # of their names
         self._manifests: dict[str, Manifest] = {}
@@ -188,7 +197,7 @@ class Packing:
         def exists(folder: str, info: ShardInfo) -> bool:
             return sizes(folder).get(name_at(folder, info.file)) == info.size_bytes
 
-        was = read_journal(path, exists)
+        was = parse_journal(read_regular(path), path, exists) if path.exists() else None
         if was is not None:
             differs = differences(was.plan, self._plan)
             if was.kind == self.kind != "writer" and not differs:
@@ -206,11 +215,11 @@ class Packing:
             shutil.rmtree(self._work.with_name(PARTS_NAME), ignore_errors=True)
         return Journal.create(path, State(self._plan, self.kind, self.folders))
 
-    def _delete_unnamed(self, folders: Iterable[str]) -> None:
+    def _delete_unnamed(self, folders: Collection[str]) -> None:
         """Delete shards that no manifest names: of a command that was killed, or gave up."""
         if self._owns_shards:
-            there = {folder: manifest_at(self._store, folder) for folder in folders}
-            self._store.delete(*unnamed(self._store, there))
+            there = manifests_at(self._store, folders)
+            self._store.delete(*unnamed(self._store, folders, there))
 
     def _clear(self) -> None:
         """Remove what an ended process has left in our folder, but for the lock that we hold.
@@ -240,38 +249,30 @@ class Packing:
         first = len(self.state.shards.get(folder, ()))
         name = f"{self._prefix}-{next(self._numbers.setdefault(folder, count(first))):05d}"
         path = self._work / STAGED_NAME / folder / f"{name}.{format}"
-        about = folder, path, columns, schema, reached, self._put[-1] if self._put else None
-        self._put.append(self._pool.submit(self._write, *about))
-
-    def _write(
-        self,
-        folder: str,
-        path: Path,
-        columns: dict[str, Column],
-        schema: Schema,
-        reached: Reached,
-        before: Future[None] | None,
-    ) -> None:
-        """Runs on the threads."""
         shown = self._place / path.relative_to(self._work.parent)  # begins as it was given
-        with self._explained(shown, "the shard cannot be written"):
-            try:
-                info = named_by_hash(write_staged(path, columns, schema))
-            finally:
-                columns.clear()  # no memory is taken while the file is put in its place
-                self._room.release()
-            name = name_at(folder, info.file)
-            self._store.put_shard(name, path, info.size_bytes, info.xxh3_128)
-            path.unlink(missing_ok=True)
-            if before is not None:  # the journal has shards in their order
-                before.result()
-            line = {"target": folder, "shard": info.to_json(), "at": reached.to_json()}
-            self._journal.append(line)
+        before = self._under_way[-1] if self._under_way else None
+
+        def put() -> None:
+            with self._explained(shown, "the shard cannot be written"):
+                try:
+                    info = named_by_hash(write_staged(path, columns, schema))
+                finally:
+                    columns.clear()  # no memory is taken while the file is put in its place
+                    self._room.release()
+                name = name_at(folder, info.file)
+                self._store.put_shard(name, path, info.size_bytes, info.xxh3_128)
+                path.unlink(missing_ok=True)
+                if before is not None:  # the journal has shards in their order
+                    before.result()
+                line = {"target": folder, "shard": info.to_json(), "at": reached.to_json()}
+                self._journal.append(line)
+
+        self._under_way.append(self._pool.submit(put))
 
     def wait(self, num: int = 0) -> None:
         """Return once no more than so many shards are under way; PackError if one cannot be written."""
-        while len(self._put) > num or (self._put and self._put[0].done()):
-            self._put.popleft().result()
+        while len(self._under_way) > num or (self._under_way and self._under_way[0].done()):
+            self._under_way.popleft().result()
 
     def end_split(self, reached: Reached) -> None:
         """Note that a split of the source is packed to its end."""
@@ -331,8 +332,7 @@ class Packing:
     def manifests(self) -> dict[str, Manifest]:
         """Return the manifest of each target, once it is published."""
         if not self._manifests:
-            there = {folder: manifest_at(self._store, folder) for folder in self.folders}
-            self._manifests = {f: each for f, each in there.items() if each is not None}
+            self._manifests = manifests_at(self._store, self.folders)
         return self._manifests
 
     def rejected(self) -> list[tuple[str, str]]:
@@ -362,10 +362,12 @@ def write_staged(path: Path, columns: Mapping[str, Column], schema: Schema) -> S
     try:
         return write_shard(path, columns, schema.fields)
     except (OSError, lmdb.Error) as error:  # as of a full disk: what is finished needs the room
+        is_full = not os.statvfs(path.parent).f_bavail
         path.unlink(missing_ok=True)
         if isinstance(error, OSError):
             raise
-        raise OSError(str(error)) from error
+        # LMDB says EIO.
+        raise OSError(os.strerror(errno.ENOSPC) if is_full else str(error)) from error
 
 
 def check_target(
@@ -380,7 +382,7 @@ def check_target(
         is_alone: No other dataset may be below the destination.
     """
     store = store_of(dst)
-    there = [f for f in dict.fromkeys(("", *folders)) if manifest_at(store, f) is not None]
+    there = [*manifests_at(store, dict.fromkeys(("", *folders)))]
     below = datasets_below(store) if is_alone and not is_url(dst) else []
     if others := {*there, *below} - {*folders}:
         hint = "Datasets are replaced in the same places only: remove it, or choose another folder"

@@ -10,11 +10,7 @@ from loaders.data.manifest import read_manifest
 from packdata.describe import cut, few
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
-
-    from loaders.data.manifest import Manifest
-    from loaders.data.view import View
 
 PACKER = "loaders 0.1.0"  # a part of every plan, too: another version may encode other bytes
 PLAN = "plan_xxh3_128"  # of all that decided the output: by it, the same command finds itself done
@@ -23,21 +19,11 @@ _NO_OPTIONS |= {"appended", "targets", "tokenizer", "vocab_size", "eod", "row_to
 _MAX_ORIGINS = 16  # nested in a manifest: of a dataset copied daily JSON could not read all
 
 
-def origin(path: Path, manifest: Manifest) -> dict[str, Any]:
-    """Describe a source for the provenance of what is made from it: no path above its own name."""
-    described = {"name": path.absolute().name, "fingerprint": manifest.fingerprint}
+def source_of(folder: Path) -> dict[str, Any]:
+    """Describe a dataset for the provenance of what is made from it: no path above its own name."""
+    manifest = read_manifest(folder)
+    described = {"name": folder.absolute().name, "fingerprint": manifest.fingerprint}
     return described | {"provenance": _bounded(manifest.provenance, _MAX_ORIGINS - 1)}
-
-
-def extended(provenance: Mapping[str, Any], more: Sequence[Any]) -> dict[str, Any]:
-    """Return the provenance of a dataset to which others are added: what made it does not make it again."""
-    before = {name: value for name, value in provenance.items() if name != PLAN}
-    return before | {"appended": [*before.get("appended", ()), *more]}
-
-
-def origin_of(view: View) -> dict[str, Any]:
-    """Describe the dataset of one folder that a view is of."""
-    return origin(view.path, read_manifest(view.path))
 
 
 def _bounded(described: Any, depth: int) -> Any:

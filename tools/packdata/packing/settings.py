@@ -51,13 +51,13 @@ def take(kind: type[_T], options: dict[str, Any], **more: Any) -> _T:
     return kind(**{name: options.pop(name) for name in names}, **more)
 
 
-def check_options(
+def check_names(
     given: Iterable[str], *kinds: type, own: Iterable[str] = ("format",), but: str = ""
 ) -> None:
     """Raise TypeError for an option that none of the ``kinds`` has, ``but`` aside, nor the caller as its own.
 
     Example:
-        >>> check_options(["worker"], own=["format", "workers"])
+        >>> check_names(["worker"], own=["format", "workers"])
         Traceback (most recent call last):
         TypeError: unknown option 'worker'; the options are format, workers
     """

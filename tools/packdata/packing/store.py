@@ -40,7 +40,7 @@ from packdata.packing.target import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from loaders.data.manifest import ShardInfo
@@ -215,6 +215,12 @@ def manifest_at(store: Store, folder: str) -> Manifest | None:
     return None if data is None else parse_manifest(data, store.url / folder / MANIFEST_NAME)
 
 
+def manifests_at(store: Store, folders: Iterable[str]) -> dict[str, Manifest]:
+    """Return the manifests that there are in folders of a target, by folder."""
+    there = {folder: manifest_at(store, folder) for folder in folders}
+    return {folder: each for folder, each in there.items() if each is not None}
+
+
 def datasets_below(store: Store) -> list[str]:
     """Return the folder of the dataset at a place, ""; or those of splits, of sizes or of both below it.
 
@@ -237,13 +243,11 @@ def _is_of_dataset(file: Entry) -> bool:
     return is_shard or name == MANIFEST_NAME
 
 
-def is_made(store: Store, folders: Iterable[str], digest: str) -> bool:
+def is_made(store: Store, folders: Collection[str], digest: str) -> bool:
     """Tell whether the datasets are there, whole, as the plan of this hash has made them."""
-    there = {folder: manifest_at(store, folder) for folder in folders}
-    return all(
-        each is not None
-        and each.provenance.get(PLAN) == digest
-        and not lost_at(store, folder, each.shards)
+    there = manifests_at(store, folders)
+    return there.keys() >= {*folders} and all(
+        each.provenance.get(PLAN) == digest and not lost_at(store, folder, each.shards)
         for folder, each in there.items()
     )
 
@@ -303,7 +307,7 @@ def publish(
         swap(store, folder, manifests[folder], mark)
     if not is_url(store.url):
         kept = set[str]().union(*(files_of(f, manifest) for f, manifest in manifests.items()))
-        store.delete(*(old - kept), *unnamed(store, manifests))
+        store.delete(*(old - kept), *unnamed(store, manifests, manifests))
     return bool(marks)
 
 
@@ -326,10 +330,12 @@ def files_of(folder: str, manifest: Manifest) -> set[str]:
     return {name_at(folder, name) for name in names}
 
 
-def unnamed(store: Store, datasets: Mapping[str, Manifest | None]) -> Iterator[str]:
-    """Yield the shards in the folders of datasets that these do not have."""
-    for folder, manifest in datasets.items():
-        named = set() if manifest is None else files_of(folder, manifest)
+def unnamed(
+    store: Store, folders: Iterable[str], manifests: Mapping[str, Manifest]
+) -> Iterator[str]:
+    """Yield the shards in folders that no manifest has; these are by folder."""
+    named = set[str]().union(*(files_of(folder, each) for folder, each in manifests.items()))
+    for folder in folders:
         for entry in store.in_folder(folder)[0]:
             is_shard = STORED_SHARD.fullmatch(entry.name.rpartition("/")[2])
             if is_shard and entry.name not in named:

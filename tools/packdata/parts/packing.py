@@ -52,7 +52,7 @@ from packdata.packing.store import (
     datasets_below,
     is_made,
     lost_at,
-    manifest_at,
+    manifests_at,
     name_at,
     publish,
     store_of,
@@ -368,7 +368,7 @@ def _clear(store: Store) -> None:
 
 def _nothing_left(store: Store) -> Summary:
     """Return the summary where no part is left; PackError unless there is a dataset."""
-    if not _manifests_below(store):
+    if not manifests_at(store, datasets_below(store)):
         hint = "'packdata images SRC... DST --part I/N' packs one, and so do tokens, tables and arrays"
         raise PackError("no parts found, and no dataset", store.url, hint)
     rejected = parse_rejects(store.read(REJECTED_NAME)[0] or b"")
@@ -380,15 +380,10 @@ def nothing_done(dst: Path | str, why: str, rejected: Sequence[tuple[str, str]])
     return Summary(str(dst), 0, 0, 0, tuple(rejected), 0, 0, (), (why,))
 
 
-def _manifests_below(store: Store) -> dict[str, Manifest]:
-    """Return the dataset at a place, or those below it, by their folder."""
-    there = {folder: manifest_at(store, folder) for folder in datasets_below(store)}
-    return {folder: each for folder, each in there.items() if each is not None}
-
-
 def _note_deleted(store: Store, summary: Summary) -> Summary:
     """Delete the shards beside datasets that they do not have, and note how many."""
-    old = [*unnamed(store, _manifests_below(store))]
+    there = manifests_at(store, datasets_below(store))
+    old = [*unnamed(store, there, there)]
     store.delete(*old)
     deleted = f"deleted {counted(len(old), 'unreferenced shard')}"
     return replace(summary, notes=(*summary.notes, deleted))

@@ -21,8 +21,8 @@ from packdata.packing.firstpass import FirstPass
 from packdata.packing.progress import Progress, Quiet
 from packdata.packing.settings import (
     PackSettings,
+    check_names,
     check_on_error,
-    check_options,
     check_workers,
     take,
 )
@@ -119,7 +119,7 @@ def plan_tables(
         SchemaError: The options contradict each other.
     """
     check_on_error(on_error)
-    check_options(options, TableOptions, CsvOptions, PackSettings, own=("format", "like"))
+    check_names(options, TableOptions, CsvOptions, PackSettings, own=("format", "like"))
     csv = take(CsvOptions, options)
     chosen = TableOptions(**options)
     of_csv = [*changed(csv), *(["missing_values"] if chosen.missing_values else [])]

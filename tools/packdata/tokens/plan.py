@@ -17,7 +17,7 @@ from loaders.remote.url import is_url, place_of
 from loaders.schema import Tokens
 from packdata.describe import counted, describe_field, passed_over
 from packdata.packing.firstpass import FirstPass
-from packdata.packing.settings import PackSettings, check_options
+from packdata.packing.settings import PackSettings, check_names
 from packdata.plan import SourcePlan, pack_plan
 from packdata.tokens.documents import IGNORED
 from packdata.tokens.files import LINE_KINDS, identity_of, list_files
@@ -267,7 +267,7 @@ def pack_tokens(
     """
     if names := [name for name in settings if name in TokenOptions.__annotations__]:
         raise TypeError(f"{names[0]} is one of options=: pass TokenOptions({names[0]}=...)")
-    check_options(settings, PackSettings)
+    check_names(settings, PackSettings)
     planned = plan_tokens(
         sources,
         options,
