@@ -63,15 +63,10 @@ class Kind(IntEnum):
 
 
 class Edits(NamedTuple):
-    """The edits of N samples, in order.
+    """The edits of N samples, in order."""
 
-    Attributes:
-        kinds: ``(N, S)`` int64, of ``Kind``.
-        values: ``(N, S, NUM_VALUES)`` float64.
-    """
-
-    kinds: npt.NDArray[np.int64]
-    values: Floats
+    kinds: npt.NDArray[np.int64]  # ``(N, S)``, of ``Kind``
+    values: Floats  # ``(N, S, NUM_VALUES)``
 
     @staticmethod
     def of(kind: Any, *values: Any) -> Edits:

@@ -91,33 +91,21 @@ def kernel_size(sigma: float) -> int:
 
 
 class Move(NamedTuple):
-    """The geometry of one sample: a row of a ``Geometry``, as plain numbers.
+    """The geometry of one sample: a row of a ``Geometry``, as plain numbers."""
 
-    Attributes:
-        box: A row of ``Geometry.places``: y, x, height, width in source pixels.
-        size: Height and width of the result.
-        flip: Vertical, horizontal.
-        matrix: ``(3, 3)``, used instead of box and flip; None: box and flip hold.
-        ripple: The displacements that follow the matrix; None: there are none.
-    """
-
-    box: Sequence[Any]
-    size: Sequence[int]
-    flip: Sequence[bool]
-    matrix: Floats | None = None
-    ripple: Ripple | None = None
+    box: Sequence[Any]  # a row of ``Geometry.places``: y, x, height, width in source pixels
+    size: Sequence[int]  # height and width of the result
+    flip: Sequence[bool]  # vertical, horizontal
+    matrix: Floats | None = None  # ``(3, 3)``, used instead of box and flip
+    ripple: Ripple | None = None  # the displacements that follow the matrix
 
 
 class Known(NamedTuple):
-    """What ops may know about N samples besides their sizes.
+    """What ops may know about N samples besides their sizes."""
 
-    Attributes:
-        points: For each op ``(N, 2)``: the point to crop around, as fractions of the axes; NaN: crop at random. None:
-            the op gets no points.
-        boxes: For each sample float32 ``(n, 4)``: x1, y1, x2, y2 in source pixels. None: no op asks for boxes.
-    """
-
+    # For each op that asks for them ``(N, 2)``: the point to crop around, as fractions of the axes; NaN: at random.
     points: Sequence[Floats | None]
+    # For each sample float32 ``(n, 4)``: x1, y1, x2, y2 in source pixels. None: no op asks for boxes.
     boxes: Sequence[npt.NDArray[Any]] | None = None
 
     def of(self, rows: Any) -> Known:
@@ -128,31 +116,21 @@ class Known(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """The geometry of N samples, as ``apply`` takes it; iterates as ``boxes, sizes, flips``.
+    """The geometry of N samples, as ``apply`` takes it; iterates as ``boxes, sizes, flips``."""
 
-    Attributes:
-        boxes: ``(N, 4)`` int64: y, x, height, width in source pixels, height and width at least 1.
-            A box may reach outside its image: that is padding. For K axes ``(N, 2 K)``: first the corner, then
-            the extent.
-        sizes: ``(N, 2)`` int64: height and width of the result; ``(N, K)``.
-        flips: ``(N, 2)`` bool, after the crop: vertical (upside down), horizontal; ``(N, K)``.
-        resampling: How the box comes to its size.
-        regions: ``(N, 4)`` float64, the boxes before rounding, if images are filtered; else None.
-        matrices: ``(N, 3, 3)`` float64, if some samples are warped: from x, y of the result to x, y of the source.
-            All zeros for samples that are not; for those that are, ``boxes`` enclose what is read. Else None.
-        ripples: The displacements of each sample, between matrix and result, if there are any; else None.
-        edits: What pixel ops do to the result; None: nothing.
-        kept: For each sample, which of its boxes a crop around boxes keeps, ``(n,)`` bool; None: all.
-    """
-
+    # ``(N, 4)``: y, x, height, width in source pixels, height and width at least 1. A box may reach outside its image:
+    # that is padding. For K axes ``(N, 2 K)``: first the corner, then the extent.
     boxes: npt.NDArray[np.int64]
-    sizes: npt.NDArray[np.int64]
-    flips: npt.NDArray[np.bool_]
-    resampling: Resampling = FAST
-    regions: Floats | None = None
+    sizes: npt.NDArray[np.int64]  # ``(N, 2)``: height and width of the result; ``(N, K)``
+    flips: npt.NDArray[np.bool_]  # ``(N, 2)``, after the crop: vertical, horizontal; ``(N, K)``
+    resampling: Resampling = FAST  # how the box comes to its size
+    regions: Floats | None = None  # ``(N, 4)``, the boxes before rounding, if images are filtered
+    # ``(N, 3, 3)``, if some samples are warped: from x, y of the result to x, y of the source. All zeros for samples
+    # that are not; for those that are, ``boxes`` enclose what is read.
     matrices: Floats | None = None
-    ripples: Sequence[Ripple] | None = None
-    edits: Edits | None = None
+    ripples: Sequence[Ripple] | None = None  # of each sample, between matrix and result
+    edits: Edits | None = None  # what pixel ops do to the result
+    # Of each sample, which of its boxes a crop around boxes keeps, ``(n,)``; None: all.
     kept: Sequence[npt.NDArray[np.bool_]] | None = None
 
     @property

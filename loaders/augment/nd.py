@@ -28,11 +28,7 @@ _FLIPS = RandomFlip | RandomHorizontalFlip | RandomVerticalFlip
 
 
 def output_lengths(ops: Sequence[Op], lengths: Sequence[int | None]) -> tuple[int, ...] | None:
-    """Return the spatial lengths of every result; None if they depend on the array (of lengths that vary).
-
-    Raises:
-        BatchError: An array of these lengths is smaller than its crop.
-    """
+    """Return the spatial lengths of every result; None if they depend on the array (of lengths that vary)."""
     known = [length for length in lengths if length is not None]
     if len(known) == len(lengths):
         one = np.zeros(1, np.int64)
@@ -57,9 +53,6 @@ def cut(
 
     Box and flips are a row of a ``Geometry`` as plain numbers, for the last ``len(flip)`` axes; outside the array the
     result is zero. Only the box is read: of a mapped file, only its pages. The copy releases the GIL.
-
-    Raises:
-        BatchError: ``out`` has another shape or dtype.
     """
     num_axes = len(flip)
     corner, lengths = box[:num_axes], box[num_axes:]

@@ -57,11 +57,7 @@ def carry_out(
     out: Array | None = None,
     nearest: bool = False,
 ) -> Array:
-    """Carry out one sample's geometry, into ``out`` or a new array; the other arguments are those of ``apply``.
-
-    Raises:
-        BatchError: As ``apply``; or OpenCV cannot warp this dtype or number of channels.
-    """
+    """Carry out one sample's geometry, into ``out`` or a new array; arguments and errors are those of ``apply``."""
     box, size, flip, matrix, ripple = move
     if matrix is None:
         return apply(image, box, size, flip, fill, out=out, nearest=nearest, resampling=resampling)
@@ -109,10 +105,8 @@ def apply(
     box of ``regions`` if images are filtered. If box and size agree, pixels of any dtype are copied; ``nearest``, for
     masks, picks them. Otherwise they are interpolated bilinearly between pixel centres, or averaged over areas
     (``cv2.INTER_AREA``) where both sides shrink by more than 2. At the edges of the box its own edge pixels are
-    repeated. Outside the image it is ``fill``. ``out`` must not overlap the image.
-
-    Raises:
-        BatchError: Shapes or dtypes do not match, or the dtype cannot be interpolated.
+    repeated. Outside the image it is ``fill``. ``out`` must not overlap the image. BatchError if shapes or dtypes do
+    not match, or the dtype cannot be interpolated.
     """
     shape, how = image.shape, resampling
     nearest = nearest or how.interpolation == "nearest"
@@ -243,10 +237,8 @@ def moved_steps(steps: Sequence[Step], top: int, left: int) -> list[Step]:
 def take_steps(image: Array, steps: Sequence[Step], outs: Sequence[Array]) -> None:
     """Do what ``apply`` does to a uint8 image of at most 4 channels, checking only what a bad file could cause.
 
-    Boxes of steps lie inside the image; ``outs`` are contiguous arrays of their sizes.
-
-    Raises:
-        BatchError: The image is smaller than the one that the steps were computed for.
+    Boxes of steps lie inside the image, or it is smaller than its header said, a BatchError; ``outs`` are contiguous
+    arrays of their sizes.
     """
     num_rows, num_columns = image.shape[:2]
     for (top, bottom, left, right, width, height, method, flip), out in zip(steps, outs):  # noqa: B905  # costs as much as a step
@@ -344,12 +336,7 @@ def move_boxes(boxes: npt.NDArray[np.float32], move: Move) -> npt.NDArray[np.flo
 
     They are clipped to the result. Number and order stay: boxes outside of it have zero width or height, for the
     caller to keep or drop together with their labels. Of a warp they enclose their corners.
-
-    Raises:
-        BatchError: ``boxes`` is not ``(n, 4)``.
     """
-    if boxes.ndim != 2 or boxes.shape[1] != 4:
-        raise BatchError(f"boxes must be (n, 4), got {boxes.shape}")
     found = _to_result(corners_of(boxes), move)
     moved = np.concatenate([found.min(axis=1), found.max(axis=1)], axis=1)
     return np.asarray(np.clip(moved, 0, (move.size[1], move.size[0]) * 2), np.float32)
@@ -374,12 +361,7 @@ def move_keypoints(
 
     ``pairs`` of points (left and right eye) are swapped in a horizontal flip, or if the matrix mirrors. With
     visibility, points outside the result and unlabelled points are 0, 0, 0.
-
-    Raises:
-        BatchError: ``points`` has another shape.
     """
-    if points.ndim != 3 or points.shape[2] not in (2, 3):
-        raise BatchError(f"keypoints must be (n, num, 2) or (n, num, 3), got {points.shape}")
     moved, is_mirrored = points.astype(np.float64), move.flip[1]
     moved[..., :2] = _to_result(points[..., :2], move)
     if move.matrix is not None:

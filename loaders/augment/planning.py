@@ -51,12 +51,7 @@ def _warp(ops: Sequence[Op]) -> str:
 
 
 def as_ops(ops: Sequence[Op], what: str = "augment") -> tuple[Op, ...]:
-    """Check that these are ops, and return them as a tuple.
-
-    Raises:
-        TypeError: One of them is not an op; ``what`` and its position say which.
-        ValueError: Ops disagree on ``fill``, ``fill_mask`` or ``padding_mode``.
-    """
+    """Return ops as a tuple; TypeError if one is none, ValueError if they disagree on fills or ``padding_mode``."""
     if not isinstance(ops, (list, tuple)):
         raise TypeError(f"{what} must be a list of ops, got {ops!r}")
     for position, op in enumerate(ops):
@@ -95,11 +90,7 @@ def _one_of(ops: Sequence[Op], name: str, default: Any) -> Any:
 
 
 def check_ops(ops: Sequence[Op], num_axes: int) -> None:
-    """Check that the ops can be carried out on arrays with ``num_axes`` spatial axes.
-
-    Raises:
-        BatchError: An op resamples, or needs another number of axes.
-    """
+    """Raise BatchError for an op that resamples, or needs another number of spatial axes than ``num_axes``."""
     for op in ops:
         resamples = hasattr(op, "interpolation") and not hasattr(op, "edit")
         if resamples or (num_axes != 2 and isinstance(op, SizedBySample)):

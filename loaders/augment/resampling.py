@@ -42,48 +42,29 @@ _EDGE = 1e-6  # pixels: tolerance for float64 errors
 
 @dataclass(frozen=True, slots=True)
 class Resampling:
-    """How images are resampled.
+    """How images are resampled."""
 
-    Attributes:
-        interpolation: One of ``INTERPOLATIONS``.
-        is_filtered: True: Pillow's filters on sub-pixel boxes.
-        warp: Interpolation of warped images (rotated, sheared, ...): ``"bilinear"``, or ``"nearest"`` if all ops that
-            resample say so.
-        padding_mode: As in ``RandomCrop``.
-    """
-
-    interpolation: str = "bilinear"
-    is_filtered: bool = False
-    padding_mode: str = "constant"
-    warp: str = "bilinear"
+    interpolation: str = "bilinear"  # one of ``INTERPOLATIONS``
+    is_filtered: bool = False  # by Pillow's filters, on sub-pixel boxes
+    padding_mode: str = "constant"  # as in ``RandomCrop``
+    warp: str = "bilinear"  # of rotated, sheared, ... images: ``"nearest"`` if all ops that resample say so
 
 
 FAST = Resampling()
 
 
-def as_fill(value: Any) -> Fill | None:
-    """Check a fill value and return it: one number, a tuple with one per channel, or None."""
-    if value is None:
-        return None
-    if isinstance(value, (tuple, list)):
-        return tuple(real_number(f"fill[{i}]", each) for i, each in enumerate(value))
-    number: float = real_number("fill", value)
-    return number
-
-
 def check_shared(op: Any) -> None:
-    """Check the arguments that many ops have, by their names; a fill value becomes a number or a tuple.
-
-    Raises:
-        TypeError: One is of the wrong type.
-        ValueError: One is out of range, or unknown.
-    """
+    """Check the arguments that many ops have, by their names; a fill value becomes a number or a tuple."""
     if hasattr(op, "interpolation"):
         choices = INTERPOLATIONS if hasattr(op, "antialias") else ("nearest", "bilinear")
         one_of("interpolation", op.interpolation, choices)
     one_of("antialias", getattr(op, "antialias", None), (True, False, None))
-    if hasattr(op, "fill"):
-        object.__setattr__(op, "fill", as_fill(op.fill))
+    fill: Any = getattr(op, "fill", None)
+    if isinstance(fill, (tuple, list)):
+        numbers = tuple(real_number(f"fill[{i}]", each) for i, each in enumerate(fill))
+        object.__setattr__(op, "fill", numbers)
+    elif fill is not None:
+        real_number("fill", fill)
     if getattr(op, "fill_mask", None) is not None:
         whole_number("fill_mask", op.fill_mask)
     if hasattr(op, "p"):

@@ -44,11 +44,11 @@ class Gather:
         column: Callable[[int], Column],  # opens a shard's column, by shard number
         # Raises the error that a row of a shard, given both numbers, has another size.
         refuse: Callable[[int, int], NoReturn],
-        take: Take | None = None,  # how rows are copied
+        take: Take,  # how rows are copied
         *,
         is_evictable: bool = False,  # whether its files are to be let go of as soon as can be
     ) -> None:
-        self._take, self._is_evictable = take or take_rows, is_evictable
+        self._take, self._is_evictable = take, is_evictable
         self._nbytes, self._starts, self._column, self._refuse = nbytes, starts, column, refuse
         self._columns: dict[int, Column] = {}
         self._biases = np.full(len(starts), _UNKNOWN, np.int64)

@@ -58,10 +58,6 @@ class ShardRuns(NamedTuple):
 class Store:
     """Columns by field over one or more shards.
 
-    Attributes:
-        remotes: What shards at URLs are fetched by.
-        last_opened: The number of the shard that was opened last: where a reader is that reads them in order.
-
     Thread-safe. Shards are opened when they are first touched. Pickling sends paths and opens
     anew.
     """
@@ -94,10 +90,12 @@ class Store:
         self._find = ShardFinder(self.ends)
         self._given_runs = runs
         origins = (shard.origin for shard in self.shards if isinstance(shard, RemoteShard))
-        self.remotes = list(dict.fromkeys(origins))
+        self.remotes = list(dict.fromkeys(origins))  # what shards at URLs are fetched by
         self.is_remote = bool(self.remotes)
         self._lock = ForkLock()
-        self.last_opened = 0
+        self.last_opened = (
+            0  # the shard that was opened last: where a reader is that reads them in order
+        )
         self._close()
 
     def _close(self) -> None:

@@ -55,11 +55,7 @@ def index_array(indices: Any) -> npt.NDArray[np.int64]:
 
 
 def from_start(indices: npt.NDArray[np.int64], n: int, what: str) -> npt.NDArray[np.int64]:
-    """Return indices from ``-n`` to ``n - 1`` as counted from the first.
-
-    Raises:
-        IndexError: One is out of range; the message calls it a ``what``.
-    """
+    """Return indices from ``-n`` to ``n - 1`` as counted from the first; IndexError, of a ``what``, if one is not."""
     # A negative one is huge when it is seen as unsigned.
     if not len(indices) or np.maximum.reduce(indices.view(np.uint64)) < n:
         return indices
@@ -94,6 +90,9 @@ class BatchDataset(torch.utils.data.Dataset[SampleT], ABC):
     max_workers: int | None = None
     has_own_samples: ClassVar[bool] = False
     epoch: int = 0
+    _of_several: ClassVar[str] = (
+        "Subset(dataset, indices) of torch.utils.data takes several of them"
+    )
     _is_epoch_set: bool = False
     _num_untold: int = 0  # samples that were read for no epoch in particular
     _has_warned: bool = False
@@ -138,8 +137,8 @@ class BatchDataset(torch.utils.data.Dataset[SampleT], ABC):
     def __getitem__(self, index: Any) -> SampleT:
         """Return one sample as a named tuple of tensors."""
         if not is_one(index):
-            what = "Subset(dataset, indices) of torch.utils.data takes several of them"
-            raise TypeError(f"a sample index must be an int, got {shown(index)}; {what}")
+            what = f"a sample index must be an int, got {shown(index)}"
+            raise TypeError(f"{what}; {self._of_several}")
         sample: SampleT = self.read([index])[0]
         return sample
 

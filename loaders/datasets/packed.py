@@ -25,7 +25,6 @@ from loaders.datasets.base import (
     SamplesOf,
     SampleT,
     from_start,
-    is_one,
     whole_numbers,
 )
 from loaders.datasets.joining import joined
@@ -82,6 +81,7 @@ class PackedDataset(Settled, BatchDataset[SampleT]):
     """
 
     _settled = frozenset(SETTINGS)
+    _of_several = "select() takes several of them, and column() the name of a field"
     has_own_samples = False
 
     fields: tuple[str, ...]
@@ -220,12 +220,7 @@ class PackedDataset(Settled, BatchDataset[SampleT]):
         """Return one sample as a named tuple of tensors, or for a slice a view of the dataset."""
         if isinstance(index, slice):
             return self.select(np.arange(len(self))[index])
-        if not is_one(index):
-            raise TypeError(
-                f"a sample index must be an int, got {shown(index)}; select() takes several of them, "
-                "and column() the name of a field"
-            )
-        return self.read([index])[0]
+        return super().__getitem__(index)
 
     def __iter__(self) -> Iterator[SampleT]:
         """Yield the samples one by one; a ``DataLoader`` is faster."""
@@ -310,9 +305,8 @@ class PackedDataset(Settled, BatchDataset[SampleT]):
         if isinstance(field, Text):
             return _read_only(np.array(frame.decoded(self, name, field), object))
         if field.record_nbytes is None or field.shape is None or field.codec != "raw":
-            frames = f"by to_pandas(fields=[{name!r}]), or " if frame.has_place(field) else ""
             raise SchemaError(
-                f"field {name!r} varies in size, or is encoded: read it {frames}sample by sample"
+                f"field {name!r} varies in size, or is encoded: read it sample by sample, or JSON by to_pandas()"
             )
         values = self.view.column(name)
         # It lies as H x W x C, and is served as C x H x W.
@@ -328,7 +322,7 @@ class PackedDataset(Settled, BatchDataset[SampleT]):
         """
         self.schema.check_names([name])
         field = self.schema.fields.get(name)
-        unit = None if field is None else _unit_nbytes(field)
+        unit = _unit_nbytes(field)
         if unit is None:
             raise SchemaError(
                 f"lengths() needs texts, bytes, or arrays with one varying axis; {name!r} is {field or 'a number'}"
@@ -504,7 +498,7 @@ def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return array
 
 
-def _unit_nbytes(field: Field) -> int | None:
+def _unit_nbytes(field: Field | None) -> int | None:
     """Return the bytes of one item of a field that varies along one axis."""
     if isinstance(field, Text | Json | Bytes):
         return 1

@@ -45,7 +45,7 @@ def as_settings(given: dict[str, Any], schema: Schema) -> dict[str, Any]:
     one_of("on_error", settings["on_error"], ("raise", "replace"))
     whole_number("max_picture_mb", settings["max_picture_mb"], at_least=1)
     batching, transform = settings["batching"], settings["transform"]
-    if batching is not None and not isinstance(batching, Mapping):
+    if not isinstance(batching, Mapping | None):
         raise TypeError(f"batching must be {_FORMS}, got {shown(batching)}")
     functions = transform.values() if isinstance(transform, Mapping) else [transform]
     if transform is not None and not all(callable(function) for function in functions):

@@ -46,11 +46,6 @@ def unwrap(dataset: Any) -> Any:
     return dataset
 
 
-def holds_ours(dataset: Any) -> bool:
-    """True if a dataset is one of this package, or made of such, as far as its attributes show."""
-    return next(ours_in(dataset), None) is not None
-
-
 def ours_in(dataset: Any, depth: int = 4) -> Iterator[BatchDataset]:
     """Yield the datasets of this package that a dataset is, or is made of, as far as its attributes show."""
     if isinstance(dataset, BatchDataset):

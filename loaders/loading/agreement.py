@@ -34,11 +34,7 @@ def next_number() -> int:
 
 
 def check_ranks_agree(number: int, steps: EpochBatches) -> None:
-    """Compare a loader with those of the same number on other ranks, where their store answers.
-
-    Raises:
-        LoadersError: Another rank has made it of another seed, batch size, length or order.
-    """
+    """Compare a loader with those of its number on other ranks, where they answer; LoadersError if one differs."""
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     if not is_distributed() or dist.get_world_size() < 2 or not host or not port:
         return

@@ -18,7 +18,7 @@ from loaders.device.pinned import pinned
 from loaders.device.prefetch import Prefetcher
 from loaders.dumping import since
 from loaders.errors import BatchError
-from loaders.loading.frameworks import register_with_accelerate
+from loaders.loading.frameworks import AccelerateHook, register_with_accelerate
 from loaders.sampling.cursor import Pass
 
 if TYPE_CHECKING:
@@ -97,16 +97,16 @@ class Delivery(Generic[BatchT]):
         self._num_delivered = 0
         self._waiting_since: float | None = None
         self.pid = os.getpid()
-        self._hook = register_with_accelerate(self, current) if isinstance(current, Pass) else None
+        self._hook = AccelerateHook(current)
+        if isinstance(current, Pass):
+            register_with_accelerate(self, self._hook)
         self._take_from(current, batches)
 
     def _take_from(
         self, current: Pass | ForeignPass, batches: OrderedBatches | TorchBatches
     ) -> None:
         self._pass, self._batches, self._num_counted = current, batches, 0
-        if self._hook is not None and isinstance(current, Pass):
-            self._hook.current = current
-        accelerator = self._accelerator
+        self._hook.current, accelerator = current, self._accelerator
         plan = current.plan if current.plan is not None and current.plan.pad == "mark" else None
         self._source: Iterator[Any] = batches
         self._is_marked = plan is not None or accelerator is not None
@@ -169,8 +169,7 @@ class Delivery(Generic[BatchT]):
     def _end(self) -> None:
         """Go on to the next epoch, if all of this one was handed over, or failed."""
         self._is_over = True
-        if self._hook is not None:
-            self._hook.close()
+        self._hook.close()
         plan = self._pass.plan
         if plan is None or self._batches.num_taken >= plan.num_remaining_steps:
             self._pass.end()
@@ -209,8 +208,7 @@ class Delivery(Generic[BatchT]):
         if not self._is_over:
             self._closed = self._closed or why
         self._close_source()
-        if self._hook is not None:
-            self._hook.close()
+        self._hook.close()
         self.on_close()
 
     def _close_source(self) -> None:

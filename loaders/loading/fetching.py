@@ -12,7 +12,6 @@ import numpy as np
 
 from loaders.data.shards import FileShard
 from loaders.datasets.base import SamplesOf
-from loaders.datasets.packed import PackedDataset
 from loaders.errors import CacheError
 from loaders.remote.ahead import Ahead, Needs
 from loaders.sampling.batch import evaluate
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from loaders.data.view import View
     from loaders.datasets.base import BatchDataset
     from loaders.remote.origin import Origin
     from loaders.remote.wire import File
@@ -95,7 +95,7 @@ class LoaderPass:
 
     def warn_of_scattered(self) -> None:
         """Say once that a view has few samples of many shards: these are fetched whole."""
-        view = self._dataset.view if isinstance(self._dataset, PackedDataset) else None
+        view: View | None = getattr(self._dataset, "view", None)  # of one that is packed
         if view is None or view.numbers is None:
             return
         numbers = np.unique(view.store.shards_of(view.numbers)).tolist()
@@ -110,11 +110,7 @@ class LoaderPass:
             )
 
     def check(self) -> None:
-        """Say what an order costs more than lanes would.
-
-        Raises:
-            CacheError: Less fits into the cache than what the ranks of this node read at a time.
-        """
+        """Say what an order costs more than lanes would; CacheError if what this node reads at a time does not fit."""
         budget, size = self.origin.budget(), self.size_bytes
         if size <= budget:
             return
@@ -160,11 +156,7 @@ def _origins(dataset: BatchDataset[Any]) -> list[Origin]:
 def tell_ahead(
     dataset: BatchDataset[Any], order: Order, current: Pass, num_at_once: int
 ) -> list[Ahead]:
-    """Return what sends fetchers, once it is started, what a pass will read, so many batches at once.
-
-    Raises:
-        CacheError: The cache of a dataset is too small for this order.
-    """
+    """Return what sends fetchers, once it is started, what a pass will read; CacheError if a cache is too small."""
     ahead: list[Ahead] = []
 
     def position() -> tuple[int, bool]:

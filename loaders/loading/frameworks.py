@@ -4,36 +4,30 @@ from __future__ import annotations
 
 import sys
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from loaders.errors import LoadersError
 from loaders.sampling.sampler import EpochBatches
-
-if TYPE_CHECKING:
-    from loaders.sampling.cursor import Pass
 
 
 class AccelerateHook:
     """What accelerate reads of an iteration: whether it is at its end, where accumulated gradients are synced.
 
     accelerate keeps this object, not the iteration: so one whose loop was left early can be freed.
-
-    Attributes:
-        current: The pass over the epoch.
     """
 
-    def __init__(self, current: Pass) -> None:
-        self.current = current
+    def __init__(self, current: Any) -> None:
+        self.current = current  # the pass over the epoch
 
     @property
     def end_of_dataloader(self) -> bool:
         """Whether the last batch of the epoch was handed over."""
-        return self.current.is_done
+        return bool(self.current.is_done)
 
     @property
     def remainder(self) -> int:
         """How many rows of the last batches ``gather_for_metrics`` keeps: behind them is padding. 0: all."""
-        return self.current.plan.num_before_padding
+        return int(self.current.plan.num_before_padding)
 
     def close(self) -> None:
         """Let accelerate forget it."""
@@ -42,21 +36,15 @@ class AccelerateHook:
             state.dataloader_references = rest
 
 
-def register_with_accelerate(iteration: object, current: Pass) -> AccelerateHook | None:
-    """Register an iteration with accelerate, where that is in use, until the iteration is closed or dropped.
-
-    Raises:
-        LoadersError: It is a release that keeps the active loader apart from its list.
-    """
+def register_with_accelerate(iteration: object, hook: AccelerateHook) -> None:
+    """Register an iteration with accelerate, where that is in use, until the iteration is closed or dropped."""
     if (state := _gradient_state()) is None:
-        return None
-    hook = AccelerateHook(current)
+        return
     state.dataloader_references = [*state.dataloader_references, hook]
     is_seen = state.active_dataloader is hook
     if not is_seen:
         raise LoadersError("accelerate 1.4 or newer is needed to know where an epoch ends")
     weakref.finalize(iteration, hook.close).atexit = False
-    return hook
 
 
 def _gradient_state() -> Any:
@@ -66,11 +54,7 @@ def _gradient_state() -> Any:
 
 
 def check_no_mesh() -> None:
-    """Refuse to divide data by all ranks where accelerate trains with a mesh.
-
-    Raises:
-        LoadersError: Several ranks are of one replica of the model, and need equal batches.
-    """
+    """Raise LoadersError where accelerate trains with a mesh, in which ranks of one replica need equal batches."""
     state: Any = sys.modules.get("accelerate.state")
     if state is None or not state.is_initialized():
         return

@@ -76,10 +76,6 @@ class LoaderOptions:
 
     The fields are the loader's signature; what a loader makes of one has a name of its own. An option that may change
     later is changed by ``dataclasses.replace``, which checks all of them again.
-
-    Raises:
-        TypeError: An argument is of another kind.
-        ValueError: One is out of range, or contradicts another.
     """
 
     dataset: Any
@@ -127,7 +123,7 @@ class LoaderOptions:
         for name in ("collate_fn", "worker_init_fn"):
             if (given := getattr(self, name)) is not None and not callable(given):
                 raise TypeError(f"{name} must be a function, got {shown(given)}")
-        if self.generator is not None and not isinstance(self.generator, torch.Generator):
+        if not isinstance(self.generator, torch.Generator | None):
             raise TypeError(f"generator must be a torch.Generator, got {shown(self.generator)}")
         for name, least in (("batch_size", 1), ("prefetch_factor", 1), ("device_prefetch", 0)):
             if (number := getattr(self, name)) is not None or name == "device_prefetch":
@@ -207,14 +203,14 @@ class LoaderOptions:
         """The seed, as was said, or that of a sampler or batch sampler of loaders."""
         if self.seed is not None:
             return whole_number("seed", self.seed)
-        return 0 if self._given is None else self._given.seed
+        return getattr(self._given, "seed", 0)
 
     @property
     def chosen_pad(self) -> Pad:
         """How the tail is padded, as was said, or as a sampler of loaders says."""
         if self.pad is not None:
             return self.pad
-        return True if self._given is None else self._given.pad
+        return getattr(self._given, "pad", True)
 
     @property
     def _given(self) -> EpochSampler | EpochBatches | None:

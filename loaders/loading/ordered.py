@@ -12,7 +12,7 @@ import torch
 
 from loaders.checks import shown, whole_number
 from loaders.datasets.base import BatchDataset
-from loaders.datasets.views import fingerprint_of, holds_ours, ours_in
+from loaders.datasets.views import fingerprint_of, ours_in
 from loaders.errors import StateError
 from loaders.loading.delivery import BatchT
 from loaders.sampling.batch import IndexBatch, entered, evaluate, index_batches, numbered
@@ -74,11 +74,7 @@ class OrderedLoader(torch.utils.data.DataLoader[BatchT]):
         return batches if is_ours(batches) else self._singles
 
     def _check_length(self, sampler: EpochSampler) -> None:
-        """Refuse a third-party dataset whose length no longer matches the order.
-
-        Raises:
-            ValueError: It changed since the loader was made.
-        """
+        """Raise ValueError for a third-party dataset whose length changed since the loader was made."""
         options, dataset = self._options, self._options.dataset
         is_given = options.sampler is not None or not options.has_own_order
         if not (
@@ -137,7 +133,7 @@ class OrderedLoader(torch.utils.data.DataLoader[BatchT]):
     @cached_property
     def _holds_ours(self) -> bool:
         """Whether indices set the epoch of a loaders dataset, or of those inside a third-party one."""
-        return holds_ours(self.dataset)
+        return any(True for _ in ours_in(self.dataset))
 
     @property
     def _makes_batches(self) -> bool:
@@ -156,11 +152,8 @@ class OrderedLoader(torch.utils.data.DataLoader[BatchT]):
     @property
     def epoch(self) -> int:
         """The epoch that the next iteration serves, or goes on with."""
-        steps = self._steps
-        if steps is not None:
-            return steps.sampler.epoch
-        assert self._others is not None
-        return self._others.epoch
+        place: Any = self._others if self._steps is None else self._steps.sampler
+        return int(place.epoch)
 
     def forever(self) -> Iterator[BatchT]:
         """Return batches, epoch after epoch, without end: from where the loader stands, and ``state_dict`` as ever.
@@ -198,12 +191,13 @@ class OrderedLoader(torch.utils.data.DataLoader[BatchT]):
             raise StateError(
                 "with in_order=False the order of batches is not reproducible, so there is no state of it"
             )
-        state = {"version": _STATE_VERSION, "dataset": fingerprint_of(self.dataset)}
-        steps = self._steps
-        if steps is None:
+        if self._steps is not None:
+            place = self._steps.sampler.state_dict(pending)
+        else:
             assert self._others is not None
-            return {**state, "seed": self.seed, "sampler": self._others.state_dict(self, pending)}
-        return {**state, "seed": steps.seed, "sampler": steps.sampler.state_dict(pending)}
+            place = self._others.state_dict(self, pending)
+        state = {"version": _STATE_VERSION, "dataset": fingerprint_of(self.dataset)}
+        return {**state, "seed": self.seed, "sampler": place}
 
     def load_state_dict(
         self, state: dict[str, Any], *, weights: Literal["new"] | None = None

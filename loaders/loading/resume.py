@@ -33,26 +33,22 @@ _END = object()
 
 
 class ForeignPass:
-    """How far one iteration has come.
-
-    Attributes:
-        epoch: Which pass this is.
-        resumed: The state it goes on from, or nothing.
-        delivered: Batches that were handed over, those before the state included.
-        is_over: Whether there are no more.
-        drawn: How the sampler's generators stood when it began, and torch's own if the sampler has drawn from it.
-        states: That of a sampler with a state, at the last batch that was handed over.
-        taken: Its states at the batches that were taken and not handed over.
-    """
+    """How far one iteration has come."""
 
     plan = None  # how many steps there are, only the sampler knows
     is_moved = False
+    is_over = False  # whether there are no more batches
 
     def __init__(self, epoch: int, resumed: Mapping[str, Any]) -> None:
-        self.epoch, self.resumed = epoch, resumed
+        self.epoch, self.resumed = (
+            epoch,
+            resumed,
+        )  # which pass this is, and the state it goes on from
+        # Batches that were handed over, those before the state included.
         self.delivered: int = resumed.get("delivered", 0)
-        self.is_over = False
+        # How the sampler's generators stood at the beginning, and torch's own if the sampler has drawn from it.
         self.drawn: dict[str, Any] = {}
+        # Of a sampler with states: at the last batch that was handed over, and at those that were only taken.
         self.states: Mapping[str, Any] = resumed.get("states", {})
         self.taken: deque[Mapping[str, Any]] = deque()
 
@@ -145,11 +141,7 @@ class ThirdParty:
         return {"kind": _KIND, **self._sizes, **place, "states": self._states()}
 
     def load_state_dict(self, state: Any) -> None:
-        """Let the next pass go on where a state was taken.
-
-        Raises:
-            StateError: The state is of another kind of order or another batch size, or the dataset is iterable.
-        """
+        """Let the next pass go on where a state was taken; StateError if that was another order, or none can be."""
         if self.is_iterable:
             raise StateError(_NO_RESUME)
         if not isinstance(state, Mapping) or state.get("kind") != _KIND:

@@ -16,11 +16,6 @@ class Pass:
     """One pass over an epoch: the steps of a plan, and how many of them are done.
 
     The pass that began last is the cursor's ``active`` one. Others may go on; they move nothing.
-
-    Attributes:
-        epoch: Which epoch.
-        plan: Its steps.
-        num_steps: How many of them are done.
     """
 
     def __init__(self, cursor: Cursor, plan: Plan) -> None:
@@ -61,25 +56,20 @@ class Pass:
 
 
 class Cursor:
-    """A place in the epochs of an order, and the pass that is under way there.
+    """A place in the epochs of an order, and the pass that is under way there."""
 
-    Attributes:
-        epoch: Which epoch.
-        start: Where in it the next pass begins: 0 but for the first one after a state was loaded.
-        active: The pass that began last, if it began here.
-        last: The active pass once a step of it is done, before that the one before it.
-        chosen: The epoch that ``set_epoch`` named last.
-        restarts: Whether ``set_epoch`` chose the epoch after all of it was taken: the next ``iter`` begins it anew.
-        is_loaders: Whether only the loader that loaded a state begins at ``start``: others skip by themselves.
-        is_resumed: Whether a state was loaded, and nothing was taken since.
-    """
-
-    def __init__(self) -> None:
-        self.epoch = self.start = 0
-        self.active: Pass | None = None
-        self.last: Pass | None = None
-        self.chosen: int | None = None
-        self.restarts = self.is_loaders = self.is_resumed = False
+    epoch = 0
+    start = 0  # where in it the next pass begins: 0 but for the first one after a state was loaded
+    active: Pass | None = None  # the pass that began last, if it began here
+    last: Pass | None = (
+        None  # the active pass once a step of it is done, before that the one before it
+    )
+    chosen: int | None = None  # the epoch that ``set_epoch`` named last
+    restarts = False  # ``set_epoch`` chose the epoch after all of it was taken: the next ``iter`` begins it anew
+    is_loaders = (
+        False  # only the loader that loaded a state begins at ``start``: others skip by themselves
+    )
+    is_resumed = False  # a state was loaded, and nothing was taken since
 
     # -- where the sampler goes --------------------------------------------------------------------
 

@@ -174,12 +174,7 @@ def order_key(seed: int, epoch: int, purpose: int) -> int:
 
 
 def frozen_copy(values: npt.ArrayLike, name: str, like: str = "[1, 2, ...]") -> npt.NDArray[Any]:
-    """Return a read-only copy, with one axis.
-
-    Raises:
-        TypeError: The values are a dataset, a name, or one value; ``like`` says what would be right.
-        ValueError: They have more axes.
-    """
+    """Return a read-only copy, with one axis; TypeError, with what they should be ``like``, for what is no array."""
     is_list = isinstance(values, Sequence) and not isinstance(values, str | bytes)
     if not is_list and not hasattr(values, "__array__"):
         what = f"{name} must have one value for each sample or source, such as {like}"

@@ -64,12 +64,7 @@ def is_schedule(weights: Any) -> bool:
 
 
 def as_phases(weights: Any) -> tuple[Phase, ...]:
-    """Return weights, which may be a schedule, as phases.
-
-    Raises:
-        TypeError: An item of a schedule is no pair of a sample and weights.
-        ValueError: A schedule does not begin at sample 0, or does not ascend; or weights are out of range.
-    """
+    """Return weights, which may be a schedule, as phases: it begins at sample 0, and ascends, or is an error."""
     pairs = list(weights) if is_schedule(weights) else [(0, weights)]
     phases: list[Phase] = []
     for number, pair in enumerate(pairs):

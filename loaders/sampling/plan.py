@@ -123,15 +123,8 @@ class Plan:
         return self.length - self._tail_begin if is_padded else 0
 
     def of_node(self, ranks_per_node: int) -> Self:
-        """Return what all ranks of this rank's node read together, as the plan of one rank.
-
-        Args:
-            ranks_per_node: Consecutive ranks, whose number divides the world size; ValueError if it does not.
-        """
-        num_nodes, rest = divmod(self.world_size, ranks_per_node)
-        if rest:
-            what = f"ranks_per_node must divide {self.world_size} ranks"
-            raise ValueError(f"{what}, got {ranks_per_node}")
+        """Return what the ranks of this rank's node, whose number divides all, read together, as the plan of one."""
+        num_nodes = self.world_size // ranks_per_node
         size, rank = self.batch_size * ranks_per_node, self.rank // ranks_per_node
         return replace(self, batch_size=size, rank=rank, world_size=num_nodes)
 
@@ -240,12 +233,9 @@ class BatchPlan(Plan):
 
     Of the last turn, ``drop_last`` leaves out what not every rank has; ``pad`` takes the epoch's first batches again,
     which ``"mark"`` marks whole; with ``pad=False`` some ranks have a step less.
-
-    Args:
-        starts: Where each batch begins, and the end of the last one.
     """
 
-    starts: Int64s | tuple[int, ...] = (0,)
+    starts: Int64s | tuple[int, ...] = (0,)  # where each batch begins, and the end of the last one
 
     def __post_init__(self) -> None:
         super(BatchPlan, self).__post_init__()

@@ -87,10 +87,10 @@ class EpochSampler(Settled, DistributedSampler[SampleIndex]):
         self.drop_last, self.pad = drop_last, pad
         self.cursor = Cursor()  # where the current epoch stands
         self._ranks: tuple[int, int] | None = None
-        if rank is not None or world_size is not None:  # whatever is wrong with them is said now
-            ranks = resolve_rank(rank, world_size)
-            self._ranks = None if rank is None or world_size is None else ranks
         self.given_ranks = (rank, world_size)
+        if self.given_ranks != (None, None):  # whatever is wrong with them is said now
+            ranks = resolve_rank(rank, world_size)
+            self._ranks = None if None in self.given_ranks else ranks
         Plan(self.order.length, 1, drop_last=drop_last, pad=pad)  # refuses now, not at iter
 
     def __iter__(self) -> Iterator[SampleIndex]:
@@ -361,11 +361,7 @@ def _yields_as(kind: type[Any], given: Any) -> bool:
 def continued(
     order: Order, state: Mapping[str, Any], weights: Literal["new"] | None = None
 ) -> tuple[Order, tuple[int, int]]:
-    """Return the order that goes on from a state, and the epoch and position there.
-
-    Raises:
-        StateError: The state is not of this order, or, with ``weights="new"``, of no mixture of these sources.
-    """
+    """Return the order that goes on from a state, and the epoch and position there; StateError if it is another's."""
     _check_place(state)
     place = state["epoch"], state["delivered"]
     own = getattr(order, "continued", None)

@@ -972,11 +972,6 @@ def test_no_boxes_stay_no_boxes() -> None:
     assert moved.dtype == np.float32
 
 
-def test_boxes_of_another_shape_are_refused() -> None:
-    with pytest.raises(BatchError):
-        move_boxes(np.zeros(4, np.float32), Move((0, 0, 2, 2), (4, 4), NO_FLIP))
-
-
 def test_ops_have_a_type_in_common() -> None:
     crop = [RandomResizedCrop(8), RandomHorizontalFlip(), Resize(4)]
 

@@ -88,7 +88,7 @@ def test_large_rows_may_lie_further_apart_than_an_array_can_count() -> None:
         memory[row * nbytes : row * nbytes + 4] = bytes([i, 1, 2, 3])
     out = np.empty((3, nbytes), np.uint8)
 
-    gather = Gather(nbytes, np.zeros(1, np.int64), lambda _: column, refuse)
+    gather = Gather(nbytes, np.zeros(1, np.int64), lambda _: column, refuse, numpy_take)
     gather(indices, np.zeros(3, np.int64), out)
 
     assert out[:, :5].tolist() == [[i, 1, 2, 3, 0] for i in range(3)]

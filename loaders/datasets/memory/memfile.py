@@ -46,22 +46,17 @@ _PIECE_BYTES = 64 << 20  # of huge pages, between two steps of the progress bar
 
 
 class MemoryFile:
-    """A sealed memory file, mapped for reading.
+    """A sealed memory file, mapped for reading: its descriptor is closed when this dies; the columns may live on."""
 
-    Args:
-        fd: Its descriptor, which is closed when this dies; the columns may live on.
-
-    Attributes:
-        identity: What it holds.
-        fields: What the records of each column are.
-        columns: Over the file.
-        place: Where ``open_memory_file`` finds it, as long as this lives.
-    """
+    identity: str  # what it holds
+    fields: dict[str, Field]  # what the records of each column are
+    columns: dict[str, Column]  # over the file
+    place: Place  # where ``open_memory_file`` finds it, as long as this lives
 
     def __init__(self, fd: int) -> None:
         weakref.finalize(self, os.close, fd)
         status = os.fstat(fd)
-        self.place: Place = os.getpid(), fd, status.st_ino
+        self.place = os.getpid(), fd, status.st_ino
         if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
             raise LoadersError("a memory file that is shared must be sealed")
         map_, start = lay(fd, status.st_size, is_writable=False)

@@ -349,11 +349,10 @@ def _array_column(name: str, field: Field, array: npt.NDArray[Any]) -> Column:
         if array.shape[1:] == shape:
             array = array.transpose(0, 2, 3, 1)
         shape = (*shape[1:], shape[0])
-    if not array.ndim or array.shape[1:] != shape:
+    if array.shape[1:] != shape:
         raise SchemaError(f"array {name!r} of shape {array.shape} does not fit {field}")
     classes = field.classes if isinstance(field, Label) else None
-    most = int(array.max()) if classes and len(array) else -1
-    if classes and most >= len(classes):
+    if classes and (most := int(array.max(initial=0))) >= len(classes):
         what = f"array {name!r} has labels up to {most}"
         raise SchemaError(f"{what}, there are {len(classes)} classes")
     try:

@@ -76,11 +76,7 @@ class HeldShard(MemoryShard):
     shared_as: str = ""  # of a copy for all processes: what they find it by
 
     def file(self) -> MemoryFile:
-        """Return the memory file, a copy that is made once where the columns lie in none.
-
-        Raises:
-            LoadersError: There is no room for a copy; the message has the figures.
-        """
+        """Return the memory file, a copy that is made once where the columns lie in none; LoadersError without room."""
         with _copying.plain:
             if not self.files:
                 plans = {name: copy_plan(column) for name, column in self.columns.items()}

@@ -42,12 +42,7 @@ def has_halves(field: Field | None) -> bool:
 
 
 def check_scale(fields: Mapping[str, Field | None], scale: float) -> None:
-    """Raise unless the fields can be served at a scale.
-
-    Raises:
-        ValueError: There is no such scale.
-        SchemaError: A field is no ``dct`` image, and would no longer fit them.
-    """
+    """Raise ValueError if there is no such scale, SchemaError for a field that would no longer fit ``dct`` images."""
     if side_of(scale) == 8:
         return
     for name, field in fields.items():

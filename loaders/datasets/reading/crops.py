@@ -90,11 +90,7 @@ def crop_readers(
     views: Mapping[str, tuple[Any, ...]],
     batching: Mapping[str, Form],
 ) -> dict[str, CropReader]:
-    """Return a reader for each array that the ops of some view move.
-
-    Raises:
-        SchemaError: An op cannot be carried out on one of them.
-    """
+    """Return a reader for each array that the ops of some view move; SchemaError if an op cannot be carried out."""
     if not any(views.values()):
         return {}
     _check_said(fields)

@@ -154,10 +154,9 @@ def _followed(
 def as_forms(
     batching: Mapping[str, Any], fields: Mapping[str, Field | None], *, is_transformed: bool
 ) -> dict[str, Form]:
-    """Return the form of each field that ``batching`` names; what a transform makes is judged when it is made.
+    """Return the form of each field that ``batching`` names; SchemaError if it is none, or not one for such a field.
 
-    Raises:
-        SchemaError: It is none, or not one for such a field.
+    What a transform makes is judged when it is made.
     """
     shown = {
         name: given for name, given in batching.items() if name in fields

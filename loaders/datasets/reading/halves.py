@@ -62,7 +62,7 @@ def draw_picture_moves(ops: tuple[Any, ...], sizes: Sizes, request: Request) -> 
     for (size, rows), names in fields.items():
         which: Any = slice(None) if rows is None else np.array(rows)
         settings: dict[str, Any] = {"seed": request.seed, "epoch": request.epoch}
-        settings["draws"] = None if request.draws is None else request.draws[which]
+        settings["draws"] = request.draws_of(which)
         settings["known"] = known if known is None or rows is None else known.of(which)
         moves = draw_moves(ops, size, request.numbers[which], **settings)
         drawn.append(PictureMoves(names, None if rows is None else which, moves))
@@ -85,19 +85,13 @@ def move_pictures(values: dict[str, Any], fields: Mapping[str, Field], drawn: An
 
 
 class Finisher:
-    """Makes batches whole where they are.
-
-    Args:
-        fields: The fields of the dataset, by name.
-        makers: By field, what makes pictures of what the host read.
-        lists: Fields whose pictures differ in size in the end: lists.
-    """
+    """Makes batches whole where they are."""
 
     def __init__(
         self,
-        fields: Mapping[str, Field],
-        makers: Mapping[str, Callable[[Any], Any]],
-        lists: Collection[str] = (),
+        fields: Mapping[str, Field],  # of the dataset
+        makers: Mapping[str, Callable[[Any], Any]],  # make pictures of what the host read
+        lists: Collection[str] = (),  # fields whose pictures differ in size in the end
     ) -> None:
         self._fields, self._makers, self._lists = fields, makers, lists
 

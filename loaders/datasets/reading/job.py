@@ -128,8 +128,8 @@ class BatchJob:
     def _transform(self, transform: Transforming, first: int, last: int) -> None:
         batch = self._batch()  # other threads may still be reading its other rows
         request, rows = self.request, slice(first, last)
-        draws = None if request.draws is None else request.draws[rows]
-        seeds = transform.seeds(request.seed, request.epoch, request.numbers[rows], draws)
+        numbers, draws = request.numbers[rows], request.draws_of(rows)
+        seeds = transform.seeds(request.seed, request.epoch, numbers, draws)
         for i, seed in enumerate(seeds, first):
             self._at[first] = i
             begin_step()

@@ -48,11 +48,7 @@ def check_known(ops: Sequence[Any], fields: Mapping[str, Field]) -> None:
 
 
 def check_followed(ops: Sequence[Any], fields: Mapping[str, Field | None], view: View) -> None:
-    """Look for what is served and does not follow boxes and points that ops drop or mirror.
-
-    Raises:
-        SchemaError: A list of JSON has an entry for each box in the first samples, and an op drops boxes.
-    """
+    """Warn of points without pairs that ops mirror; SchemaError for a list of JSON beside boxes that ops drop."""
     every = every_op(ops)
     flips = augment.RandomHorizontalFlip | augment.RandomFlip
     is_mirrored = any(isinstance(op, flips) for op in every)
@@ -151,7 +147,7 @@ def geometry_of(
         seed=request.seed,
         epoch=request.epoch,
         indices=request.numbers[first:last],
-        draws=None if request.draws is None else request.draws[first:last],
+        draws=request.draws_of(slice(first, last)),
         view=view,
         known=known_of(request, ops, view, first, last),
     )

@@ -177,7 +177,8 @@ class ImagesReader(ListReader):
         samples = [split_files(record) for record in records]
         counts = [len(files) for files in samples]
         files = [file for sample in samples for file in sample]
-        views = self._decoded(files, _of_pictures(request, first, last, counts))
+        # A row for each picture, which draws as its sample does.
+        views = self._decoded(files, request.select(np.repeat(np.arange(first, last), counts)))
         ends = list(accumulate(counts, initial=0))
         for value, pictures in zip(values, views, strict=True):
             for row, start, end in zip(range(first, last), ends, ends[1:], strict=False):
@@ -199,18 +200,3 @@ class ImagesReader(ListReader):
             return []
         field = replace(self.pictures.field, size=size)
         return torch.from_numpy(np.empty((0, *(n or 0 for n in field.shape)), field.dtype))
-
-
-def _of_pictures(request: Request, first: int, last: int, counts: list[int]) -> Request:
-    """Return a request with a row for each picture, which draws as its sample does."""
-    samples = np.repeat(np.arange(first, last), counts)
-    return Request(
-        request.plan,
-        request.indices[samples],
-        request.rows[samples],
-        request.epoch,
-        None if request.draws is None else request.draws[samples],
-        request.seed,
-        request.num_workers,
-        first=request.first,
-    )

@@ -80,21 +80,29 @@ class Request:
         """
         whole = self if self.plan.is_settled(self) else None
         size = len(self) // num_batches
-        return [
-            Request(
-                self.plan,
-                self.indices[start : start + size],
-                self.rows[start : start + size],
-                self.epoch,
-                None if self.draws is None else self.draws[start : start + size],
-                self.seed,
-                self.num_workers,
-                whole=whole,
-                start=start,
-                first=self.first,
-            )
-            for start in range(0, len(self), size)
-        ]
+        starts = range(0, len(self), size)
+        return [self.select(slice(start, start + size), whole, start) for start in starts]
+
+    def select(
+        self, part: slice | Indices, whole: Request | None = None, start: int = 0
+    ) -> Request:
+        """Return the request of some of the samples."""
+        return Request(
+            self.plan,
+            self.indices[part],
+            self.rows[part],
+            self.epoch,
+            self.draws_of(part),
+            self.seed,
+            self.num_workers,
+            whole=whole,
+            start=start,
+            first=self.first,
+        )
+
+    def draws_of(self, part: slice | Indices) -> Indices | None:
+        """Return the draws of some of the samples; None: no index repeats."""
+        return None if self.draws is None else self.draws[part]
 
     def shared(
         self, name: Hashable, make: Callable[[Request, int, int], T], first: int, last: int
@@ -152,14 +160,10 @@ class Reader(ABC):
     """Reads one field. It is made once per dataset.
 
     For each batch it begins values over memory that it is given, and fills ranges of rows, on any thread.
-
-    Attributes:
-        name: Of the field.
-        what: What is read where there is no view, for reports.
     """
 
-    name: str
-    what = ""
+    name: str  # of the field
+    what = ""  # is read where there is no view, for reports
 
     @property
     def min_rows(self) -> int:

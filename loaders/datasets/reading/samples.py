@@ -262,11 +262,7 @@ def with_own_storage(view: torch.Tensor) -> torch.Tensor:
 
 
 def in_form(tensors: list[Any], form: Form, name: str) -> Any:
-    """Return the arrays of a field, of different lengths, as ``batching`` asks for them.
-
-    Raises:
-        BatchError: They differ in more than their length, or cannot have the value that they are padded with.
-    """
+    """Return the arrays of a field, of different lengths, as ``batching`` asks; BatchError if they cannot be joined."""
     if form.kind == "list" or not tensors:
         return tensors
     if form.kind == "equal":
@@ -304,8 +300,6 @@ def _flat(samples: list[list[Any]], form: Form, name: str) -> Any:
         raise BatchError(
             f"{what}: bring them to one size with augment, or use 'offsets' or 'list'"
         )
-    if form.kind == "equal":
-        return samples
     return Ragged(
         [picture for sample in samples for picture in sample], _offsets(map(len, samples))
     )

@@ -159,16 +159,10 @@ class DocumentBatch(SampleBatch):
 
 
 def fit_decreasing(lengths: Indices, size: int, fit: Fit) -> Indices:
-    """Assign each item to a bin.
+    """Return the bin of each item, from 0 without a gap; a bin holds ``size``, and lengths lie in [1, size].
 
-    Args:
-        lengths: ``(N,)``, each in [1, size].
-        size: What a bin holds.
-        fit: ``"best"``: each item goes to the fullest bin that has room, ``"first"``: to the first
-            one; of equal items the earlier one goes first.
-
-    Returns:
-        ``(N,)`` numbers of bins, from 0 without a gap.
+    By ``"best"`` an item goes to the fullest bin that has room, by ``"first"`` to the first one; of equal items the
+    earlier one goes first.
 
     Example:
         >>> fit_decreasing(np.array([3, 5, 2, 4]), 7, "best").tolist()

@@ -30,9 +30,7 @@ LABELS = "labels"
 class TokenStream:
     """The valid tokens, or ``labels`` beside them, of a dataset in its own order, by position. Thread-safe.
 
-    Raises:
-        SchemaError: The dataset holds no tokens, or is a view of some of its rows.
-        ShardError: Its rows contradict each other.
+    SchemaError if the dataset holds no tokens, or some of its rows only; ShardError if rows contradict each other.
     """
 
     def __init__(self, dataset: PackedDataset, column: str = TOKENS) -> None:
