@@ -969,7 +969,7 @@ def test_masks_below_turned_pictures_are_told(tmp_path: Path, orientation: int) 
     said = "1 picture rotated as Exif says: masks, boxes and keypoints are read as of the upright"
     assert any(note.startswith(said) for note in notes)
     assert not any(note.startswith(said) for note in alone)
-    assert "1 picture encoded anew (1 rotated)" in alone
+    assert "1 picture re-encoded (1 rotated)" in alone
     assert not any("kept" in note for note in alone)
 
 

@@ -12,7 +12,7 @@ import xxhash
 
 from loaders.codecs.heads import MAX_PIXELS
 from loaders.errors import CodecError, SourceError
-from packdata.images.pictures import PictureFile, decode_picture, flat, turned
+from packdata.images.pictures import PictureFile, decode_picture, oriented, without_alpha
 from packdata.reading import read_file
 
 if TYPE_CHECKING:
@@ -44,10 +44,10 @@ def decode_mask(data: bytes, max_pixels: int = MAX_PIXELS) -> Values:
     if file.head.mode == "L" and file.bits in (2, 4):
         values = values // (255 // (2**file.bits - 1))  # Pillow stretches them to 8 bits
     values = values.astype(np.uint16 if values.dtype.itemsize == 2 else np.uint8)
-    values, changes = turned(values, file.orientation), list[str]()
+    values, changes = oriented(values, file.orientation), list[str]()
     if values.ndim == 2:
         return values
-    colors = flat(values, changes)
+    colors = without_alpha(values, changes)
     if changes or (colors != colors[:, :, :1]).any():
         raise CodecError("colors or transparency, not one number per pixel (gray or palette)")
     return np.ascontiguousarray(colors[:, :, 0])
@@ -60,7 +60,7 @@ def _check_exact(format: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Marks:
+class ClassMap:
     """The way from the values of a mask's file to those that are stored."""
 
     numbers: Mapping[int, int]  # what is stored, by value or by colour (0xRRGGBB)
@@ -68,7 +68,7 @@ class Marks:
     names: tuple[str, ...]  # what options it was made of
 
     @classmethod
-    def of(cls, palette: Path | str | None, label_map: Path | str | None) -> Marks | None:
+    def of(cls, palette: Path | str | None, label_map: Path | str | None) -> ClassMap | None:
         """Read both options; None if neither is given.
 
         Raises:

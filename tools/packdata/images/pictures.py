@@ -259,12 +259,12 @@ def decode_picture(
         changes += [ODD_JPEG] * (mended is not None and not changes)
     else:
         pixels = file.pixels()
-    pixels = turned(pixels, file.orientation)
+    pixels = oriented(pixels, file.orientation)
     changes += ["rotated"] * (file.orientation != 1)
     profile = file.head.info.get("icc_profile")
     if profile and to_srgb:
         pixels = _converted(pixels, profile, changes)
-    pixels = _to_dtype(flat(pixels, changes), np.dtype(dtype), changes)
+    pixels = _to_dtype(without_alpha(pixels, changes), np.dtype(dtype), changes)
     return Picture(
         pixels=_to_channels(pixels, channels),
         size=file.size,
@@ -303,7 +303,7 @@ def _transform(profile: bytes) -> Any:
     return ImageCms.buildTransform(source, ImageCms.createProfile("sRGB"), "RGB", "RGB")
 
 
-def turned(pixels: Array, orientation: int) -> Array:
+def oriented(pixels: Array, orientation: int) -> Array:
     """Apply Exif's orientation; 1 and invalid values leave the pixels as they are."""
     if orientation in (5, 6, 7, 8):
         pixels = pixels.swapaxes(0, 1)
@@ -314,7 +314,7 @@ def turned(pixels: Array, orientation: int) -> Array:
     return np.ascontiguousarray(pixels)
 
 
-def flat(pixels: Array, changes: list[str]) -> Array:
+def without_alpha(pixels: Array, changes: list[str]) -> Array:
     """Lay transparent pixels on white, rounding to the nearest value."""
     if pixels.ndim == 2 or pixels.shape[2] in (1, 3):
         return pixels

@@ -24,12 +24,11 @@ from loaders.codecs.heads import MAX_PICTURE_MB, pixels_within
 from loaders.codecs.picture import DEFAULT_QUALITY, join_files
 from loaders.errors import CodecError, SchemaError, SourceError
 from loaders.schema import PICTURE_CODECS, Array, Field, Image, Images, Mask, Text
-from loaders.system.opencv import use_no_ipp
 from packdata.describe import counted, numbered
 from packdata.files.labels import LABEL
 from packdata.files.recipe import FilesRecipe
 from packdata.images.fit import MAX_SIDE, Fit, SizeOption
-from packdata.images.masks import Marks, decode_mask
+from packdata.images.masks import ClassMap, decode_mask
 from packdata.images.pictures import KEPT, Picture, PictureFile, decode_picture
 from packdata.images.shapes import encode_shape
 from packdata.images.stored import (
@@ -144,7 +143,7 @@ class ImageOptions:
             codec_for(self.image(self.channels, (16, 16), self.codec or "png"))
         except CodecError as error:
             raise SchemaError(str(error)) from error
-        _ = self.marks  # SourceError if they cannot be read
+        _ = self.class_map  # SourceError if they cannot be read
 
     @cached_property
     def resizes(self) -> list[SizeOption]:
@@ -152,9 +151,9 @@ class ImageOptions:
         return [SizeOption.parse(size, self.fit) for size in self.sizes]  # type: ignore[union-attr]
 
     @cached_property
-    def marks(self) -> Marks | None:
+    def class_map(self) -> ClassMap | None:
         """``palette`` and ``label_map``."""
-        return Marks.of(self.palette, self.label_map)
+        return ClassMap.of(self.palette, self.label_map)
 
     @property
     def channels(self) -> int:
@@ -180,8 +179,8 @@ class ImageOptions:
             found["sizes"] = [resize.name for resize in self.resizes]
         if self.segments:
             found["jpegtran"] = jpegtran_version()
-        if self.marks is not None:  # what the files hold, wherever they lie
-            found["marks"] = self.marks.to_json()
+        if self.class_map is not None:  # what the files hold, wherever they lie
+            found["marks"] = self.class_map.to_json()
         return {n: value for n, value in found.items() if n not in ("palette", "label_map")}
 
 
@@ -190,7 +189,7 @@ class _Output(NamedTuple):
 
     resize: SizeOption
     fields: dict[str, Field]  # what a sample has of pictures
-    codec: Codec  # of pictures that are encoded anew
+    codec: Codec  # of pictures that are re-encoded
 
 
 _KEY = codec_for(Text())
@@ -210,8 +209,8 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
     def __init__(self, split: Split, options: ImageOptions) -> None:
         super().__init__(split, options)
         has_masks = self.masks is not None or self.source.has_masks
-        if options.marks is not None and not has_masks:
-            names = " and ".join(options.marks.names)
+        if options.class_map is not None and not has_masks:
+            names = " and ".join(options.class_map.names)
             raise SchemaError(f"{names} is for masks, and there are none: pass masks=")
         pixel_nbytes = options.channels * np.dtype(options.dtype).itemsize
         self._max_pixels = pixels_within(options.max_picture_mb, pixel_nbytes)
@@ -223,7 +222,7 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
             hint = "pack them from Python, with packdata.Writer and fields of your own"
             raise SchemaError(f"{what}: {hint}")
         self._mask_dtype = self._find_mask_dtype() if has_masks else None
-        self._outputs = outputs = [self._output(each) for each in options.resizes or (None,)]
+        self._outputs = outputs = [self._output(each) for each in options.resizes or (_AS_IT_IS,)]
         # Pictures "kept" or "re-encoded", and why the latter; those "smaller than" a size.
         self.tally = Tally()
         sizes = {"original_sizes": _SIZES} if self._is_several else {"original_size": _SIZE}
@@ -238,7 +237,6 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
             SourceError: The picture, its mask or its label is missing, damaged or of the wrong
                 kind.
         """
-        use_no_ipp()
         try:
             data = item.read()
             shared = {label.name: label.encode(item) for label in self._plain}
@@ -315,7 +313,7 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         return codec.encode(output.resize.apply(picture.pixels, picture.size))
 
     def _kept(self, output: _Output, picture: Picture) -> bytes | None:
-        """Return the file to be stored as it is; None if it is encoded anew."""
+        """Return the file to be stored as it is; None if it is re-encoded."""
         is_as_wanted = self.options.codec is None and (picture.gray or not self.options.gray)
         return picture.kept if is_as_wanted and output.resize.keeps(picture.size) else None
 
@@ -336,9 +334,9 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         if read is None:
             raise SourceError("the mask is missing", item.where)
         where = read.where if isinstance(read, File) else f"{item.where} (mask)"
-        marks, data = self.options.marks, read()
+        class_map, data = self.options.class_map, read()
         try:
-            decode = decode_mask if marks is None else marks.read
+            decode = decode_mask if class_map is None else class_map.read
             return decode(data, self._max_pixels), where
         except CodecError as error:
             raise SourceError(f"the mask cannot be read: {error}", where) from error
@@ -358,24 +356,23 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
 
     # -- what is decided before the first picture ---------------------------------------------------------
 
-    def _output(self, resize: SizeOption | None) -> _Output:
-        options, size = self.options, self.source.pixels
+    def _output(self, resize: SizeOption) -> _Output:
+        options, pixels = self.options, self.source.pixels
         codec = options.codec or self._default_codec
-        if resize is not None:
-            size = resize.fixed or (size and resize.scaled(size))
+        size = resize.fixed or (pixels and resize.scaled(pixels))
         if codec in ONE_SIZE and size is None:
             what = f"codec {codec!r} needs pictures of one size"
             raise SchemaError(f"{what}: pass sizes= with fit='cover', 'contain' or 'stretch'")
-        channels = options.channels if self.source.pixels is None else 1
+        channels = options.channels if pixels is None else 1
         fields: dict[str, Field] = {"image": options.image(channels, size, codec)}
         if self._is_several:
             fields = {"images": Images(codec, channels=channels, size=size, dtype=options.dtype)}
         if self._mask_dtype is not None:
             fields["mask"] = Mask(size=size, dtype=self._mask_dtype)
         # Files are kept, or else stored without loss.
-        is_lossless = options.codec is None and resize is None and codec in KEPT
+        is_lossless = options.codec is None and not options.resizes and codec in KEPT
         encoded = options.image(channels, size, "png" if is_lossless else codec)
-        return _Output(resize or _AS_IT_IS, fields, codec_for(encoded, quality=options.quality))
+        return _Output(resize, fields, codec_for(encoded, quality=options.quality))
 
     @cached_property
     def _default_codec(self) -> str:
@@ -395,9 +392,9 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
 
     def _find_mask_dtype(self) -> str:
         """Return uint16 if asked for, or if one of the first masks is; else uint8."""
-        marks = self.options.marks
-        if marks is not None or self.options.keep_depth:
-            return "uint16" if marks is None else marks.dtype
+        class_map = self.options.class_map
+        if class_map is not None or self.options.keep_depth:
+            return "uint16" if class_map is None else class_map.dtype
         dtypes = {"uint8"}
         for item in islice(self.source.items(0), _NUM_PEEKED):
             with suppress(SourceError):  # it is rejected in its turn
@@ -424,7 +421,7 @@ def count_notes(packed: Mapping[str, int]) -> list[str]:
     """Say how many pictures were kept, changed or smaller than asked for."""
     changes = [w for w in packed if w not in _NO_CHANGES and not w.startswith(_SMALLER)]
     causes = f" ({', '.join(f'{packed[what]:,} {what}' for what in changes)})" * bool(changes)
-    notes = {**_NOTES, _ENCODED: f"encoded anew{causes}"}
+    notes = {**_NOTES, _ENCODED: f"re-encoded{causes}"}
     notes |= {what: f"{what}, kept that size" for what in packed if what.startswith(_SMALLER)}
     return [
         f"{counted(packed[what], 'picture')} {notes[what]}" for what in packed if what in notes

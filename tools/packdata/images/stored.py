@@ -1,4 +1,4 @@
-"""What is stored of a picture: its file where that serves right, else upright pixels, encoded anew.
+"""What is stored of a picture: its file where that serves right, else upright pixels, re-encoded.
 
 JPEGs that cannot be kept as they are (turned, CMYK) are encoded with the source's quantization tables and sampling, so
 that little is lost but what was lost before: values come back to the steps on which they were.
@@ -34,7 +34,7 @@ from packdata.images.pictures import (
     PictureFile,
     decode_picture,
     decode_strictly,
-    turned,
+    oriented,
 )
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def jpegtran_version() -> str:
 def divide_without_loss(data: bytes) -> bytes | None:
     """Return a JPEG in segments, with an index of them: sequential, of the same pixels and metadata.
 
-    Huffman tables are made anew, which saves about what the markers cost. None for other files, where parts of the
+    New Huffman tables are made, which saves about what the markers cost. None for other files, where parts of the
     picture are not worth making, and where ``jpegtran`` does not do it without loss.
     """
     frame = frame_of(data)
@@ -179,7 +179,7 @@ def _with_alpha(data: bytes, field: Image, max_picture_mb: int) -> Picture:
     """Return RGBA as the file has it, upright; the file is kept if readers would see that in it."""
     codec = PictureCodec(replace(field, codec="png"), max_picture_mb)
     orientation = PictureFile(data, codec.max_pixels).orientation
-    pixels = turned(codec.decode(np.frombuffer(data, np.uint8)), orientation)
+    pixels = oriented(codec.decode(np.frombuffer(data, np.uint8)), orientation)
     return Picture(pixels, pixels.shape[:2], kept=data if orientation == 1 else None)
 
 

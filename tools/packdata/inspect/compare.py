@@ -58,8 +58,8 @@ class Difference:
 def diff(a: Path | str, b: Path | str, *, limit: int = 10) -> Difference:
     """Compare two packed datasets: samples by key where both have keys, else by position.
 
-    Datasets of one fingerprint are equal, unread. Of others records are compared as stored: pictures that were encoded
-    anew differ.
+    Datasets of one fingerprint are equal, unread. Of others records are compared as stored: re-encoded
+    pictures differ.
 
     Raises:
         ShardError: A record that is compared is damaged.
