@@ -99,24 +99,28 @@ class CsvRows(TextRows):
                 line <= skip_rows or not row.strip(b"\r\n")
             ):
                 begin, line = file.tell(), line + 1
-            while not last_record_end(row, ord(self.delimiter)) and len(row) <= MAX_ROW_BYTES:
-                if not (more := file.readline(MAX_ROW_BYTES)):
-                    break
+            while (
+                not last_record_end(row, ord(self.delimiter))
+                and len(row) <= MAX_ROW_BYTES
+                and (more := file.readline(MAX_ROW_BYTES))
+            ):
                 row += more
         if not row:
             what = f"the file has no line of names behind {skip_rows} lines"
             raise SourceError(what, self.path, "CSV has a line of names, and rows below")
         place = f"{self.path}, line {line}"
         try:
-            (_, cells), *more = csv_rows(row.decode(), self.path, first_line=line, **self._dialect)
+            (_, cells), *others = csv_rows(
+                row.decode(), self.path, first_line=line, **self._dialect
+            )
         except UnicodeDecodeError as error:
             raise SourceError(f"the first row is not UTF-8 ({error})", place, UTF8_HINT) from error
-        if more:  # which would be lost
+        if others:  # which would be lost
             hint = r"Convert the file: tr '\r' '\n' < FILE"
             raise SourceError(r"lines end in \r alone", self.path, hint)
-        if others := [mark for mark in ";\t|" if len(cells) == 1 and mark in cells[0]]:
+        if marks := [mark for mark in ";\t|" if len(cells) == 1 and mark in cells[0]]:
             what = f"the file has one column, {cells[0][:60]!r}"
-            hint = f"Is it separated by {others[0]!r}? Pass delimiter=; skip_rows=1 leaves out a line 'sep=;'"
+            hint = f"Is it separated by {marks[0]!r}? Pass delimiter=; skip_rows=1 leaves out a line 'sep=;'"
             raise SourceError(what, self.path, hint)
         if not self.header:
             return begin, line, cells

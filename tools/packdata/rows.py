@@ -18,13 +18,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import pyarrow as pa
 
 from loaders.errors import SourceError
 from loaders.system.regular import regular
 from packdata.readers import UTF8_HINT
+from packdata.reading import LocalFile
 from packdata.types import Kind
 
 if TYPE_CHECKING:
@@ -164,12 +165,9 @@ class TextRows(RowFile):
             shutil.copyfileobj(source, file, 1 << 20)
         return Path(name)
 
-    def _open(self) -> Any:
+    def _open(self) -> BinaryIO:
         """Open the text; SourceError if it is not there."""
-        try:
-            return open(self._plain, "rb", opener=regular)
-        except OSError as error:
-            raise SourceError(f"the file cannot be read ({error.strerror})", self.path) from error
+        return LocalFile(str(self._plain), str(self.path)).open()
 
     def _bytes(self, part: Part) -> bytes:
         with self._open() as file:

@@ -39,8 +39,9 @@ class LabelField:
         classes = field.classes if isinstance(field, Label | MultiLabel) else None
         self.codec = codec_for(field)
         self._numbers = {name: number for number, name in enumerate(classes or ())}
-        # True if a class is named by a whole number, so that numbers are names.
-        self._has_digits = any(map(_WHOLE.fullmatch, self._numbers))
+        # What numbers stand for: none of them where a class is named by a whole number, so that numbers are names.
+        self._is_numbered = column.kind == "class" or not any(map(_WHOLE.fullmatch, self._numbers))
+        self._names = column.classes if column.kind == "class" else (*self._numbers,)
 
     def encode(self, item: Item) -> bytes:
         """Return the record of an item's label; SourceError if it is missing, no class, or does not fit."""
@@ -78,17 +79,17 @@ class LabelField:
 
     def _number(self, value: Any, where: str) -> int:
         """Return the number of a class: of its name, or of the number that the source gives it."""
-        is_named = self.column.kind == "class"  # numbers are those of the source's own names
-        if isinstance(value, int) and (is_named or not self._has_digits):
-            if is_named and value == -1:  # Hugging Face's mark for "not labelled", in test splits
-                return -1
-            num = len(self.column.classes if is_named else self._numbers)
-            if (is_named or num) and not 0 <= value < num:
-                what = f"class {value} is out of range: there are {num} classes, from 0"
-                raise SourceError(what, where)
-            if not is_named:
+        is_class = self.column.kind == "class"
+        if isinstance(value, int) and self._is_numbered:
+            # -1 is Hugging Face's mark for "not labelled", in test splits.
+            if (is_class and value == -1) or not (is_class or self._names):
                 return value
-            value = self.column.classes[value]
+            if not 0 <= value < len(self._names):
+                what = (
+                    f"class {value} is out of range: there are {len(self._names)} classes, from 0"
+                )
+                raise SourceError(what, where)
+            value = self._names[value]
         if (number := self._numbers.get(str(value))) is None:
             raise SourceError(f"class {value!r} is not known", where)
         return number

@@ -134,7 +134,6 @@ class Source(ABC):
     # How many other files were skipped, by suffix.
     ignored: Mapping[str, int] = MappingProxyType({})
     notes: Sequence[str] = ()
-    paths: Sequence[Path] = ()  # the few large files that it is made of, if it is
     listing: Any = None  # the ``Listing`` of the folder that it is, if it is one
 
     @abstractmethod
@@ -227,7 +226,7 @@ class ColumnsSource(Source):
         if (read := self._file(cell, where, what, file.path.parent)) is not None:
             return read
         hint = "Fill the column in, or leave the sample or column out of the source"
-        return partial(fail, f"the {what} is missing", where, hint)
+        return partial(fail, SourceError(f"the {what} is missing", where, hint))
 
     def _value(self, field: str, value: Any) -> Any:
         column = self.labels[field]
@@ -259,7 +258,7 @@ class ExtendedSource(Source):
         self.identity = {**source.identity, "columns": [*before, identity] if before else identity}
         self.has_masks, self.has_several = source.has_masks, source.has_several
         self.pixels, self.ignored = source.pixels, source.ignored
-        self.paths, self.notes = source.paths, notes
+        self.notes = notes
 
     def __len__(self) -> int:
         return len(self.source)
@@ -272,12 +271,12 @@ class ExtendedSource(Source):
             try:
                 yield self._extend(item)
             except SourceError as error:
-                yield Item(item.key, item.where, partial(fail, error.what, item.where, error.hint))
+                yield Item(item.key, item.where, partial(fail, error))
 
 
-def fail(what: str, where: str, hint: str = "") -> Any:
-    """Raise SourceError in the place of a file that an item lacks: it is rejected in its turn."""
-    raise SourceError(what, where, hint)
+def fail(error: SourceError) -> Any:
+    """Raise an error in the place of a file that an item lacks: it is rejected in its turn."""
+    raise error
 
 
 def is_hidden(name: str) -> bool:

@@ -55,8 +55,7 @@ def open_source(
     found = look_at(path) if isinstance(path, Path | str) else path
     if isinstance(found, Listing):
         check_folder(found)
-        name, files = found.name, _files_of(found, kind)
-        place = files[0].path if files else found.root
+        place, name, files = found.root, found.name, _files_of(found, kind)
     else:
         place, files = found[0].path, found
         name = place.parent.name if files[1:] else place.name
@@ -134,14 +133,14 @@ def find_splits(listing: Listing, kind: FileKind = PICTURES) -> Mapping[str, Fou
         splits = {name: [f for split, f in named if split == name] for name, _ in named if name}
         if len(splits) < 2:
             return None
+        _check_alone(listing, archives)
         others = [file.path.name for split, file in named if split is None]
     if others:
         what = f"splits ({', '.join(splits)}) beside {few(others)}"
         hint = "Pack each split by itself, or move the others away"
         raise SourceError(what, listing.root, hint)
-    if isinstance(next(iter(splits.values())), list):
-        _check_alone(listing, archives)
-    return {name: splits[name] for name in sorted(splits, key=_split_rank)}
+    ranked = sorted((SPLIT_NAMES.index(name.lower()), name) for name in splits)
+    return {name: splits[name] for _, name in ranked}
 
 
 def _holds(kind: FileKind, listing: Listing) -> bool:
@@ -152,10 +151,6 @@ def _named_split(name: str) -> str | None:
     """Return the split that a file's name begins with, in lower case."""
     match = _SPLIT_FILE.fullmatch(name)
     return match and ("test" if match[1].lower() == "t10k" else match[1].lower())
-
-
-def _split_rank(name: str) -> tuple[int, str]:
-    return SPLIT_NAMES.index(name.lower()), name
 
 
 def _check_alone(listing: Listing, archives: Sequence[File]) -> None:

@@ -54,8 +54,7 @@ class RowsSource(ColumnsSource):
         mask_column: str | None = None,
         label_column: str | None = None,
     ) -> None:
-        self.paths, self.name = [file.path for file in files], name
-        first = self.paths[0]
+        self.name, first = name, files[0].path
         self.kind = str(row_kind(first.name))
         self.identity = files_identity(self.kind, files)
         self._files = self._typed = opened = [open_row_file(file) for file in files]

@@ -43,8 +43,12 @@ if TYPE_CHECKING:
 
 TAR_SUFFIX = ".tar"
 _IMAGE, _MASK, _LABEL = "image", "mask", "label"
-_MASKS = frozenset({"seg.png", "mask.png"})
 _FIELDS = {"cls": _LABEL, "json": "json", "txt": "caption"}  # by suffix
+_ROLES = {
+    **{suffix[1:]: _IMAGE for suffix in PICTURE_SUFFIXES},
+    **dict.fromkeys(("seg.png", "mask.png"), _MASK),
+    **{suffix: suffix for suffix in _FIELDS},
+}
 _BLOCK = 512
 _NEIGHBOURS = "The members of a sample are neighbours: make the tar with --sort=name"
 
@@ -91,28 +95,28 @@ class TarSource(Source):
     def __init__(
         self, files: Sequence[File], name: str, *, label_column: str | None = None
     ) -> None:
-        self.paths, self.name = [file.path for file in files], name
+        self.name, self._path = name, files[0].path
         label = {"label": label_column} if label_column else {}
         self.identity = {**files_identity(self.kind, files), **label}
         ignored: Counter[str] = Counter()
         self._samples = [sample for tar in files for sample in _scan_tar(tar, ignored)]
         keys = lambda: ((sample.key, str(sample.tar.path)) for sample in self._samples)  # noqa: E731
-        check_unique(keys, self.paths[0], _NEIGHBOURS)
+        check_unique(keys, self._path, _NEIGHBOURS)
         roles = {role for sample in self._samples for role in sample.members}
-        without = next((each for each in self._samples if _IMAGE not in each.members), None)
-        if without or not self._samples:
-            key = without.key if without else "KEY"
-            what = f"no picture {key}.jpg, or .png, but {few(ignored) or 'no files'}"
-            hint = "packdata.pack takes samples of several pictures, and pictures with other names"
-            raise SourceError(what, without.tar.path if without else self.paths[0], hint)
+        nothing = _Sample(files[0], "KEY")
+        for sample in self._samples or [nothing]:
+            if _IMAGE not in sample.members:
+                what = f"no picture {sample.key}.jpg, or .png, but {few(ignored) or 'no files'}"
+                hint = "packdata.pack takes samples of several pictures, and pictures with other names"
+                raise SourceError(what, sample.tar.path, hint)
         self.ignored = dict(ignored)
         self.has_masks = _MASK in roles
-        self._roles = [role for role in _FIELDS if role in roles]
-        self._label_key = self._find_label_key(label_column)
-        if self._label_key is not None:
-            self._roles = [role for role in self._roles if role != "cls"]
+        self._label_key = self._find_label_key(label_column, roles)
+        # The label of .json takes the place of that of .cls.
+        taken = "cls" if self._label_key else None
+        self._roles = [role for role in _FIELDS if role in roles - {taken}]
         self.labels = {_FIELDS[role]: self._column(role) for role in self._roles}
-        if self._label_key is not None:
+        if self._label_key:
             self.labels[_LABEL] = column_of(_LABEL, map(self._label_of, self._values("json")))
         folders = sorted({sample.key.rpartition("/")[0] for sample in self._samples} - {""})
         if _LABEL not in self.labels and len(folders) > 1:
@@ -127,16 +131,16 @@ class TarSource(Source):
         are_whole = {*map(_is_whole, names)}
         if len(are_whole) > 1 or "" in names:
             what = f"class numbers beside names in .cls, or nothing ({few(sorted(names))})"
-            raise SourceError(what, self.paths[0], "Give all samples numbers, or names")
+            raise SourceError(what, self._path, "Give all samples numbers, or names")
         return Column("int") if True in are_whole else Column("class", tuple(sorted(names)))
 
-    def _find_label_key(self, wanted: str | None) -> str | None:
+    def _find_label_key(self, wanted: str | None, roles: set[str]) -> str | None:
         """Return the key of the label in ``.json``: the given one, or a usual one of the first sample."""
-        first: Any = next(self._values("json"), None) if "json" in self._roles else None
+        first: Any = next(self._values("json"), None) if "json" in roles else None
         known = first if isinstance(first, dict) else {}
         if wanted is not None and wanted not in known:
-            raise SourceError(f"no {wanted!r} in .json, but {sorted(known)}", self.paths[0])
-        if wanted is not None or "cls" in self._roles:
+            raise SourceError(f"no {wanted!r} in .json, but {sorted(known)}", self._path)
+        if wanted is not None or "cls" in roles:
             return wanted
         usual = (key for key in LABEL_NAMES if isinstance(known.get(key), int | str))
         return next(usual, None)
@@ -171,7 +175,7 @@ class TarSource(Source):
         try:
             return Item(sample.key, where, read, self._labels(file, sample), mask)
         except SourceError as error:
-            return Item(sample.key, where, partial(fail, error.what, str(error.path), error.hint))
+            return Item(sample.key, where, partial(fail, error))
 
     def _labels(self, file: IO[bytes], sample: _Sample) -> dict[str, Any]:
         labels = dict.fromkeys(self.labels)
@@ -180,7 +184,7 @@ class TarSource(Source):
                 value = sample.value(role, file)
                 is_number = role == "cls" and self.labels[_LABEL].kind == "int"
                 labels[_FIELDS[role]] = int(value) if is_number else value
-                if role == "json" and self._label_key is not None:
+                if role == "json" and self._label_key:
                     labels[_LABEL] = self._label_of(value)
         return labels
 
@@ -218,14 +222,8 @@ def _role_of(member: tarfile.TarInfo) -> tuple[str, str, str | None]:
     """Return the sample of a member, what follows its first dot, and its role, None for one that is skipped."""
     folder, _, name = member.name.removeprefix("./").rpartition("/")
     stem, dot, suffix = name.partition(".")
-    kind, role = suffix.lower(), None
-    if kind in _MASKS:
-        role = _MASK
-    elif f".{kind}" in PICTURE_SUFFIXES:
-        role = _IMAGE
-    elif kind in _FIELDS:
-        role = kind
     is_usable = member.isreg() and not member.issparse()
+    role = _ROLES.get(suffix.lower()) if is_usable else None
     key = f"{folder}/{stem}" if folder else stem
     return key, dot + suffix or "no suffix", role if is_usable else None
 
