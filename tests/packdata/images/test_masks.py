@@ -179,14 +179,13 @@ class TestLabelMaps:
         (tmp_path / "colors.txt").write_text("64 128 64\n192 0 128\n0 128 192")
         (tmp_path / "map.txt").write_text("0 5\n1 6\n2 6")
 
-        marks = ClassMap.of(tmp_path / "colors.txt", tmp_path / "map.txt")
+        class_map = ClassMap(tmp_path / "colors.txt", tmp_path / "map.txt")
 
-        assert marks is not None
         expected = np.array([5, 6, 6])[NUMBERS].tolist()
-        assert marks.read((tmp_path / "1.png").read_bytes(), 99).tolist() == expected
+        assert class_map.read((tmp_path / "1.png").read_bytes(), 99).tolist() == expected
         (tmp_path / "map.txt").write_text("0 5\n1 6")
         with pytest.raises(SourceError, check=At("map.txt")):
-            ClassMap.of(tmp_path / "colors.txt", tmp_path / "map.txt")
+            ClassMap(tmp_path / "colors.txt", tmp_path / "map.txt")
 
     @pytest.mark.parametrize(
         ("option", "text"), [("palette", "no colours"), ("palette", "1 2 3\n1 2 3"), ("label_map", "[1]"),
@@ -197,9 +196,9 @@ class TestLabelMaps:
         (tmp_path / "it.txt").write_text(text)
 
         with pytest.raises(LoadersError):
-            ClassMap.of(**{other: None}, **{option: tmp_path / "it.txt"})
+            ClassMap(**{other: None}, **{option: tmp_path / "it.txt"})
         with pytest.raises(SourceError, check=At("none")):
-            ClassMap.of(**{other: None}, **{option: tmp_path / "none"})
+            ClassMap(**{other: None}, **{option: tmp_path / "none"})
 
     def test_without_masks_they_mean_nothing(self, tmp_path: Path) -> None:
         picture(tmp_path / "in/1.jpg")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from packdata.images.pictures import PictureFile, decode_picture, oriented, with
 from packdata.reading import read_file
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
 Values = npt.NDArray[Any]
@@ -59,23 +57,17 @@ def _check_exact(format: str) -> None:
         raise CodecError(f"{format} is not exact: save masks as PNG")
 
 
-@dataclass(frozen=True, slots=True)
 class ClassMap:
-    """The way from the values of a mask's file to those that are stored."""
+    """The class numbers that are stored, by what a mask's file holds: a value, or with a palette a colour (0xRRGGBB).
 
-    numbers: Mapping[int, int]  # what is stored, by value or by colour (0xRRGGBB)
-    is_colored: bool
-    names: tuple[str, ...]  # what options it was made of
+    Raises:
+        SourceError: At construction, a file cannot be read, or has nothing of the kind.
+    """
 
-    @classmethod
-    def of(cls, palette: Path | str | None, label_map: Path | str | None) -> ClassMap | None:
-        """Read both options; None if neither is given.
-
-        Raises:
-            SourceError: A file cannot be read, or has nothing of the kind.
-        """
+    def __init__(self, palette: Path | str | None, label_map: Path | str | None) -> None:
         given = {"palette": palette, "label map": label_map}
-        names = tuple(f"{name} {value}" for name, value in given.items() if value is not None)
+        self.names = [f"{name} {value}" for name, value in given.items() if value is not None]
+        self._is_colored = palette is not None
         numbers = {} if palette is None else _palette(palette)
         if label_map is not None:
             table = _label_map(label_map)
@@ -83,17 +75,15 @@ class ClassMap:
                 what = f"no number for class {min(missing)} of the palette"
                 raise SourceError(what, label_map, _NUMBERS_HINT)
             numbers = {color: table[number] for color, number in numbers.items()} or table
-        return cls(numbers, palette is not None, names) if names else None
-
-    @property
-    def dtype(self) -> str:
-        """uint8 or uint16."""
-        return "uint16" if max(self.numbers.values()) > np.iinfo(np.uint8).max else "uint8"
+        pairs = sorted(numbers.items())
+        self._known, stored = np.array(pairs, np.int64).T
+        self.dtype = "uint16" if stored.max() > np.iinfo(np.uint8).max else "uint8"
+        self._stored = stored.astype(self.dtype)
+        self._content = xxhash.xxh3_64_hexdigest(repr(pairs).encode())
 
     def to_json(self) -> dict[str, Any]:
         """Return what was given, and what it hashes to."""
-        content = repr(sorted(self.numbers.items()))
-        return {"options": list(self.names), "content": xxhash.xxh3_64_hexdigest(content.encode())}
+        return {"options": self.names, "content": self._content}
 
     def read(self, data: bytes, max_pixels: int) -> Values:
         """Return the stored values of a mask's file.
@@ -101,22 +91,20 @@ class ClassMap:
         Raises:
             CodecError: It cannot be read, or has a colour or value that is not known.
         """
-        if self.is_colored:
+        if self._is_colored:
             picture = decode_picture(data, max_pixels=max_pixels)
             _check_exact(picture.format)
             values = picture.pixels.astype(np.int64) @ np.array([1 << 16, 1 << 8, 1])
         else:
             values = decode_mask(data, max_pixels)
-        known = np.array(sorted(self.numbers), np.int64)
-        at = np.searchsorted(known, values).clip(0, len(known) - 1)
-        if (wrong := known[at] != values).any():
+        at = np.searchsorted(self._known, values).clip(0, len(self._known) - 1)
+        if (wrong := self._known[at] != values).any():
             y, x = np.argwhere(wrong)[0].tolist()
-            value = f"#{values[y, x]:06x}" if self.is_colored else values[y, x]
+            value = f"#{values[y, x]:06x}" if self._is_colored else values[y, x]
             raise CodecError(
                 f"value {value} at x={x}, y={y} is missing in {' and '.join(self.names)}"
             )
-        stored: Values = np.array([self.numbers[each] for each in known.tolist()], self.dtype)
-        return np.asarray(stored[at])
+        return np.asarray(self._stored[at])
 
 
 def _palette(palette: Path | str) -> dict[int, int]:

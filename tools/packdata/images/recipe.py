@@ -152,8 +152,9 @@ class ImageOptions:
 
     @cached_property
     def class_map(self) -> ClassMap | None:
-        """``palette`` and ``label_map``."""
-        return ClassMap.of(self.palette, self.label_map)
+        """``palette`` and ``label_map``, if one is given."""
+        is_given = self.palette is not None or self.label_map is not None
+        return ClassMap(self.palette, self.label_map) if is_given else None
 
     @property
     def channels(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import cv2
@@ -47,17 +47,12 @@ class Stats:
 
     num_samples: int
     num_decoded: int  # samples whose values were decoded: all, or the limit
-    fields: dict[str, dict[str, Any]]  # by field: JSON types whose names say what they are
     bytes_per_sample: dict[str, float]  # percentile by its number
+    fields: dict[str, dict[str, Any]]  # by field: JSON types whose names say what they are
 
     def to_json(self) -> dict[str, Any]:
         """Return the statistics as JSON types; ``Normalize.from_stats`` reads them."""
-        described: dict[str, Any] = {
-            "num_samples": self.num_samples,
-            "num_decoded": self.num_decoded,
-            "bytes_per_sample": self.bytes_per_sample,
-            "fields": self.fields,
-        }
+        described = asdict(self)
         for name, found in self.fields.items():
             if found["kind"] in ("image", "images") and "mean" in found:
                 pixels = {key: found[key] for key in ("mean", "std", "max_value")}
@@ -107,7 +102,7 @@ def stats(
     for name, total in gathered.items():
         found[name] |= total.to_json(fields[name])
     nbytes = sum(map(view.lengths, fields), np.zeros(len(view), np.int64))
-    return Stats(len(whole), num, found, percentiles(nbytes))
+    return Stats(len(whole), num, percentiles(nbytes), found)
 
 
 def _is_decoded(kind: Field) -> bool:
