@@ -137,9 +137,7 @@ class RandomIoUCrop(SizedBySample):
     ) -> tuple[Ints, Bools]:
         """Try crops of one minimum overlap for each of N samples, all of which have boxes.
 
-        Returns:
-            ``(N, 4)``: y, x, height and width of the crop, zeros for the whole image; and ``(N,)`` bool: whether one
-            was found.
+        Return ``(N, 4)``: y, x, height and width, zeros for the whole image; and ``(N,)``: whether one was found.
         """
         options = np.array(self.sampler_options)
         overlap = options[pick(draws[:, 0], len(options))]

@@ -108,32 +108,21 @@ def output_size(ops: Sequence[Op], size: tuple[int, int] | None = None) -> tuple
 
 def draw_geometry(
     ops: Sequence[Op],
-    sizes: npt.NDArray[Any],
+    sizes: npt.NDArray[
+        Any
+    ],  # ``(N, 2)``: height and width of each image in source pixels; of volumes ``(N, 3)``, ...
     *,
-    seed: int,
+    seed: int,  # the run's
     epoch: int,
-    indices: npt.NDArray[Any],
-    draws: npt.NDArray[Any] | None = None,
-    view: int = 0,
-    known: Known | None = None,
+    indices: npt.NDArray[Any],  # ``(N,)``: positions in the dataset
+    draws: npt.NDArray[Any] | None = None,  # ``(N,)``: of repeats of an index within the epoch
+    view: int = 0,  # number of the view, if several are made from one decode
+    known: Known | None = None,  # crop points and boxes for ops that need them
 ) -> Geometry:
-    """Draw the parameters of a batch and reduce them to one ``Geometry``.
+    """Draw the parameters of a batch and reduce them to one ``Geometry``; BatchError for an image that is too small.
 
     A sample's row depends on ``ops`` (and their positions), its own size, index and draw, and on ``seed``, ``epoch``
     and ``view``: it is the same in any batch, and alone.
-
-    Args:
-        ops: The list of ops.
-        sizes: ``(N, 2)`` integers: height and width of each image in source pixels; for volumes ``(N, 3)``, and so on.
-        seed: The run's seed.
-        epoch: The epoch, from 0.
-        indices: ``(N,)`` integers: positions in the dataset.
-        draws: ``(N,)`` integers: the occurrence of each sample's index within the epoch; 0 by default.
-        view: Number of the view, if several are made from one decode.
-        known: Crop points and boxes for ops that need them; None: none.
-
-    Raises:
-        BatchError: An image is empty, or smaller than its crop.
     """
     indices, sizes = np.asarray(indices), np.asarray(sizes, np.int64)
     draws = np.zeros(1, np.int64) if draws is None else np.asarray(draws)

@@ -30,7 +30,7 @@ class Rows:
     def __getitem__(self, part: slice | npt.NDArray[np.bool_] | Indices) -> Rows:
         return Rows(self.indices[part], self.shards[part])
 
-    def parts(self, size: int) -> Iterator[slice | Indices]:
+    def pieces(self, size: int) -> Iterator[slice | Indices]:
         """Yield positions, no more than so many at a time, and of one shard each: a cache may hold few of them."""
         order = np.argsort(self.shards, kind="stable")
         ends = [*(np.flatnonzero(np.diff(self.shards[order])) + 1).tolist(), len(order)]

@@ -378,21 +378,23 @@ class View:
     # -- files -------------------------------------------------------------------------------------
 
     @property
+    def _files(self) -> list[FileShard]:
+        return [shard for shard in self.store.shards if isinstance(shard, FileShard)]
+
+    @property
     def folders(self) -> list[Path]:
         """The folders, or URLs, of the datasets whose shards these are, in order."""
-        files = [shard for shard in self.store.shards if isinstance(shard, FileShard)]
-        return list(dict.fromkeys(shard.path.parent for shard in files))
+        return list(dict.fromkeys(shard.path.parent for shard in self._files))
 
     def check_version(self) -> None:
         """Raise StaleDatasetError if a dataset was replaced since its shards were listed."""
-        for shard in self.store.shards:
-            if isinstance(shard, FileShard):
-                shard.check_version()
+        for shard in self._files:
+            shard.check_version()
 
     @property
     def whole_shards(self) -> list[FileShard] | None:
         """The files that hold just these samples with just these fields, in order; None if there are no such files."""
-        files = [shard for shard in self.store.shards if isinstance(shard, FileShard)]
+        files = self._files
         is_whole = self.numbers is None and len(files) == len(self.store.shards)
         is_same = all(shard.info.places.keys() == self.schema.fields.keys() for shard in files)
         return files if is_whole and is_same else None

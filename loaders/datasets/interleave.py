@@ -58,9 +58,8 @@ class Sources(BatchDataset):
 
     @property
     def sample_nbytes(self) -> int | None:
-        sizes = [source.sample_nbytes for source in self.sources]
-        known = [size for size in sizes if size is not None]
-        return max(known) if len(known) == len(sizes) else None
+        sizes: list[Any] = [source.sample_nbytes for source in self.sources]
+        return None if None in sizes else max(sizes)
 
     def shards_read(self, indices: Int64s) -> tuple[Int64s, ...]:
         numbers = self._sources_of(indices)

@@ -340,8 +340,6 @@ class PackedDataset(Settled, BatchDataset[SampleT]):
             SampleError: The size of one cannot be read.
         """
         self.schema.check_names([name])
-        if name in VIRTUAL_FIELDS:
-            raise SchemaError(f"field {name!r} holds no images")
         return _read_only(self.view.sizes(name, self.max_picture_mb))
 
     def to_pandas(self, fields: Sequence[str] | None = None) -> Any:

@@ -68,11 +68,8 @@ def fingerprint_of(dataset: Any) -> str | None:
     return found if isinstance(found, str) else None
 
 
-def _joined(parts: list[str | None]) -> str | None:
-    known = [part for part in parts if part is not None]
-    if len(known) < len(parts):
-        return None
-    return xxhash.xxh3_128_hexdigest(" ".join(known).encode())
+def _joined(parts: list[Any]) -> str | None:
+    return None if None in parts else xxhash.xxh3_128_hexdigest(" ".join(parts).encode())
 
 
 def serves_stored(dataset: Any) -> TypeGuard[PackedDataset]:

@@ -149,6 +149,7 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
     _has_drawn = False  # the seed of workers that persist
     _num_replaced = 0  # by copies of the dataset in child processes
     _delivery: Callable[[], Any]  # the iteration that is under way
+    _ahead: list[Ahead]  # tells fetchers of its pass
 
     @overload
     def __init__(
@@ -254,7 +255,7 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
         self._child: Child | None = None
         self._gil = GilWatch()
         self.__dict__.pop("_torch_loader", None)
-        self._ahead: list[Ahead] = []  # tells fetchers of the pass
+        self.__dict__.setdefault("_ahead", [])
 
     def _halves(self) -> Served:
         """Return the dataset to read, and the function that finishes its batches on the device, or None."""
@@ -313,8 +314,7 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
         return delivery
 
     def _again(self) -> tuple[Pass | ForeignPass, Any]:
-        current, delivery = self._begin(), self._delivery()
-        delivery.on_close = weakref.finalize(delivery, _close_all, self._ahead)
+        current = self._begin()
         return current, self._start(current)
 
     def _start(self, current: Pass | ForeignPass) -> Any:
@@ -431,7 +431,7 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
             from loaders.loading.fetching import tell_ahead  # nothing of it for what is here
 
             order, at_once = steps.sampler.order, self._maker().group_size
-            self._ahead = tell_ahead(self.dataset, order, current, at_once)
+            self._ahead[:] = tell_ahead(self.dataset, order, current, at_once)
         return current
 
     def _note_restart(self, sampler: EpochSampler) -> None:

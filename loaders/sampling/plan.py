@@ -177,12 +177,7 @@ class Plan:
             yield positions[None], None if valid is None else valid[None]
 
     def _lane_offsets(self, phases: Int64s, slots: Int64s) -> Int64s:
-        """Return the offsets, within a global batch sorted by lane, of the given slots.
-
-        Args:
-            phases: The begins of batches, modulo the number of lanes: ``(K,)``; the result is ``(K, slots)``.
-            slots: Places in such a batch, ascending.
-        """
+        """Return the offsets ``(K, slots)`` of ascending slots of K global batches by lane, given where these begin."""
         lanes, size = np.arange(self.num_lanes, dtype=np.int64), self.global_batch_size
         firsts = (-1 - lanes - phases[:, None]) % self.num_lanes  # of each lane in the batch
         counts = np.maximum(size - firsts + self.num_lanes - 1, 0) // self.num_lanes

@@ -76,8 +76,6 @@ def _hash_chunks(column: Column, chunk_bytes: int) -> npt.NDArray[np.uint64]:
 
 def num_chunks(column: Column, chunk_bytes: int) -> npt.NDArray[np.int64]:
     """Return the number of chunks of each row."""
-    if isinstance(column, FixedColumn):
-        return np.full(len(column), -(-column.data.shape[1] // chunk_bytes), np.int64)
     return -(-column.lengths // chunk_bytes)
 
 

@@ -165,7 +165,7 @@ def _plan_copy(dataset: PackedDataset[Any], name: str, field: Field, rows: Rows)
             store.gather(name, rows[part], found)
             column.data[part] = found
 
-    return ColumnToLoad(field, lengths, fill, rows.parts(part_rows))
+    return ColumnToLoad(field, lengths, fill, rows.pieces(part_rows))
 
 
 def positions(part: Part) -> Sequence[int]:
@@ -204,7 +204,7 @@ def _plan_pixels(
                 raise dataset.plan.sample_error(i, error) from error
             column.row(i)[:] = pixels
 
-    return ColumnToLoad(raw, lengths, fill, rows.parts(_PICTURES), num_threads)
+    return ColumnToLoad(raw, lengths, fill, rows.pieces(_PICTURES), num_threads)
 
 
 def check_fits(plans: Mapping[str, ColumnToLoad], progress: bool, what: str = "") -> None:

@@ -213,7 +213,7 @@ def _uploaded(dataset: PackedDataset[Any], name: str, device: torch.device) -> t
     assert nbytes is not None
     column = torch.empty((len(dataset), nbytes), dtype=torch.uint8, device=device)
     rows = dataset.view.rows(np.arange(len(dataset)))
-    for part in rows.parts(max(1, _PART_BYTES // nbytes)):
+    for part in rows.pieces(max(1, _PART_BYTES // nbytes)):
         found = np.empty((len(rows[part]), nbytes), np.uint8)
         dataset.store.gather(name, rows[part], found)
         column[part] = torch.from_numpy(found).to(device)

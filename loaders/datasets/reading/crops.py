@@ -186,7 +186,7 @@ class CropReader(Reader):
 
     def _cuts(self, request: Request, first: int, last: int) -> list[_Cuts]:
         """Find the arrays, draw what is cut out of each, and have storage fetch it."""
-        rows = request.part(first, last)
+        rows = request.rows_of(first, last)
         arrays = [self._array(record) for record in self.parts.find(rows)]
         spatial = [array.shape[-self.num_axes :] for array, _, _ in arrays]
         lengths = np.array(spatial, np.int64).reshape(-1, self.num_axes)

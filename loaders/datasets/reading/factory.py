@@ -168,13 +168,20 @@ def as_forms(
 
 
 def _form(name: str, given: Any, field: Field | None) -> Form:
-    kind, *rest = given if isinstance(given, tuple) and given else (given,)
-    value, *axes = rest if kind == "pad" and rest else (0, *rest)
-    are_whole = all(type(axis) is int for axis in axes)
-    is_known = (
-        kind in ("list", "pad", "offsets") and len(axes) <= (kind != "list") and are_whole
-    ) and (isinstance(given, str) or bool(rest))
-    if not is_known or isinstance(value, bool) or not isinstance(value, int | float):
+    value: float = 0
+    kind, axes = given, list[int]()
+    match given:
+        case "list" | "pad" | "offsets":
+            pass
+        case ("offsets", int() as axis):
+            kind, axes = "offsets", [axis]
+        case ("pad", int() | float() as value):
+            kind = "pad"
+        case ("pad", int() | float() as value, int() as axis):
+            kind, axes = "pad", [axis]
+        case _:
+            _refuse(name, given)
+    if bool in map(type, (value, *axes)):
         _refuse(name, given)
     if axes:
         return Form(kind, value, axes[0])

@@ -56,13 +56,13 @@ class FixedReader(Reader):
         """Copy records; where they lie is found once for all parts, when nothing else is left to do."""
 
         def find(request: Request, first: int, last: int) -> Found | None:
-            return self.store.find(self.name, request.part(first, last), self.row_nbytes)
+            return self.store.find(self.name, request.rows_of(first, last), self.row_nbytes)
 
         found, start = None, 0
         if last - first < len(request) or request.whole is not None:
             found, start = request.shared(("found", self.name), find, first, last)
         if found is None:
-            self.store.gather(self.name, request.part(first, last), out)
+            self.store.gather(self.name, request.rows_of(first, last), out)
         else:
             found.copy(out, start)
 

@@ -163,7 +163,7 @@ def _boxes(request: Request, first: int, last: int) -> list[npt.NDArray[np.float
     assert view is not None
     name = first_boxes(view.schema.fields)
     assert name is not None
-    records = view.store.records(name, request.part(first, last))
+    records = view.store.records(name, request.rows_of(first, last))
     return [view.codec(name).decode(record) for record in records]
 
 
@@ -172,7 +172,7 @@ def _draw_points(
 ) -> list[Floats | None]:
     view = request.plan.view
     assert view is not None
-    indices, rows = request.numbers[first:last], request.part(first, last)
+    indices, rows = request.numbers[first:last], request.rows_of(first, last)
     draws = np.zeros_like(indices) if request.draws is None else request.draws[first:last]
     found: list[Floats | None] = []
     for position, op in enumerate(ops):

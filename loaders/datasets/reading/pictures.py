@@ -216,8 +216,8 @@ class PictureReader(Reader):
         return request.shared(("wanted", self.name), self._wanted, first, last)
 
     def _wanted(self, request: Request, first: int, last: int) -> WantedPictures:
-        records = self.read_records(self.name, request.part(first, last))
-        heads = self._heads(records, request.part(first, last))
+        records = self.read_records(self.name, request.rows_of(first, last))
+        heads = self._heads(records, request.rows_of(first, last))
         sizes = heads[:, :2]
         plans = [
             geometry_of(request, ops, view, sizes, first, last)

@@ -68,7 +68,7 @@ class Request:
     def __len__(self) -> int:
         return len(self.indices)
 
-    def part(self, first: int, last: int) -> Rows:
+    def rows_of(self, first: int, last: int) -> Rows:
         """Return a range of the samples, as the store knows them."""
         return self.rows if last - first == len(self.indices) else self.rows[first:last]
 
@@ -151,7 +151,7 @@ class Request:
         """Return the records of a range of the samples; ``read`` (``store.records``) is asked once for all parts."""
 
         def find(request: Request, first: int, last: int) -> list[UInt8Array]:
-            return read(name, request.part(first, last))
+            return read(name, request.rows_of(first, last))
 
         return self.shared_rows(("records", name), find, first, last)
 
@@ -259,9 +259,8 @@ class ReadPlan:
     @cached_property
     def sample_nbytes(self) -> int | None:
         """Bytes of a sample whose fields are all copied as they are, else None."""
-        copied = [reader.nbytes for reader in self.readers]
-        known = [nbytes for nbytes in copied if nbytes is not None]
-        return None if len(known) < len(copied) or self.transforming is not None else sum(known)
+        copied: list[Any] = [reader.nbytes for reader in self.readers]
+        return None if None in copied or self.transforming is not None else sum(copied)
 
     # -- sharing the work --------------------------------------------------------------------------
 

@@ -39,9 +39,6 @@ class Transforming:
     numbers, too. Other functions draw from the generators of their process. Where one thread works on samples (a
     worker process of torch, or the trainer's own thread), these are seeded for each sample; on threads they cannot
     be, and a line in the log says so.
-
-    Args:
-        given: A function of a sample, or ``{field: function}``.
     """
 
     def __init__(self, given: Function | Mapping[str, Function]) -> None:
