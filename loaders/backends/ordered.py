@@ -74,7 +74,6 @@ class OrderedBatches:
         self._watch = watch
         self._ready: list[Any] = []
         self._failed: Exception | None = None
-        self._is_broken = False  # the pool takes no more, and what it still has is lost
         self.num_taken = 0
 
     def __iter__(self) -> OrderedBatches:
@@ -84,10 +83,10 @@ class OrderedBatches:
         if not self._ready:
             if self._watch is not None:
                 self._watch.enter(self._pool)
-            if not len(self._pool):
+            if not len(self._pool) and self._failed is None:
                 # Small batches are made with the GIL held: more chunks would delay the first.
                 self._fill(1 if self._is_together else max(1, self._prefetch_batches))
-            if self._is_broken or not len(self._pool):
+            if not len(self._pool):
                 self._end()
             self._ready = [*self._take()][::-1]
             self._fill(self._prefetch_batches)
@@ -119,22 +118,16 @@ class OrderedBatches:
 
     def _fill(self, num: int) -> None:
         """Keep so many batches, or chunks of small ones, in flight."""
-        for _ in range(num - len(self._pool)):
-            try:
+        try:
+            for _ in range(num - len(self._pool)):
                 if self._turn == self._chunk.num_turns:
                     self._chunk, self._turn = next(self._chunks), 0
-            except StopIteration:
-                return
-            except Exception as error:  # whatever it is: it comes after the batches before it
-                self._failed = error
-                return
-            try:
                 self._pool.put(self._chunk, self._turn)
                 self._turn += 1
-            except Exception as error:  # it comes behind the batches that are ready, and ends all
-                self._chunk, self._turn, self._chunks = Chunk([]), 0, iter(())
-                self._failed, self._is_broken = error, True
-                return
+        except StopIteration:
+            return
+        except Exception as error:  # whatever it is: it comes after the batches before it
+            self._failed = error
 
     def _take(self) -> Made:
         patience = self._timeout_s or self._stall_warning_s or None

@@ -60,8 +60,6 @@ class Cache:
 
         TypeError if it is something else, ValueError if a mapping has other names, or a value is none of these.
         """
-        if isinstance(given, cls):
-            return given
         is_size = isinstance(given, str) and _SIZE.fullmatch(given)
         if isinstance(given, os.PathLike) or (isinstance(given, str) and not is_size):
             given = {"path": given}

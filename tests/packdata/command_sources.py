@@ -116,6 +116,7 @@ def _make_texts(folder: Path) -> None:
     (folder / "chat.jinja").write_text(template)
     _append_lines(folder / "bad.jsonl", [{"text": "one"}, {"no": 1}, {"text": "two"}])
     (folder / "latin.txt").write_bytes(b"caf\xe9")
+    (folder / "latin.csv").write_bytes(b"caf\xe9,x\n1,2\n")
     ids = np.arange(300, dtype=np.uint32)
     np.save(folder / "ids.npy", ids % 90)
     ids.tofile(folder / "ids.bin")

@@ -112,7 +112,7 @@ class TestColumns:
             (["dog", "cat"], {"classes": ["dog", "cow", "cat"]}, ("dog", "cow", "cat"), [0, 2]),
         ],
     )
-    @pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+    @pytest.mark.parametrize("suffix", ["jsonl", "csv", "parquet"])
     def test_classes_of_boxes_are_numbers_that_follow_them(
         self, tmp_path: Path, suffix: str, given: Any, options: Any, classes: Any, expected: Any
     ) -> None:
@@ -180,6 +180,7 @@ class TestColumns:
             ([[[1, 2], [3, 4]]], (1, 2, 2)),
             ([[1, 2, 2, 3, 4, 0]], (1, 2, 3)),
             ([5, 6, 1], (1, 1, 3)),
+            ([[1, 2], [3, 4]], (1, 2, 2)),
         ],
     )
     def test_keypoints_are_declared(
@@ -245,9 +246,12 @@ class TestColumns:
         ((where, _),) = summary.rejected
         assert where.endswith("list.jsonl, line 2 (b.png)")
 
-    def test_keypoints_in_shares_are_an_error(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("points", [[[0.25, 0.5], [1, 0]], [[1, 2], [300, 4]]])
+    def test_keypoints_in_shares_or_beyond_the_picture_are_an_error(
+        self, tmp_path: Path, points: Any
+    ) -> None:
         pictures(tmp_path, "a.png")
-        source = listed(tmp_path, [{"path": "a.png", "joints": [[[0.25, 0.5], [1, 0]]]}], "jsonl")
+        source = listed(tmp_path, [{"path": "a.png", "joints": [points]}], "jsonl")
 
         with pytest.raises(SourceError):
             pack_images(source, tmp_path / "out", keypoints=["joints"])
@@ -409,14 +413,14 @@ class TestAnnotations:
             for name in ("1", "2"):
                 pictures(tmp_path, layout.format(split=split, name=f"{name}.png"))
                 text = "".join(
-                    f"{i} {' '.join(map(str, box))}\n" for i, box in enumerate(FORMS["yolo"])
+                    f"{i} {' '.join(map(str, box))}\n\n" for i, box in enumerate(FORMS["yolo"])
                 )
                 file = tmp_path / layout.replace("images", "labels").format(
                     split=split, name=f"{name}.txt"
                 )
                 file.parent.mkdir(parents=True, exist_ok=True)
                 if (split, name) != ("val", "2"):
-                    file.write_text(text if split == "train" else text.splitlines()[1])
+                    file.write_text(text if split == "train" else text.splitlines()[2])
         (tmp_path / "data.yaml").write_text("nc: 2\nnames:\n  0: cat  # or kitten\n  1: 'dog'\n")
         src = tmp_path / "images" if layout.startswith("images") else tmp_path
         labels = tmp_path / "labels" if layout.startswith("images") else tmp_path
@@ -599,6 +603,12 @@ class TestAnnotations:
         (tmp_path / "data.yaml").unlink()
         (tmp_path / "labels/1.txt").write_text("1 .5 .5 .2 .2\n")
         (tmp_path / "classes.txt").write_text("cat\ncat\n")
+        with pytest.raises(SourceError, check=At("labels")):
+            plan_images(tmp_path / "in", annotations=tmp_path / "labels")
+        (tmp_path / "classes.txt").write_text("cat\n")  # and the number of its box is 1
+        with pytest.raises(SourceError, check=At("labels")):
+            plan_images(tmp_path / "in", annotations=tmp_path / "labels")
+        (tmp_path / "labels/1.xml").write_text("<annotation/>")
         with pytest.raises(SourceError, check=At("labels")):
             plan_images(tmp_path / "in", annotations=tmp_path / "labels")
         with pytest.raises(SourceError, check=At("instances.json")):

@@ -101,11 +101,7 @@ class _JsonCell(str):
 
 def _flat(row: dict[str, Any], why: str) -> tuple[dict[str, Any], str]:
     is_nested = {name for name, value in row.items() if isinstance(value, list | dict)}
-    try:
-        cells = {name: _JsonCell(json.dumps(row[name])) for name in is_nested}
-    except RecursionError:
-        return {}, "values are nested too deep"
-    return {**row, **cells}, why
+    return row | {name: _JsonCell(json.dumps(row[name])) for name in is_nested}, why
 
 
 def _column(values: list[Any], kind: Kind | None) -> pa.Array:

@@ -38,11 +38,6 @@ class Encoded(NamedTuple):
         """Return it: there is nothing left to do."""
         return self
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the record."""
-        return len(self.record)
-
 
 class Work(NamedTuple):
     """What makes a record, (height, width) where that is known before, and the bytes it holds."""
@@ -180,7 +175,7 @@ class Preparer:
         if field.codec == "raw":
             return Encoded(self.codec.encode(array), size)
         array = array.astype(field.dtype)  # a copy: the caller may change the array
-        return Work(lambda: Encoded(self._encode_picture(array), size), size, array.nbytes)
+        return Work(lambda: Encoded(self.codec.encode(_unmasked(array)), size), size, array.nbytes)
 
     def _pictures(self, value: Any, one: Preparer) -> Work:
         is_one = isinstance(value, str | bytes | bytearray | memoryview | Path | Mapping)
@@ -205,14 +200,6 @@ class Preparer:
             return Work(lambda: self._stored(read_file(place, str(path)), field, path))
         data = bytes(value)
         return Work(lambda: self._stored(data, field), nbytes=len(data))
-
-    def _encode_picture(self, array: np.ndarray[Any, Any]) -> bytes:
-        try:
-            return self.codec.encode(_unmasked(array))
-        except CodecError:
-            raise
-        except (TypeError, ValueError, OverflowError) as error:
-            raise self._misfit(array) from error
 
     def _stored(self, data: bytes, field: Image | Mask, path: Path | None = None) -> Encoded:
         """Return what is stored of the bytes of a file; errors name its path, if it has one."""

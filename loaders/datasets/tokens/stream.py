@@ -74,9 +74,6 @@ class TokenStream:
         self._row_starts = self._row_stops - counts
         self.num_tokens = int(lengths.sum())
 
-    def __len__(self) -> int:
-        return self.num_tokens
-
     def shards_of(self, starts: Indices, stops: Indices) -> Indices:
         """Return the shards of the store that some ranges of tokens lie in."""
         first, last = self._runs_of(starts), self._runs_of(np.maximum(stops - 1, starts))

@@ -128,7 +128,4 @@ class Recode:
         """Tell whether a file is as wanted already."""
         if self._magic is None or record[: len(self._magic)].tobytes() != self._magic:
             return False
-        try:
-            return self._resize is None or self._resize.keeps(picture_size(record))
-        except CodecError:  # decoding says why
-            return False
+        return self._resize is None or self._resize.keeps(picture_size(record))

@@ -314,12 +314,10 @@ def publish(
 def swap(store: Store, folder: str, manifest: Manifest, seen: Mapping[str, Any]) -> None:
     """Put a manifest in place of the one that was seen; PackError if another was put there meanwhile."""
     data, name = manifest_bytes(manifest), name_at(folder, MANIFEST_NAME)
-    is_same = store.read(name)[1] == _NOTHING | dict(seen)
-    is_written = is_same and store.put(name, data, seen)
+    if store.read(name)[1] == _NOTHING | dict(seen):
+        store.put(name, data, seen)
     if store.read(name)[0] != data:  # also where an answer was lost, and it was sent twice
         what = "another dataset was published meanwhile"
-        if is_written:
-            what = "the manifest that was written is missing"
         hint = "Look at it; pass overwrite=True to replace it"
         raise PackError(what, store.url / folder, hint)
 

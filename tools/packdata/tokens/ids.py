@@ -144,7 +144,4 @@ def _map(file: SourceFile, dtype: Any, length: int, offset: int = 0) -> npt.NDAr
         raise SourceError(what, file.path, hint)
     if not length:
         return np.empty(0, dtype)
-    try:
-        return np.memmap(file.file.local(), dtype, "r", offset, (length,))
-    except (OSError, ValueError) as error:
-        raise SourceError(f"the file cannot be mapped ({error})", file.path) from error
+    return np.memmap(file.file.local(), dtype, "r", offset, (length,))
