@@ -369,6 +369,17 @@ AUGMENT: list[Case] = [
         "padding_mode='reflect' .* on the host",
     ),
     (
+        lambda g: BatchAugment(
+            [
+                augment.ScaleJitter((30, 30)),
+                augment.ElasticTransform(),
+                augment.RandomCrop(20, pad_if_needed=True),
+            ]
+        )(torch.zeros(4, 3, 40, 50, dtype=torch.uint8), indices=range(4)),
+        BatchError,
+        "different sizes cannot be displaced on a device",
+    ),
+    (
         lambda g: BatchAugment([CROP])(torch.zeros(1, 3, 9, 9), indices=[0], epoch="x"),
         TypeError,
         "epoch must be a whole number",

@@ -83,10 +83,9 @@ class Store:
         sizes = np.array([shard.num_samples for shard in self.shards], np.int64)
         self.ends = np.cumsum(sizes)
         self.starts = self.ends - sizes
-        self._num_samples = int(self.ends[-1]) if len(self.ends) else 0
-        if self.shards:
-            largest = self.shards[int(sizes.argmax())]
-            check_memory(_ROW_BYTES * self._num_samples, largest.path, self._num_samples)
+        self._num_samples = int(self.ends[-1])
+        largest = self.shards[int(sizes.argmax())]
+        check_memory(_ROW_BYTES * self._num_samples, largest.path, self._num_samples)
         self._find = ShardFinder(self.ends)
         self._given_runs = runs
         origins = (shard.origin for shard in self.shards if isinstance(shard, RemoteShard))

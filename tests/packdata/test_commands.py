@@ -35,6 +35,7 @@ from loaders.errors import (
 from loaders.schema import (
     Array,
     Boxes,
+    Bytes,
     Categories,
     Features,
     Field,
@@ -433,12 +434,14 @@ def test_preview_prints_samples_without_pictures(
         "text": Text(),
         "tokens": Array(dtype="uint16", dims=(None,)),
         "about": Json(),
+        "blob": Bytes(),
     }
     rows = [
         {
             "text": f"story {i}\n" * 40,
             "tokens": np.arange(i, i + 20, dtype=np.uint16),
             "about": [i],
+            "blob": b"a\0\xff",
         }
         for i in range(5)
     ]
@@ -450,6 +453,7 @@ def test_preview_prints_samples_without_pictures(
     assert text.count("sample ") == 2
     assert "text: story" in text
     assert "tokens: uint16 (20,):" in text
+    assert "blob: 3 bytes: 61 00 ff" in text
     assert text.count(" ...\n") == 2  # there are more than 12 numbers
     assert max(map(len, text.splitlines())) < 120
 

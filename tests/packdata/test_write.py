@@ -155,6 +155,15 @@ def test_values_are_added_and_changed(folder: Path, tmp_path: Path) -> None:
     assert records(tmp_path / "b", kept) == [records(folder, kept)[i] for i in (4, 2, 7)]
 
 
+def test_pictures_take_the_place_of_others(folder: Path, tmp_path: Path) -> None:
+    pictures = np.random.default_rng(0).integers(0, 256, (10, 8, 9, 3), np.uint8)
+
+    packdata.write(folder, tmp_path / "b", add={"image": list(pictures)})
+
+    images = [sample.image.numpy() for sample in ShardDataset(tmp_path / "b", fields=["image"])]
+    assert np.array_equal(np.stack(images).transpose(0, 2, 3, 1), pictures)
+
+
 def test_what_was_written_with_other_values_is_not_taken_for_these(
     folder: Path, tmp_path: Path
 ) -> None:

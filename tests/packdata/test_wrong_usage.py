@@ -39,6 +39,7 @@ USAGE = [
     ("tables t.csv {dst} --delimiter ';;'", "must be one ASCII character other than a quote or line end, got ';;'"),
     ("tables t.csv {dst} --delimiter ''", "got ''"),
     ("tables t.csv {dst} --delimiter '\"'", "other than a quote"),
+    ("tables t.csv {dst} --drop x,y,zip,kind", "no column is left to pack"),
     ("tables t.csv {dst} --delimiter §", "one ASCII character"),
     ("tables t.csv {dst} --features ','", "argument --features: takes names separated by commas, got ','"),
     ("tables t.csv {dst} --like train --dtype float64", "dtype: the dataset of like= sets"),

@@ -65,13 +65,11 @@ def standardized(values: _N, mean: float, std: float) -> _N:
 
 
 def percentiles(numbers: npt.NDArray[Any]) -> dict[str, float]:
-    """Return the ends, the middle and what lies 5 % from each end, by name; {} of no numbers.
+    """Return the ends, the middle and what lies 5 % from each end, by name.
 
     Example:
         >>> percentiles(np.arange(201))
         {'min': 0.0, 'p5': 10.0, 'p50': 100.0, 'p95': 190.0, 'max': 200.0}
     """
-    if not len(numbers):
-        return {}
     found = np.percentile(numbers, [*_LEVELS.values()]).tolist()
     return dict(zip(_LEVELS, found, strict=True))

@@ -212,13 +212,11 @@ class Writer:
         """Return the records of many samples; None where a row is wrong, or threads have to encode."""
         keys = arrays[KEY] if isinstance(self._fields.get(KEY), Text) else ()
         try:
-            if not all(isinstance(key, str) for key in keys):
-                return None
-            if len({*keys}) < len(keys) or not self._keys.isdisjoint(keys):
-                return None
             columns = {name: self._preparers[name].column(arrays[name]) for name in self._fields}
             made = {name: column for name, column in columns.items() if column is not None}
             if len(made) < len(columns):
+                return None
+            if len({*keys}) < len(keys) or not self._keys.isdisjoint(keys):
                 return None
             block, fields = Block(made), self._fields
             check_sizes({n: getattr(f, "size", None) for n, f in fields.items()}, fields)

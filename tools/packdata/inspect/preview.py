@@ -200,6 +200,8 @@ def _short(kind: Field, value: Any) -> str:
         numbers = " ".join(map(str, value.reshape(-1)[:12]))
         more = " ..." if value.size > 12 else ""
         return f"{value.dtype} {value.shape}: {numbers}{more}"
+    if isinstance(value, bytes):
+        return f"{len(value)} bytes: {value[:32].hex(' ')}"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 

@@ -173,8 +173,7 @@ class _Table:
     def note(self, flags: Flags, why: str | Callable[[int], str]) -> None:
         """Note where rows cannot be packed; of each the first reason is kept."""
         for row in np.flatnonzero(flags).tolist() if flags.any() else ():
-            if row not in self.wrong:
-                self.wrong[row] = why if isinstance(why, str) else why(row)
+            self.wrong.setdefault(row, why if isinstance(why, str) else why(row))
 
     def store(
         self,
