@@ -46,7 +46,7 @@ from loaders.errors import (
     StateError,
 )
 from loaders.sampling import ByLength, EpochSampler, Shuffled
-from loaders.schema import Array, Image, Label, Mask, Text, Tokens
+from loaders.schema import Array, Boxes, Image, Label, Mask, Schema, Text, Tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -714,6 +714,37 @@ def test_a_loader_shows_what_it_serves_and_how(given: SimpleNamespace) -> None:
         "DataLoader(a TensorDataset of 4, batch_size=1, order='list', num_workers=0, "
         "backend='process')"
     )
+
+
+@pytest.mark.parametrize(
+    ("make", "shown"),
+    [
+        (lambda g: TokenWindows(g.tokens, 7), "TokenWindows(9 windows of 7, 64 tokens)"),
+        (
+            lambda g: TokenWindows(g.tokens, 48),
+            "1 windows of 48, 64 tokens, the last 15 left out)",
+        ),
+        (
+            lambda g: TokenWindows(g.tokens, 48, tail="pad"),
+            "TokenWindows(2 windows of 48, 64 tokens, 33.33% padding)",
+        ),
+        (lambda g: Denormalize.of(NORMALIZE), "dtype=torch.uint8"),
+        (lambda g: BatchAugment([CROP]), "ops=[CenterCrop(size=(8, 8), fill_mask=None)], seed=0)"),
+        (lambda g: loaders.MixUp(10), "MixUp(num_classes=10, alpha=1.0, seed=0)"),
+        (
+            lambda g: loaders.Mosaic(Schema({"image": Image(size=(8, 8)), "boxes": Boxes()})),
+            "center_range=(0.3, 0.7), seed=0",
+        ),
+        (
+            lambda g: loaders.JpegOnDevice(RAMDataset.from_files(g.files)),
+            "JpegOnDevice(RAMDataset(4 samples of image))",
+        ),
+    ],
+)
+def test_what_serves_or_changes_samples_shows_its_settings(
+    given: SimpleNamespace, make: Callable[[Any], Any], shown: str
+) -> None:
+    assert shown in repr(make(given))
 
 
 @pytest.mark.parametrize(

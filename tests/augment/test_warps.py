@@ -279,6 +279,14 @@ def test_corners_without_a_homography_leave_the_picture_as_it_is(scale: float) -
     np.testing.assert_array_equal(found.boxes[~warped, 2:], sizes[~warped])
 
 
+def test_warps_one_after_the_other_are_one() -> None:
+    one, other, both = (RandomRotation((d, d)) for d in (30, 60, 90))
+
+    found, expected = planned([one, other], (20, 20)), planned([both], (20, 20))
+
+    np.testing.assert_allclose(found.matrices, expected.matrices, atol=1e-9)
+
+
 @pytest.mark.parametrize("op", [RandomAffine, RandomRotation])
 def test_degrees_that_were_left_out_are_refused(op: Any) -> None:
     with pytest.raises(TypeError):

@@ -197,6 +197,16 @@ def test_what_a_transform_made_is_judged_then(folder: Path, tmp_path: Path) -> N
     assert padded.ids.lengths.tolist() == LENGTHS
 
 
+def test_pictures_that_a_transform_makes_come_as_a_list() -> None:
+    images = np.arange(1, 4, dtype=np.uint8)[:, None, None, None] * np.ones((3, 8, 8), np.uint8)
+    crop = {"image": lambda image: image[:, : image[0, 0, 0]]}
+    data = RAMDataset.from_arrays(image=images, transform=crop)
+
+    batch = next(iter(DataLoader(data.replace(batching={"image": "list"}), 3)))
+
+    assert [image.shape for image in batch.image] == [(3, 1, 8), (3, 2, 8), (3, 3, 8)]
+
+
 def test_forms_that_are_none_are_refused(folder: Path) -> None:
     wrongs: list[Any] = [
         ("offsets", 0.5),

@@ -82,13 +82,16 @@ def test_the_hint_follows_the_error(
 def test_done_with_rejects_is_3(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (photos / "cat" / "bad.jpg").write_bytes(b"")
+    for i in range(12):
+        (photos / "cat" / f"bad{i:02}.jpg").write_bytes(b"")
 
     assert run("images", photos, tmp_path / "out", "--on-error", "skip") == 3
 
-    rejected = (tmp_path / "out" / "rejected.jsonl").read_text()
-    assert json.loads(rejected)["item"].endswith("cat/bad.jpg")
-    assert "rejected 1, listed in" in capsys.readouterr().out
+    rejected = (tmp_path / "out" / "rejected.jsonl").read_text().splitlines()
+    assert json.loads(rejected[0])["item"].endswith("cat/bad00.jpg")
+    out = capsys.readouterr().out
+    assert "rejected 12, listed in" in out
+    assert out.endswith("  and 2 more\n")
 
 
 @pytest.mark.parametrize(

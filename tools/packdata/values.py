@@ -38,6 +38,11 @@ class Encoded(NamedTuple):
         """Return it: there is nothing left to do."""
         return self
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the record."""
+        return len(self.record)
+
 
 class Work(NamedTuple):
     """What makes a record, (height, width) where that is known before, and the bytes it holds."""

@@ -10,7 +10,6 @@ import torch
 
 from loaders.buffers import Memory, scratch
 from loaders.datasets.reading.request import Reader
-from loaders.errors import SchemaError
 from loaders.schema import Field, Image
 
 if TYPE_CHECKING:
@@ -131,9 +130,7 @@ def served(records: torch.Tensor, field: Field) -> torch.Tensor:
 
 def torch_dtype(name: str) -> torch.dtype:
     """Return torch's dtype of a numpy name."""
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise SchemaError(f"dtype {name!r} has no counterpart in torch")
+    dtype: torch.dtype = getattr(torch, name)
     return dtype
 
 
