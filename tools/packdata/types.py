@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
 Kind = Literal["number", "code", "flag", "date", "zoned", "text"]
 KINDS: tuple[Kind | None, ...] = (None, "text", "number", "code", "flag", "date", "zoned")
@@ -45,6 +45,14 @@ _CASTS: dict[Kind, pa.DataType] = {
     "number": pa.float64(),
     "date": pa.timestamp("us"),
     "zoned": pa.timestamp("us", "UTC"),
+}
+# Arrow's types by what their values are, the most usual ones first.
+_OF_TYPES: dict[Kind | None, tuple[Callable[[pa.DataType], bool], ...]] = {
+    "text": (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view),
+    "number": (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal),
+    "flag": (pa.types.is_boolean,),
+    "date": (pa.types.is_timestamp, pa.types.is_date),
+    None: (pa.types.is_null,),
 }
 # What passes for numbers, and for dates, beside themselves.
 _PASS: dict[Kind, tuple[Kind, ...]] = {"date": ("date", "zoned"), "number": ("number", "flag")}
@@ -187,8 +195,7 @@ def flags_of(array: pa.Array) -> Flags:
 
 def is_text(kind: pa.DataType) -> bool:
     """Tell whether values are strings."""
-    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-    return any(test(kind) for test in tests)
+    return any(test(kind) for test in _OF_TYPES["text"])
 
 
 def kind_of(kind: pa.DataType) -> Kind | Literal["other"] | None:
@@ -196,18 +203,12 @@ def kind_of(kind: pa.DataType) -> Kind | Literal["other"] | None:
 
     Those that have no place in a row of numbers are ``other``.
     """
-    types = pa.types
-    if types.is_dictionary(kind):  # declared categories, also where these are numbers
+    if pa.types.is_dictionary(kind):  # declared categories, also where these are numbers
         return "other" if kind_of(kind.value_type) in (None, "other") else "text"
-    if types.is_null(kind):
-        return None
-    if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
-        return "number"
-    if types.is_boolean(kind):
-        return "flag"
-    if types.is_timestamp(kind) or types.is_date(kind):
-        return "date" if getattr(kind, "tz", None) is None else "zoned"
-    return "text" if is_text(kind) else "other"
+    if getattr(kind, "tz", None) is not None:
+        return "zoned"
+    found = (each for each, tests in _OF_TYPES.items() if any(test(kind) for test in tests))
+    return next(found, "other")
 
 
 def why_other(kind: pa.DataType) -> str:

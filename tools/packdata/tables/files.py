@@ -179,7 +179,7 @@ class TableFiles:
             return CsvRows(file, self._csv, self._options.missing_values)
         if (suffix := suffix_inside(name)) in JSON_LINES:
             return JsonRows(file)
-        if suffix in _TYPED and suffix_of(name) not in COMPRESSIONS:
+        if suffix_of(name) in _TYPED:
             return _TYPED[suffix](file)
         kind, compressed = suffix_of(name) or "without suffix", ", ".join(COMPRESSIONS)
         what = f"files of kind {kind} are not tables that can be packed"
@@ -189,7 +189,7 @@ class TableFiles:
     def _that_name(self) -> Iterator[RowFile]:
         """Open the files that name their columns: none of JSON lines."""
         for number, path in enumerate(self.paths):
-            if suffix_inside(path.name) not in JSON_LINES and self._open(number).columns:
+            if suffix_inside(path.name) not in JSON_LINES:
                 yield self._open(number)
 
     @cached_property

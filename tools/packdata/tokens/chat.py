@@ -167,7 +167,7 @@ def _environment(day: date) -> jinja2.Environment:
 
 
 def open_template(
-    template: Path | str, tokenizer: Path | str | None, day: date | None
+    template: Path | str, tokenizer: Path | str | None, day: str | None
 ) -> ChatTemplate:
     """Open a Jinja file, or a ``tokenizer_config.json``, of several templates the one called ``default``.
 
@@ -191,7 +191,7 @@ def open_template(
         config = next((_config(file) for file in found if is_file(file)), {})
     named = ((n, v.get("content") if isinstance(v, dict) else v) for n, v in config.items())
     tokens = {n: token for n, token in named if n.endswith("_token") and isinstance(token, str)}
-    return ChatTemplate(text, tokens, path, day or date.today())
+    return ChatTemplate(text, tokens, path, date.fromisoformat(day) if day else date.today())
 
 
 def _read(path: Path) -> str:

@@ -6,7 +6,6 @@ import json
 from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import date
 from functools import cache
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -180,9 +179,9 @@ class Ids(DocumentForm):
         return not {LABELS, *LOSS_MASKS}.isdisjoint(self.beside)
 
     @property
-    def _unused(self) -> set[str]:
+    def _unused(self) -> list[str]:
         """Columns of which the first file has none, and another shall have none."""
-        return {*BESIDE_IDS} - {*self.beside, *self.drop}
+        return [name for name in BESIDE_IDS if name not in (*self.beside, *self.drop)]
 
     def to_json(self) -> dict[str, Any]:
         more: dict[str, Any] = {
@@ -195,9 +194,9 @@ class Ids(DocumentForm):
     def check(self, schema: pa.Schema, path: Path) -> None:
         """Raise SourceError if a column cannot be read, or is one beside the ids that the first file lacks."""
         super().check(schema, path)
-        for name in self._unused & {*schema.names}:
-            if _is_list_of_numbers(schema.field(name).type):
-                raise _only_here(name, path)
+        lists = {field.name for field in schema if _is_list_of_numbers(field.type)}
+        if unexpected := [name for name in self._unused if name in lists]:
+            raise _only_here(unexpected[0], path)
 
     def check_first(self, rows: Sequence[Row], path: Path) -> None:
         """Raise SourceError if another list of numbers runs beside the ids: whether it matters is not known."""
@@ -353,8 +352,7 @@ def content_of(files: Sequence[SourceFile], options: TokenOptions) -> DocumentFo
         except ImportError as error:
             what = "a chat template needs the package 'jinja2': pip install 'loaders[text]'"
             raise LoadersError(what) from error
-        day = None if options.chat_date is None else date.fromisoformat(options.chat_date)
-        template = open_template(options.chat_template, options.tokenizer, day)
+        template = open_template(options.chat_template, options.tokenizer, options.chat_date)
         return Chat(options.messages_column or "messages", template)
     file = files[0]
     names, rows = _first_rows(file)

@@ -74,8 +74,7 @@ def _open_npy(file: SourceFile, bin_dtype: str | None) -> _Opened:
     if ids.ndim not in (1, 2) or not ids.flags.c_contiguous:
         hint = "Ids are 1-D, or 2-D with one document a row, in C order"
         raise SourceError(f"unexpected array of shape {ids.shape}", file.path, hint)
-    width = ids.shape[-1]
-    ends = np.arange(width, ids.size + 1, width) if ids.ndim == 2 and ids.size else None
+    ends = np.arange(1, len(ids) + 1) * ids.shape[1] if ids.ndim == 2 else None
     return ids.reshape(-1), ends
 
 

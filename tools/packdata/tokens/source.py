@@ -374,26 +374,26 @@ class IdsFile:
 
     def _next_end(self, position: int) -> int:
         """Return the first position from ``position`` on behind which no document goes on."""
-        if self._ends is not None:
-            return int(self._ends[np.searchsorted(self._ends, position)])
-        if self._eod is not None:
-            # An end right before it will do.
-            for first in range(position - 1, len(self._ids), _SCAN):
-                found = np.flatnonzero(self._ids[first : first + _SCAN] == self._eod)
-                if len(found):
-                    return first + int(found[0]) + 1
+        for first in range(position - 1, len(self._ids), _SCAN):  # an end right before it will do
+            if len(found := self._ends_behind(first, first + _SCAN)):
+                return int(found[0])
         return len(self._ids)
+
+    def _ends_behind(self, start: int, stop: int) -> npt.NDArray[np.int64]:
+        """Return the positions behind the documents that end with an id from ``start`` to before ``stop``."""
+        if self._ends is not None:
+            first, last = np.searchsorted(self._ends, [start, stop], "right")
+            return self._ends[first:last]
+        if self._eod is not None:
+            return start + 1 + np.flatnonzero(self._ids[start:stop] == self._eod)
+        return np.empty(0, np.int64)
 
     def read(self, given: Range) -> Documents:
         """Return the ids of a range, and where documents end among them."""
-        ids, ends = self._ids[given.start : given.stop], np.empty(0, np.int64)
-        if self._ends is not None:
-            first, last = np.searchsorted(self._ends, [given.start, given.stop], "right")
-            ends = self._ends[first:last] - given.start
-        elif self._eod is not None:
-            ends = np.flatnonzero(ids == self._eod) + 1
+        ends = self._ends_behind(given.start, given.stop) - given.start
         if given.stop == len(self._ids):
-            ends = np.append(ends, len(ids))
+            ends = np.append(ends, given.stop - given.start)
+        ids = self._ids[given.start : given.stop]
         return Documents(ids, np.unique(ends), lambda at: f"{self._name}, id {given.start + at}")
 
 
