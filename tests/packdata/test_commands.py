@@ -742,6 +742,8 @@ def test_split_parts_hold_each_sample_once(
         assert [made[name]["num_samples"] for name in ("train", "val")] == [42, 18]
     for name in ("train", "val"):
         about = read_manifest(tmp_path / "s" / name)
+        assert made[name]["path"] == str(tmp_path / "s" / name)
+        assert made[name]["fingerprint"] == about.fingerprint
         assert about.schema == read_manifest(folder).schema
         assert about.provenance["options"]["part"] == name
     assert verify(tmp_path / "s" / "val").ok

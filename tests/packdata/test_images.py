@@ -208,6 +208,16 @@ class TestVerbatim:
 
         assert encode(recipe)[0]["image"] == data
 
+    def test_pictures_of_another_size_are_jpegs_and_those_of_16_bits_pngs(
+        self, tmp_path: Path
+    ) -> None:
+        save(tmp_path / "a.png", photo())
+
+        (jpeg,), (png,) = (encode(plan(tmp_path, sizes=[20], keep_depth=d)) for d in (False, True))
+
+        assert jpeg["image"].startswith(b"\xff\xd8")
+        assert png["image"].startswith(b"\x89PNG")
+
     def test_a_codec_re_encodes_everything(self, tmp_path: Path) -> None:
         data = save(tmp_path / "a.png", photo())
 

@@ -140,9 +140,9 @@ class TestPalettes:
 
     def test_a_lossy_mask_is_refused(self, tmp_path: Path) -> None:
         picture(tmp_path / "in/1.jpg")
-        save(tmp_path / "masks/1.jpg", COLORS[NUMBERS])
+        save(tmp_path / "masks/1.jpg", np.full_like(COLORS[NUMBERS], 128))  # as it was, by chance
         colors = tmp_path / "colors.txt"
-        colors.write_text("64 128 64\n192 0 128\n0 128 192")
+        colors.write_text("128 128 128")
 
         with pytest.raises(SourceError):
             pack_images(

@@ -690,6 +690,15 @@ class TestResize:
 
         assert np.array_equal(resize.apply(pixels), whole[: int(height), : int(width)])
 
+    @pytest.mark.parametrize("is_tall", [False, True])
+    def test_what_is_cut_before_enlarging_changes_no_pixel(self, is_tall: bool) -> None:
+        pixels = np.random.default_rng(0).integers(0, 256, (4, 200), np.uint8)
+        middle = cv2.resize(pixels, (2000, 40), interpolation=cv2.INTER_CUBIC)[:, 980:1020]
+
+        result = SizeOption(40, 40, "cover").apply(pixels.T if is_tall else pixels)
+
+        assert np.array_equal(result.T if is_tall else result, middle)
+
     def test_a_wide_sliver_is_cut_before_it_is_enlarged(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
