@@ -167,6 +167,11 @@ DATASETS: list[Case] = [
     (lambda g: Mixture(g.ram), TypeError, "sources must be a list of datasets"),
     (lambda g: Mixture([]), ValueError, "sources is empty"),
     (lambda g: Mixture([g.ram, 3]), TypeError, "source 1 is a int"),
+    (
+        lambda g: Mixture([g.ram, RAMDataset.from_arrays(image=g.images, label=g.labels / 2)]),
+        SchemaError,
+        "field 'label' of sources 0 and 1 differs in kind",
+    ),
     (lambda g: Mixture([g.ram] * 2, stop="never"), ValueError, "stop must be 'first_ex.*'never'"),
     (lambda g: Mixture([g.ram] * 2, stop=0), ValueError, "stop must be at least 1, got 0"),
     (lambda g: Mixture([g.ram] * 2, stop=None), TypeError, "stop must be a whole number"),

@@ -170,6 +170,7 @@ CONTRADICTIONS: list[tuple[Any, dict[str, Any]]] = [
     (Image, {"size": (True, 5)}),
     (Image, {"size": (5,)}),
     (Image, {"size": 5}),
+    (Keypoints, {"num": 0}),
     (Image, {"size": "ab"}),
     (Image, {"size": (1 << 20, 1 << 20)}),
     (Image, {"dtype": "float32"}),

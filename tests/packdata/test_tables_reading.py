@@ -330,6 +330,12 @@ def test_compressed_text_is_read_as_if_it_were_not(
         pack_tables(compressed, tmp_path / "damaged")
 
 
+def test_a_name_may_have_a_line_break(tmp_path: Path) -> None:
+    source = write(tmp_path, '"x\n(m)",y\n1,2\n')
+
+    assert columns_of(packed(tmp_path, source)) == ("x\n(m)", "y")
+
+
 def test_a_header_of_any_length_is_read(tmp_path: Path) -> None:
     name = "x" * (3 << 19)
     source = write(tmp_path, f"a,{name}\n1,2\n")

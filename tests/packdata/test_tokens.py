@@ -743,6 +743,14 @@ def test_a_tokenizer_that_was_changed_or_lost_is_found(
         open_kept(folder)
 
 
+def test_ids_without_a_tokenizer_are_shown_as_numbers(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.arange(70, dtype=np.uint16))
+
+    folder = pack(tmp_path / "a.npy", tmp_path / "packed")
+
+    assert open_kept(folder) == f"{' '.join(map(str, range(64)))} ..."
+
+
 def open_kept(folder: Path) -> str:
     from packdata.tokens.rows import token_text
 

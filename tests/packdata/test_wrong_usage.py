@@ -27,6 +27,7 @@ USAGE = [
     ("images photos {dst} --shuffle x", "argument --shuffle: invalid seed_or_none value: 'x'"),
     ("images photos {dst} --box-labels x", "box_labels go with boxes=, flip_pairs with keypoints="),
     ("tokens a.txt {dst} --eod x", "argument --eod: invalid id_auto_or_none value: 'x'"),
+    ("tokens ids.npy {dst} --vocab-size 5000000000", "--vocab-size: must be a whole number from 1"),
     ("tokens a.txt {dst} --documents ''", "documents must be 'file', 'line' or a separator"),
     ("tokens rows.jsonl {dst} --messages-column messages", "messages_column needs a chat_template"),
     ("tables t.csv {dst} --features 'a,\"b'", "argument --features: unexpected end of data, in"),

@@ -49,7 +49,9 @@ def test_a_plan_of_a_url_downloads_no_shard(
 
     assert main(["plan", S3, *options, "--rate", "3", "--json"]) == 0
     first = json.loads(capsys.readouterr().out)["first_epoch"]
+    assert main(["plan", S3, *options]) == 0
 
+    assert "downloaded by all nodes" in capsys.readouterr().out
     assert first["num_requests"] == 10
     assert first["seconds"] == pytest.approx(first["num_bytes"] / 3e6)
     assert not proxy.requests(".lmdb")

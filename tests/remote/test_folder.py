@@ -195,6 +195,17 @@ def test_a_folder_that_is_read_only_is_an_error_with_its_place(
     assert caught.value.path == folder
 
 
+def test_a_folder_that_others_may_write_to_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache").chmod(0o777)
+
+    with pytest.raises(CacheError) as caught:
+        ShardDataset(S3, cache=tmp_path / "cache")
+
+    assert caught.value.path == tmp_path / "cache"
+    assert not os.listdir(tmp_path / "cache")
+
+
 @pytest.mark.parametrize("kind", ["nfs4", "lustre", "fuse.sshfs"])
 def test_a_folder_on_a_network_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str

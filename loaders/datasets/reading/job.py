@@ -183,8 +183,6 @@ class BatchJob:
         position = self._at.get(first)
         if position is not None:
             return f"transforming {self._place(position)}"
-        if last <= first:
-            return "reading no samples"
         what = f"reading and decoding {last - first} samples from {self._place(first)} on"
         return "; ".join([what, *self.plan.view.store.waits()])
 

@@ -89,7 +89,7 @@ class TokenOptions:
         None,
         "for ids: all are below it (default: the tokenizer's, else all that their type can hold)",
         "N",
-        within=(1, None),
+        within=(1, 1 << 32),
     )
     bin_dtype: str | None = opt(
         None,

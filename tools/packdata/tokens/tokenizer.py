@@ -168,8 +168,6 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> bytes:
 def dtype_of(size: int | None, itemsize: int, **used: int | None) -> str:
     """Return the smallest type that holds a vocabulary, or else the source's own; ValueError if ids are beyond."""
     limit = size or 1 << 8 * min(itemsize, 4)
-    if limit > _MAX_VOCAB:
-        raise ValueError(f"a vocabulary has at most {_MAX_VOCAB} ids, got {limit}")
     for name, token in used.items():
         if token is not None and not 0 <= token < limit:
             raise ValueError(f"{name} must be an id below {limit}, got {token}")
