@@ -132,6 +132,9 @@ def test_what_is_left_out_of_a_block_is_listed_once_after_a_kill(
         pack_recipe(PickyRecipe((60, 40)), tmp_path / "a", **options)
     monkeypatch.undo()
 
+    anew = "Pass overwrite=True to start anew; nothing was published"
+    with pytest.raises(PackError, check=At("a", hint=anew)):  # what was left out is readable now
+        pack_recipe(BlocksRecipe((60, 40)), tmp_path / "a", **options)
     counting = Counting()
     summary = pack_recipe(PickyRecipe((60, 40)), tmp_path / "a", progress=counting, **options)
 

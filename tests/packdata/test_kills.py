@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import sys
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,10 @@ import numpy as np
 import pytest
 
 from loaders.data.manifest import MANIFEST_NAME, read_manifest
-from loaders.schema import Label
+from loaders.schema import Array, Label
+from packdata import Writer
 from packdata.cli import main
+from packdata.packing.journal import Journal
 from packdata.packing.target import LOCK_NAME, PACKING_NAME
 from tests.packdata.packing import pack, pack_samples
 from tests.packdata.reading import PackedReader
@@ -146,6 +149,62 @@ def test_killed_between_its_parts_and_again_at_any_change_a_split_finishes(
                 assert is_tidy(place / "dst"), nth
             assert made_in(place / "dst") == wanted, nth
     assert nth > first + 10
+
+
+def killed_behind(num_lines: int, argv: list[str]) -> None:
+    """Run a command in a fork that dies when so many lines are in its journal."""
+    pid = os.fork()
+    if pid == 0:
+        append, numbers = Journal.append, count(1)
+
+        def dying(journal: Journal, line: Any) -> None:
+            append(journal, line)
+            if next(numbers) == num_lines:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        try:
+            Journal.append = dying  # type: ignore[method-assign]
+            os._exit(main(argv))
+        finally:
+            os._exit(99)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -9
+
+
+@pytest.mark.parametrize("num_lines", [2, 3, 7])
+@pytest.mark.parametrize("kind", ["copy", "split", "split of tokens"])
+def test_killed_between_shards_the_same_command_goes_on_behind_them(
+    tmp_path: Path, kind: str, num_lines: int
+) -> None:
+    """The sources have several blocks, which shards cut."""
+    source, words = tmp_path / "src", ["--shard-size", "60KB"]
+    if kind == "split of tokens":
+        text = "".join(f'{{"text": "{"word " * (i % 90)}{i}"}}\n' for i in range(1500))
+        (tmp_path / "a.jsonl").write_text(text)
+        packing = [str(tmp_path / "a.jsonl"), str(source), "--shard-size", "70KB"]
+        assert main(["tokens", *packing, "--tokenizer", "bytes", "--row-tokens", "64"]) == 0
+    else:
+        with Writer(source, {"x": Array(dtype="int64", dims=(4,))}) as writer:
+            writer.add_batch(x=np.arange(40_000).reshape(-1, 4))
+    words += ["--parts", "a=0.6", "b=0.3"] if kind.startswith("split") else []
+    argv = [[kind.split()[0], str(source), str(tmp_path / dst), *words] for dst in ("a", "b")]
+
+    assert main(argv[0]) == 0
+    killed_behind(num_lines, argv[1])
+    before = {path: path.stat().st_ino for path in (tmp_path / "b").rglob("shard-*-*.*")}
+    assert main(argv[1]) == 0
+
+    after = {path: path.stat().st_ino for path in (tmp_path / "b").rglob("shard-*-*.*")}
+    assert before.items() <= after.items()
+    assert len(before) >= num_lines - 1
+    assert hashes_in(tmp_path / "a") == hashes_in(tmp_path / "b")
+    assert is_tidy(tmp_path / "b")
+
+
+def hashes_in(dst: Path) -> dict[str, list[str]]:
+    return {
+        each.name if each != dst else "": [s.xxh3_128 for s in read_manifest(each).shards]
+        for each in datasets(dst)
+    }
 
 
 def place_for(world: Path, place: Path, words: list[str], there: str = "") -> Path:
