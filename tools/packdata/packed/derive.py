@@ -25,7 +25,7 @@ from packdata.packed.content import (
     content_of,
 )
 from packdata.packed.recode import Recoding
-from packdata.packed.rewrite import format_of, plan_of, write_datasets
+from packdata.packed.rewrite import command_plan, format_of, write_datasets
 from packdata.packed.where import matching
 from packdata.packing.packing import MADE, Made, Packing
 from packdata.packing.provenance import PLAN, source_of
@@ -222,7 +222,7 @@ def extend(
     dst = target_at(dst)
     read_manifest(dst)  # says what is there instead, before anything is touched
     added = [open_view(path, "never") for path in sources]
-    plan = plan_of("extend", added)
+    plan = command_plan("extend", added)
     with Packing(dst, [""], plan, kind="command", grows=True, link=link) as packing:
         before = packing.manifests()[""]
         done = packing.state.done or {"": {}}

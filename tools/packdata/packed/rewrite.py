@@ -50,8 +50,8 @@ class WriteSettings(TypedDict, total=False):
     note: Note
 
 
-def plan_of(name: str, sources: Sequence[View], **options: Any) -> dict[str, str]:
-    """Return what tells a command from others."""
+def command_plan(name: str, sources: Sequence[View], **options: Any) -> dict[str, str]:
+    """Return what tells a command from others, flat."""
     prints = [view.source_fingerprint for view in sources]
     command = json.dumps({"command": name, "sources": prints} | options, sort_keys=True)
     return flatten_plan({"command": command, "packer": PACKER})
@@ -110,12 +110,10 @@ def write_datasets(
     for folder, content in datasets.items():
         check_outside(place / folder, folders)
         if not len(content):
-            what = (
-                "no sample to write: none meets the condition, or the share of a part is too small"
-            )
+            what = "no sample to write: none meets the condition, or a part's share is too small"
             hint = "Documents stay whole in parts of text; TokenWindows.split divides them"
             raise PackError(what, place / folder, hint)
-    plan = plan_of(command, sources, **options, format=format, shard_bytes=shard_bytes)
+    plan = command_plan(command, sources, **options, format=format, shard_bytes=shard_bytes)
     how: Any = {"kind": "command", "overwrite": overwrite, "link": link}
     with closing(run.shown), Packing(place, [*datasets], plan, **how) as packing:
         if packing.is_published:

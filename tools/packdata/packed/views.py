@@ -78,6 +78,7 @@ def write(
         TypeError: It is no such view.
         SchemaError: It has a ``transform``; or the arguments do not fit its fields.
         ShardError: A record is damaged, or the dataset was replaced since it was opened.
+        SourceError: A picture cannot be stored so.
         PackError: The target is taken or cannot be written, is a source or inside one, or there are no samples.
 
     Example::

@@ -59,9 +59,7 @@ def matching(view: View, condition: str) -> npt.NDArray[np.bool_]:
     except SchemaError as error:
         raise SchemaError(f"the condition {condition!r} does not fit: {error}") from error
     except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError) as error:
-        what = getattr(
-            error, "msg", error
-        )  # without the place, which is not that of the condition
+        what = getattr(error, "msg", error)  # without the place: it is not the condition's
         raise SchemaError(f"the condition {condition!r} cannot be read: {what}") from error
     return np.array(np.broadcast_to(found, len(view)), bool)
 
