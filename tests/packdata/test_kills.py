@@ -163,7 +163,7 @@ def killed_behind(num_lines: int, argv: list[str]) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
         try:
-            Journal.append = dying  # type: ignore[method-assign]
+            Journal.append = dying  # type: ignore[assignment, method-assign]
             os._exit(main(argv))
         finally:
             os._exit(99)

@@ -244,6 +244,8 @@ def _encode(recipe: Recipe, format: Format, numbered: tuple[int, Any]) -> Outcom
             why = SourceError(str(error), name)
             why.__cause__ = error
         return Outcome(number, (), [(name, why)], recipe.tally.take())
+    except LoadersError:  # of a damaged shard, a store: with its place
+        raise
     except Exception as error:
         error.add_note(f"while packing {recipe.name(item)}, item {number}")
         raise
