@@ -374,16 +374,15 @@ def field_names(
 ) -> dict[str, str]:
     """Return the field name of each column that is not ``taken``: an identifier that no other field has.
 
-    The column ``label``, by default the first called ``label``, ``class`` or ``target``, becomes
-    ``label``; other characters than
-    letters, digits and underscores become underscores; a name that is taken (``image``, ``key``,
+    The column ``label``, by default the first called ``label``, ``class`` or ``target``, becomes ``label``; other
+    characters than letters, digits and underscores become underscores; a name that is taken (``image``, ``key``,
     ``class``) gets one behind it.
     """
-    known, columns = columns, [name for name in columns if name not in taken]
+    known, columns = [*columns], [name for name in columns if name not in taken]
     if label is None:
         label = first_named(columns, LABEL_NAMES)
     elif label not in columns:
-        what = f"no column {label!r} for labels, but {list(known)}"
+        what = f"no column {label!r} for labels, but {known}"
         raise SourceError(what, path, "Columns of paths and keys cannot be labels")
     fields: dict[str, str] = {}
     for column in columns:

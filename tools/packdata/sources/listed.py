@@ -245,8 +245,6 @@ def _file_at(path: str) -> File:
         found = os.stat(path)
     except OSError as error:  # such as a link that leads nowhere
         raise SourceError(f"cannot be read ({error.strerror})", path) from error
-    if not stat.S_ISREG(found.st_mode):
-        raise SourceError("not a regular file", path)
     return LocalFile(path, path, *_state_of(found))
 
 

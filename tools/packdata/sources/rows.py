@@ -162,8 +162,7 @@ def _find_columns(
     pictures: list[str] = [name for name in schema.names if _is_picture(schema.field(name).type)]
     lists = [name for name in schema.names if _are_pictures(schema.field(name).type)]
     image = image or first_named(pictures, _IMAGE_NAMES) or first_named(lists, _IMAGES_NAMES)
-    for names in (pictures, lists):
-        image = image or (names[0] if len(names) == 1 else None)
+    image = image or next((each[0] for each in (pictures, lists) if len(each) == 1), None)
     mask = mask or ("mask" if "mask" in pictures else None)
     for name, known in ((image, pictures + lists), (mask, [*pictures, None])):
         if name not in known:
