@@ -853,6 +853,12 @@ class TestParquet:
 
         assert open_source(tmp_path).labels == {"x": Column(kind, num_missing=2)}
 
+    def test_numbers_beyond_int64_are_numbers(self, tmp_path: Path) -> None:
+        table = pa.table({"image": [b"1"], "x": pa.array([1 << 63], pa.uint64())})
+        pq.write_table(table, tmp_path / "a.parquet")
+
+        assert open_source(tmp_path).labels == {"x": Column("int")}
+
     def test_plain_binary_and_names_as_labels(self, tmp_path: Path) -> None:
         table = {
             "jpg": [b"1", b"2"],

@@ -66,6 +66,17 @@ def test_stray_quotes_open_nothing(text: bytes) -> None:
     assert len(ends) == len(rows)
 
 
+def test_a_line_of_names_may_have_line_ends_in_quotes(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('"a\n\nb",c\n1,2\n')
+
+    rows = CsvRows(files_at(tmp_path / "a.csv")[0])
+
+    assert rows.columns == ("a\n\nb", "c")
+    assert [(line, cells) for part in rows.parts() for line, cells, _ in rows.records(part)] == [
+        (4, ["1", "2"])
+    ]
+
+
 def _num_rows(text: bytes) -> bool:
     """Tell whether a text holds whole rows: whether one more character would begin another."""
     rows = list(csv.reader(io.StringIO(text.decode(), newline="")))
