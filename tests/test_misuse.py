@@ -91,7 +91,18 @@ def first(loader: Any) -> Any:
     return next(iter(loader))
 
 
+def loader_of_one_source(given: SimpleNamespace, batch_size: int) -> Any:
+    return DataLoader(Mixture([given.ram, given.ram], batch_from="one"), batch_size)
+
+
+def state_of_one_batch(given: SimpleNamespace, batch_size: int) -> Any:
+    loader = loader_of_one_source(given, batch_size)
+    first(loader)
+    return loader.state_dict()
+
+
 CROP = augment.CenterCrop(8)
+NUMBERS = TensorDataset(torch.zeros(4))
 NORMALIZE = Normalize.imagenet()
 SHARES = r"parts must be .*\[0\.9, 0\.1\]"
 
@@ -537,6 +548,20 @@ LOADING: list[Case] = [
     ),
     (lambda g: DataLoader(g.ram).load_state_dict({}), StateError, "version None"),
     (
+        lambda g: DataLoader(NUMBERS, sampler=[0, 1]).load_state_dict(
+            DataLoader(NUMBERS, shuffle=True, generator=torch.Generator()).state_dict()
+        ),
+        StateError,
+        "another number of generators",
+    ),
+    (
+        lambda g: loader_of_one_source(g, 4).load_state_dict(
+            state_of_one_batch(g, 2), weights="new"
+        ),
+        StateError,
+        "taken at sample 2 of its epoch, within one of the blocks of 4",
+    ),
+    (
         lambda g: DataLoader(g.ram).load_state_dict({"version": 1, "dataset": g.ram.fingerprint}),
         StateError,
         "what state_dict.. returned, of version 1",
@@ -719,6 +744,7 @@ def test_a_loader_shows_what_it_serves_and_how(given: SimpleNamespace) -> None:
         "DataLoader(a TensorDataset of 4, batch_size=1, order='list', num_workers=0, "
         "backend='process')"
     )
+    assert foreign.epoch == 0
 
 
 @pytest.mark.parametrize(

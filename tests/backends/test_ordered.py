@@ -252,3 +252,15 @@ def test_a_stop_iteration_of_the_users_is_not_the_end(backend: Any, num_workers:
 
     assert got == [0, 4]
     assert loader.state_dict()["sampler"]["epoch"] == 0
+
+
+@pytest.mark.slow
+def test_indices_that_a_child_cannot_be_sent_are_an_error_behind_the_batches_before() -> None:
+    indices: list[Any] = [[0], [1], [2], [threading.Lock()], [4]]
+    batches = OrderedBatches(child_pool(maker(numbers())), iter(indices), prefetch_batches=2)
+    taken: list[int] = []
+
+    with pytest.raises(TypeError, match="pickle"):
+        taken.extend(batch.x.item() for batch in batches)
+
+    assert taken == [0, 1, 2]
