@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from packdata.types import Kind
 
 FEATURES, CATEGORIES, MISSING = "features", "categories", "missing"
-# In the provenance: field, column and how of each target; what was asked for.
+# In the provenance: field, column and how of each target; the options that were passed.
 TARGETS, OPTIONS = "targets", "options"
 # What a column is read as, of which a number, flag, label or days are made.
 READ_AS: dict[str, Kind] = {"number": "number", "flag": "flag", "label": "text", "days": "date"}
@@ -242,9 +242,9 @@ def plan_like(
     dropped = [name for name in names if not {name, known[name].column}.isdisjoint(drop)]
     fields = {n: field for n, field in manifest.schema.fields.items() if n not in dropped}
     schema, targets = Schema(fields), [known[name] for name in names if name not in dropped]
-    given = None if files.columns is None else {*files.columns}
-    absent = [n for n in kinds_read(schema, targets) if given is not None and n not in given]
-    if absent:
+    read = kinds_read(schema, targets)
+    columns = {*(read if files.columns is None else files.columns)}
+    if absent := [name for name in read if name not in columns]:
         what = f"the table has no column {absent[0]!r}, which {like} (like=) was packed with"
         lost = [target.column for target in targets if target.column in absent]
         hint = f"drop={lost} packs without it" if lost == absent else ""

@@ -47,9 +47,7 @@ if TYPE_CHECKING:
     from packdata.types import Codes, Flags
 
 MAX_CATEGORIES = 1_000_000
-Seen = (
-    Kind | Literal["bad"]
-)  # a value of a kind, or one that is none of the kind that was asked for
+Seen = Kind | Literal["bad"]  # a value of a kind, or one that is none of the kind it is read as
 
 
 @dataclass

@@ -41,7 +41,7 @@ _MARKS = re.compile(f"({re.escape(_OPEN)}|{re.escape(_CLOSE)})")
 class ChatTemplate:
     """A template in Jinja, with the special tokens that it may spell out; if it asks for the time, midnight of ``day``.
 
-    SourceError if it is no template, or needs a token that is not given.
+    SourceError if it is no template, or needs a token that is missing.
     """
 
     def __init__(self, text: str, tokens: Mapping[str, Any], where: Path | str, day: date) -> None:

@@ -128,18 +128,19 @@ def _list_folder(listing: Listing, ignored: Counter[str]) -> Iterator[SourceFile
     check_folder(listing)
     paths: list[str] = []
     for folder in listing.folders:
-        listed = listed_files(listing, folder)
-        known = None if listed is None else {file.path.name for file in listed}
-        inside = listing.paths(listing.inside(folder))
-        # Beside the files of a dataset lie those of caches.
-        paths += [p for p in inside if known is None or os.path.basename(p) in known]
+        inside, listed = listing.paths(listing.inside(folder)), listed_files(listing, folder)
+        if listed is not None:  # beside the files of a dataset lie those of caches
+            names = {file.path.name for file in listed}
+            inside = (path for path in inside if os.path.basename(path) in names)
+        paths += inside
+    data: list[str] = []
     for path in sorted(paths):
         # A plain .json or .csv beside others is often no data: it is read by its own path.
-        is_data = _KINDS.get(suffix_inside(path), "csv") != "csv" and suffix_of(path) != ".json"
-        if is_data and (file := listing.find(path)):
-            yield _source_file(file, path)
+        if _KINDS.get(suffix_inside(path), "csv") != "csv" and suffix_of(path) != ".json":
+            data.append(path)
         elif suffix_of(path) != ".idx":  # of a .bin
             ignored[suffix_inside(path)] += 1
+    return map(_source_file, listing.files(data), data)
 
 
 def _source_file(file: File, name: str) -> SourceFile:

@@ -75,8 +75,7 @@ class TokensRecipe(Recipe):
         }
         if source.has_labels:
             fields[LABELS] = Array(dtype="int32", dims=(field.row_tokens,))
-        kept = None if tokenizer is None else tokenizer.file
-        files = {} if tokenizer is None or kept is None else {tokenizer.name: kept}
+        files = {tokenizer.name: tokenizer.file} if tokenizer and tokenizer.file else {}
         folders = ("train", "val") if self.val_share else ("",)
         self.targets: Sequence[Target] = [Target(f, Schema(fields), files) for f in folders]
         self.runs, self.tally, self.divides = source.runs, Tally(), len(folders) > 1
