@@ -187,8 +187,8 @@ class BatchDataset(torch.utils.data.Dataset[SampleT], ABC):
     def _warn_if_frozen(self, indices: Sequence[int]) -> None:
         """Warn, once, of crops and flips by chance for which no epoch was set: torch's loader does not set one.
 
-        Here that shows when a second epoch begins; of torch's worker processes, the first one warns at once. Who takes
-        samples one by one here may want them to be the same.
+        Here that shows when a second epoch begins; of torch's worker processes, the first one warns at once.
+        Samples that are taken one by one here may be meant to be the same.
         """
         if self._has_warned or self._is_epoch_set or current_batch() is not None:
             return

@@ -118,7 +118,7 @@ class Mixture(Settled, SamplesOf[BatchDataset]):
         try:
             return _concat(self.sources)
         except SchemaError as error:
-            self._why_apart = str(error)
+            self._why_not_joined = str(error)
             return Sources(self.sources)
 
     def job(
@@ -180,7 +180,7 @@ class Mixture(Settled, SamplesOf[BatchDataset]):
         for number, source in enumerate(self.sources):
             if serves_stored(source) and source.device is None and source.halves(device):
                 what = f"batches of source {number} are decoded on {device}, which takes sources that can be joined"
-                raise SchemaError(f"{what}: {self._why_apart}")
+                raise SchemaError(f"{what}: {self._why_not_joined}")
         return None
 
     def __getstate__(self) -> dict[str, Any]:

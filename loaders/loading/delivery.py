@@ -87,7 +87,7 @@ class Delivery(Generic[BatchT]):
         # Copies them to the device; None leaves them where they are.
         accelerator: Accelerator | None = None,
         ahead: int = 0,  # how many may be copied before they are asked for
-        name: str = "",  # of what is served, for who asks what is going on
+        name: str = "",  # of what is served, for reports
     ) -> None:
         self._finish, self._stats, self._length, self._again = finish, stats, length, again
         self._accelerator, self._ahead, self._name = accelerator, ahead, name
@@ -107,7 +107,7 @@ class Delivery(Generic[BatchT]):
     ) -> None:
         self._pass, self._batches, self._num_counted = current, batches, 0
         self._hook.current, accelerator = current, self._accelerator
-        plan = current.plan if current.plan is not None and current.plan.pad == "mark" else None
+        plan = current.plan if getattr(current.plan, "pad", None) == "mark" else None
         self._source: Iterator[Any] = batches
         self._is_marked = plan is not None or accelerator is not None
         self._prefetcher: Prefetcher | None = None

@@ -149,7 +149,6 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
     _has_drawn = False  # the seed of workers that persist
     _num_replaced = 0  # by copies of the dataset in child processes
     _delivery: Callable[[], Any]  # the iteration that is under way
-    _ahead: list[Ahead]  # tells fetchers of its pass
 
     @overload
     def __init__(
@@ -255,7 +254,7 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
         self._child: Child | None = None
         self._gil = GilWatch()
         self.__dict__.pop("_torch_loader", None)
-        self.__dict__.setdefault("_ahead", [])
+        self._ahead: list[Ahead] = []  # tells fetchers of the pass
 
     def _halves(self) -> Served:
         """Return the dataset to read, and the function that finishes its batches on the device, or None."""
@@ -296,7 +295,9 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
             "the loader is iterated anew, which ended this iteration: use a loader for each of two"
         )
         current = self._begin()
-        accelerator = self._accelerator  # before the workers, who page-lock memory for its device
+        accelerator = (
+            self._accelerator
+        )  # before the workers, which page-lock memory for its device
         delivery: Delivery[BatchT] = Delivery(
             self._start(current),
             current,
@@ -314,7 +315,8 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
         return delivery
 
     def _again(self) -> tuple[Pass | ForeignPass, Any]:
-        current = self._begin()
+        current, delivery = self._begin(), self._delivery()
+        delivery.on_close = weakref.finalize(delivery, _close_all, self._ahead)
         return current, self._start(current)
 
     def _start(self, current: Pass | ForeignPass) -> Any:
@@ -431,7 +433,7 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
             from loaders.loading.fetching import tell_ahead  # nothing of it for what is here
 
             order, at_once = steps.sampler.order, self._maker().group_size
-            self._ahead[:] = tell_ahead(self.dataset, order, current, at_once)
+            self._ahead = tell_ahead(self.dataset, order, current, at_once)
         return current
 
     def _note_restart(self, sampler: EpochSampler) -> None:

@@ -51,7 +51,7 @@ class OrderedLoader(torch.utils.data.DataLoader[BatchT]):
             if (given.pad, given.seed) != (self.pad, self.seed):
                 rest = given.drop_last, self.pad, self.seed
                 batches = EpochBatches(given.sampler, given.batch_size, *rest)
-            # Frameworks look there who divides by rank.
+            # Frameworks look there for what divides by rank.
             object.__setattr__(self, "sampler", given.sampler)
         elif isinstance(sampler, EpochSampler) and is_ours(sampler):
             rest = self.drop_last or sampler.drop_last, self.pad, self.seed

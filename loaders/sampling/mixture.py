@@ -308,7 +308,7 @@ def check_stop(stop: Any) -> None:
 
 
 class _Schedule(NamedTuple):
-    """Who has which turn of one epoch.
+    """Which source has which turn of one epoch.
 
     The epoch is the time from 0 to 1; turn ``j`` of a source with ``q`` turns comes at
     ``(j + u) / q``, with ``u`` random in [0, 1). So the number that came before any time is known

@@ -279,6 +279,18 @@ def test_pictures_of_any_size_have_planes_of_any_size_beside_them(tmp_path: Path
         ShardDataset(folder, augment=[CenterCrop(4)])
 
 
+def test_arrays_that_are_larger_by_chance_are_a_list() -> None:
+    maps = np.arange(4 * 9 * 9, dtype=np.float32).reshape(4, 9, 9) + 1
+    ops = [augment.RandomZoomOut(p=1.0)]
+    field = Array(dtype="float32", dims=(9, 9), spatial=2)
+    data = RAMDataset.from_arrays(x=maps, schema={"x": field}, augment=ops)
+
+    (batch,) = DataLoader(data, 4)
+
+    assert len({tuple(each.shape) for each in batch.x}) > 1
+    assert [each[each > 0].tolist() for each in batch.x] == maps.reshape(4, 81).tolist()
+
+
 def test_arrays_of_other_lengths_stay_as_they_are(tmp_path: Path) -> None:
     fields: dict[str, Field] = {
         "image": Image(size=(9, 9), codec="raw"),

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from loaders import BatchAugment, Normalize, augment
-from loaders.augment.nd import cut
 from loaders.augment.pixels import apply
 from loaders.augment.planning import draw_geometry, fill_of
+from loaders.datasets.reading.crops import cut
 from loaders.errors import BatchError
 
 OPS: dict[str, list[Any]] = {

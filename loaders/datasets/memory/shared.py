@@ -2,11 +2,11 @@
 
 Of a shared copy, the first process loads the columns, and the others map them:
 
-1. Who has the copy (``memfile``) has a line in a small file below the cache folder: process, descriptor, inode. Who
-   comes opens the descriptor of one of them, and adds a line; lines of what is gone are struck.
-2. Who finds none loads the copy. All of this happens under the file's lock, so the others wait. If the process that
-   loads dies or fails, the lock is released, and the next one loads. A process that does not run, and has the lock, is
-   an error after ``SILENCE_S``.
+1. A process that has the copy (``memfile``) has a line in a small file below the cache folder: process, descriptor,
+   inode. Another one opens the descriptor of one of them, and adds a line; lines of what is gone are struck.
+2. A process that finds none loads the copy. All of this happens under the file's lock, so the others wait. If the
+   process that loads dies or fails, the lock is released, and the next one loads. A process that does not run, and has
+   the lock, is an error after ``SILENCE_S``.
 3. A process has the copy as long as a dataset over it lives. No memory outlives its last process, however that ends.
    Processes that do not see each other (PID namespaces) have files, and copies, of their own.
 """
@@ -212,7 +212,7 @@ def _read(fd: int) -> str:
 
 
 def _write(fd: int, text: str) -> None:
-    """Replace the text; who is killed between the two calls leaves the end of the text of before."""
+    """Replace the text; a kill between the two calls leaves the end of the text of before."""
     data = text.encode()
     os.pwrite(fd, data, 0)
     os.ftruncate(fd, len(data))

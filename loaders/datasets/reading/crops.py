@@ -1,7 +1,8 @@
 """Crops and flips of arrays: cut out of the mapped record, straight into their place in the batch.
 
 Which arrays they are for, is the schema's to say (``Array.spatial``). Where no field says it and
-there are no pictures, arrays of three axes and more are volumes.
+there are no pictures, arrays of three axes and more are volumes. What is drawn is the same as for pictures: arrays with
+the same spatial axes get the same crop, whatever their dtype and other axes. Nothing is resampled here.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from loaders.augment.nd import cut, output_lengths
-from loaders.augment.planning import check_ops, fill_mask_of
+from loaders.augment.colour import PixelOp
+from loaders.augment.geometry import SizedBySample
+from loaders.augment.ops import Crop, RandomFlip, RandomHorizontalFlip, RandomVerticalFlip
+from loaders.augment.planning import check_ops, draw_geometry, fill_mask_of
 from loaders.codecs.raw import RawCodec
 from loaders.data.chunks import BoxBytes, PartialRecords, RecordPart
 from loaders.datasets.reading.fixed import Layout, torch_dtype
@@ -27,8 +30,9 @@ from loaders.errors import BatchError, CodecError, SchemaError
 from loaders.schema import Array, Field, Image, Images, Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from loaders.augment.geometry import Op
     from loaders.buffers import Memory
     from loaders.data.store import Store
     from loaders.datasets.reading.request import Request
@@ -37,6 +41,7 @@ UInt8Array = npt.NDArray[np.uint8]
 _VOLUME_AXES = 3
 _PART_BYTES = 1 << 20  # copying less than this is not worth another thread
 _FLOOR_NBYTES = 4 << 10  # of a sample, where the batch is a list
+_FLIPS = RandomFlip | RandomHorizontalFlip | RandomVerticalFlip
 
 
 class _StoredArray(NamedTuple):
@@ -246,3 +251,53 @@ def _spans(array: npt.NDArray[Any], box: list[int], header: int) -> BoxBytes:
         start += first * array.strides[split + axis]
         lengths.append(last - first)
     return BoxBytes(start, (*lengths, array.itemsize), (*array.strides, 1), header)
+
+
+def output_lengths(ops: Sequence[Op], lengths: Sequence[int | None]) -> tuple[int, ...] | None:
+    """Return the spatial lengths of every result; None if they depend on the array, or on what is drawn."""
+    known = [length for length in lengths if length is not None]
+    if len(known) == len(lengths) and not any(isinstance(op, SizedBySample) for op in ops):
+        one = np.zeros(1, np.int64)
+        planned = draw_geometry(ops, np.array([known]), seed=0, epoch=0, indices=one)
+        return tuple(planned.sizes[0].tolist())
+    for op in reversed(ops):
+        if isinstance(op, Crop):
+            return op.lengths(len(lengths))
+        if not isinstance(op, _FLIPS | PixelOp):
+            break
+    return None
+
+
+def cut(
+    array: npt.NDArray[Any],
+    box: Sequence[int],
+    flip: Sequence[bool],
+    *,
+    out: npt.NDArray[Any] | None = None,
+) -> npt.NDArray[Any]:
+    """Copy a box out of an array ``(..., *spatial)``, flipped along given axes, into ``out`` or a new one.
+
+    Box and flips are a row of a ``Geometry`` as plain numbers, for the last ``len(flip)`` axes; outside the array the
+    result is zero. Only the box is read: of a mapped file, only its pages. The copy releases the GIL.
+    """
+    num_axes = len(flip)
+    corner, lengths = box[:num_axes], box[num_axes:]
+    shape = (*array.shape[: array.ndim - num_axes], *lengths)
+    if out is None:
+        out = np.empty(shape, array.dtype)
+    elif out.shape != shape or out.dtype != array.dtype:
+        raise BatchError(f"out must be {array.dtype} {shape}, got {out.dtype} {out.shape}")
+    source: list[Any] = [...]
+    target: list[Any] = [...]
+    is_inside = True
+    for start, length, size in zip(corner, lengths, array.shape[-num_axes:], strict=True):
+        first, last = max(start, 0), max(min(start + length, size), 0)
+        source.append(slice(first, last))
+        target.append(slice(first - start, max(last, first) - start))
+        is_inside &= last - first == length
+    turned: list[Any] = [..., *(slice(None, None, -1 if on else 1) for on in flip)]
+    mirrored = out[tuple(turned)]
+    if not is_inside:
+        out[...] = 0
+    np.copyto(mirrored[tuple(target)], array[tuple(source)])
+    return out

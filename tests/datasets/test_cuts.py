@@ -22,8 +22,8 @@ from loaders.augment import (
     Resize,
 )
 from loaders.augment.geometry import Geometry
-from loaders.augment.nd import cut, output_lengths
 from loaders.augment.planning import check_ops, draw_geometry
+from loaders.datasets.reading.crops import cut, output_lengths
 from loaders.errors import BatchError
 
 Array = npt.NDArray[Any]
