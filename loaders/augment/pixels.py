@@ -135,7 +135,7 @@ def apply(
             source = out
         vertical, horizontal = flip
         if (vertical or horizontal) and image.dtype in _INTERPOLABLE:
-            cv2.flip(source, (-1 if vertical else 1) if horizontal else 0, out)
+            cv2.flip(source, int(_FLIPS[2 * vertical + horizontal]), out)
         else:
             out[...] = source[:: -1 if vertical else 1, :: -1 if horizontal else 1]
     except (cv2.error, ValueError) as error:

@@ -42,28 +42,13 @@ _MAX_APP_BYTES = 65_535
 
 
 class PicturePart(NamedTuple):
-    """An encoded picture that is part of another, or all of it."""
+    """An encoded picture that is part of another."""
 
     record: UInt8Array  # the file
     height: int  # in pixels
     width: int  # in pixels
-    top: int = 0  # where it begins in the whole picture
-    left: int = 0  # the same
-    # Data follow beyond what the header says: a decoder must not mind.
-    ends_early: bool = False
-
-
-def part_of(record: UInt8Array, head: PictureHead, end: int, block: Sequence[int]) -> PicturePart:
-    """Make a picture of what a crop needs, by ``ends_of`` and ``blocks_of``: its pixels are those of the whole.
-
-    Other formats, progressive and cut files, and what is not worth it, stay as they are. Damage in what is left out
-    goes unnoticed.
-    """
-    part = _cut_out(record, head, block) if any(block) else None
-    if head.height_at and end and part is None:
-        rows = first_rows(record, head.height_at, end, head.width)
-        part = None if rows is None else PicturePart(rows, end, head.width, ends_early=True)
-    return part or PicturePart(record, head.height, head.width)
+    top: int  # where it begins in the whole picture
+    left: int  # the same
 
 
 def blocks_of(
@@ -128,7 +113,8 @@ def ends_of(sizes: npt.NDArray[np.int64], boxes: npt.NDArray[np.int64]) -> npt.N
 def first_rows(record: UInt8Array, height_at: int, rows: int, width: int) -> UInt8Array | None:
     """Return a file that ends below its first rows, though data follow.
 
-    None if it has no end: it is to be decoded whole, as only then the decoder notices what is missing.
+    A decoder must not mind those. None if it has no end: it is to be decoded whole, as only then the decoder notices
+    what is missing.
     """
     if not _has_end(record):
         return None
@@ -177,8 +163,11 @@ def with_index(record: UInt8Array) -> UInt8Array:
     return np.frombuffer(b"".join([tables.data, index, scan.data]), np.uint8)
 
 
-def _cut_out(record: UInt8Array, head: PictureHead, block: Sequence[int]) -> PicturePart | None:
-    """Make a picture of segments; None if they are not all there."""
+def cut_out(record: UInt8Array, head: PictureHead, block: Sequence[int]) -> PicturePart | None:
+    """Make a picture of segments, by ``blocks_of``: its pixels are those of the whole; None if they are not all there.
+
+    Damage in what is left out goes unnoticed.
+    """
     first_row, last_row, first_column, last_column, height, width, top, left, count, stride = block
     found = _bounds(record, head, count) if _has_end(record) else None
     if found is None:

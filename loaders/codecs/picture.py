@@ -32,6 +32,11 @@ _NUMBER = np.dtype("<u4")  # of pictures in a record, and of the bytes of each
 _PNG_LEVEL = 3  # zlib: on photos 6 saves 2 % more and takes 3 times as long
 _CV2_MIN_BYTES = 32  # of a WebP's header
 _MAX_JPEG_SIDE = 65_500  # of libjpeg
+_TO_RGBA: dict[tuple[int, ...], int] = {  # by what is behind H x W
+    (): cv2.COLOR_GRAY2RGBA,
+    (3,): cv2.COLOR_BGR2RGBA,
+    (4,): cv2.COLOR_BGRA2RGBA,
+}
 
 
 class PictureCodec:
@@ -67,6 +72,7 @@ class PictureCodec:
                 f"codec {field.codec!r} does not keep masks exactly: take 'png' or 'raw'"
             )
         self.colorspace = {1: "GRAY", 3: "RGB", 4: "RGBA"}.get(self.channels)
+        self._tail = (self.channels,) * (self.channels > 0)  # of a shape, behind H x W
         nbytes = max(1, self.channels) * self.dtype.itemsize
         self.max_pixels = pixels_within(max_picture_mb, nbytes)
         self.keeps_jpeg = self.colorspace is not None and self.dtype == np.uint8
@@ -81,14 +87,12 @@ class PictureCodec:
             array = np.ascontiguousarray(value)
         except ValueError as error:
             raise CodecError(f"the value is not an array ({error})") from error
-        wanted = 2 if self.channels == 0 else 3
         if array.ndim == 2 and self.channels == 1:
             array = array[:, :, None]
-        fits = array.ndim == wanted and array.dtype == self.dtype
-        if not fits or array.shape[2:] != (self.channels,) * (wanted - 2):
-            channels = "" if self.channels == 0 else f" x {self.channels}"
+        if array.ndim < 2 or array.shape[2:] != self._tail or array.dtype != self.dtype:
+            wanted = " x ".join(["H", "W", *map(str, self._tail)])
             got = f"{array.dtype} of {array.shape}"
-            raise CodecError(f"takes {self.dtype.name} of H x W{channels}, got {got}")
+            raise CodecError(f"takes {self.dtype.name} of {wanted}, got {got}")
         check_pixels(array.shape[0], array.shape[1], self.max_pixels)
         if self.field.codec == "jpeg":
             return encode_jpeg(array, self.quality)
@@ -124,7 +128,7 @@ class PictureCodec:
         height: int,
         width: int,
         out: UInt8Array | None,
-        ends_early: bool,  # the header tells of fewer rows than follow, as ``PicturePart`` says
+        ends_early: bool,  # the header tells of fewer rows than follow, as of ``first_rows``
     ) -> UInt8Array:
         """Decode a JPEG, as ``decode`` does."""
         least = (0, 0) if reduction == 1 else (-(-height // reduction), -(-width // reduction))
@@ -145,11 +149,10 @@ class PictureCodec:
         if self.channels == 3:
             array = cv2.cvtColor(array, cv2.COLOR_BGR2RGB)
         elif self.channels == 4:
-            array = _to_rgba(array)
+            array = cv2.cvtColor(array, _TO_RGBA[array.shape[2:]])
         elif self.channels == 1:
             array = array[:, :, None]
-        channels = array.shape[2] if array.ndim == 3 else 0
-        if array.dtype != self.dtype or channels != self.channels:
+        if array.dtype != self.dtype or array.shape[2:] != self._tail:
             what = f"the picture is {array.dtype} of {array.shape}"
             raise CodecError(f"{what}, the field {self.field}")
         return array
@@ -174,13 +177,6 @@ def decode_cv2(record: UInt8Array, flags: int) -> npt.NDArray[Any]:
     if array is None:
         raise CodecError(f"the picture cannot be decoded ({why})")
     return array
-
-
-def _to_rgba(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    code = {2: cv2.COLOR_GRAY2RGBA, 3: cv2.COLOR_BGR2RGBA}.get(array.ndim)
-    if array.ndim == 3 and array.shape[2] == 4:
-        code = cv2.COLOR_BGRA2RGBA
-    return cv2.cvtColor(array, code)  # type: ignore[arg-type]
 
 
 def encode_jpeg(array: UInt8Array, quality: int = DEFAULT_QUALITY) -> bytes:

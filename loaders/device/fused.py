@@ -62,11 +62,16 @@ def normalized(
     """
     source, target = strides(images), strides(out)
     module, (channels, pixels) = kernels(), (images.shape[1], images.shape[2:].numel())
-    fits = images.dtype in _SOURCES and out.dtype in _TARGETS
-    if source is None or target is None or not fits or pixels * channels > module.MAX_VALUES:
+    if (
+        source is None
+        or target is None
+        or images.dtype not in _SOURCES
+        or out.dtype not in _TARGETS
+        or pixels * channels > module.MAX_VALUES
+        # A slice of something larger: its steps go further than its values.
+        or any(c * (channels - 1) + p * pixels > module.MAX_VALUES for _, c, p in (source, target))
+    ):
         return None
-    if any(c * (channels - 1) + p * pixels > module.MAX_VALUES for _, c, p in (source, target)):
-        return None  # a slice of something larger: its steps go further than its values
     if not out.numel():
         return out
     options = {"CHANNELS": channels, "BLOCK": module.BLOCK} | LAUNCH

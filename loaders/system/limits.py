@@ -90,12 +90,9 @@ def _physical_bytes() -> int:
 
 def available_memory(proc: Path = _PROC, sys: Path = _SYS) -> int:
     """Return the bytes that can still be taken: what is used for files only can be had back."""
-    left = [meminfo(proc).get("MemAvailable") or _physical_bytes()]
-    for group in _groups("memory", proc, sys):
-        limit = _limit(group)
-        if limit is not None:
-            left.append(limit - _used(group))
-    return max(0, min(left))
+    limits = ((group, _limit(group)) for group in _groups("memory", proc, sys))
+    left = [limit - _used(group) for group, limit in limits if limit is not None]
+    return max(0, min([meminfo(proc).get("MemAvailable") or _physical_bytes(), *left]))
 
 
 def _used(group: Path) -> int:

@@ -3,7 +3,7 @@
 import io
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from loaders.codecs.heads import PictureHead, picture_head, picture_heads
 from loaders.codecs.jpeg import (
-    PicturePart,
     blocks_of,
+    cut_out,
     ends_of,
-    part_of,
+    first_rows,
     restart_interval,
     with_index,
 )
@@ -31,17 +31,35 @@ UInt8Array = npt.NDArray[np.uint8]
 REDUCTIONS = [1, 2, 4, 8]
 
 
+class Part(NamedTuple):
+    """What is decoded of a file: part of it, or all."""
+
+    record: UInt8Array
+    height: int
+    width: int
+    top: int = 0
+    left: int = 0
+    ends_early: bool = False
+
+
 def part(
     data: UInt8Array, *box: int, num_threads: int = 1, head: PictureHead | None = None
-) -> PicturePart:
+) -> Part:
     """Return of one picture what readers take, of a box."""
     head = head or picture_head(data)
     heads, covers = np.array([head]), np.array([box])
     (block,) = blocks_of(heads, covers, num_threads).tolist()
-    return part_of(data, head, ends_of(heads[:, :2], covers).item(), block)
+    if block[1] and (found := cut_out(data, head, block)) is not None:
+        return Part(*found)
+    end = ends_of(heads[:, :2], covers).item()
+    if head.height_at and end:
+        rows = first_rows(data, head.height_at, end, head.width)
+        if rows is not None:
+            return Part(rows, end, head.width, ends_early=True)
+    return Part(data, head.height, head.width)
 
 
-def decode(found: PicturePart, codec: PictureCodec, reduction: int = 1) -> Pixels:
+def decode(found: Part, codec: PictureCodec, reduction: int = 1) -> Pixels:
     """As readers do: into memory of the size that the header says."""
     size = found.height, found.width
     out = np.empty(found.height * found.width * codec.channels, np.uint8)
@@ -55,7 +73,7 @@ def whole_picture(data: bytes, reduction: int, channels: int) -> UInt8Array:
 
 def assert_same(
     data: UInt8Array, box: tuple[int, int, int, int], reduction: int = 1, channels: int = 3
-) -> PicturePart:
+) -> Part:
     """Compare the pixels of a box with those of the whole picture; return the part."""
     codec = PictureCodec(Image(channels=channels))
     whole = whole_picture(data.tobytes(), reduction, channels)

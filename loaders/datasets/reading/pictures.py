@@ -21,7 +21,7 @@ from loaders.augment.pixels import (
 )
 from loaders.buffers import Memory, scratch
 from loaders.codecs.heads import HEAD, PictureHead, picture_heads
-from loaders.codecs.jpeg import blocks_of, ends_of, first_rows, part_of
+from loaders.codecs.jpeg import blocks_of, cut_out, ends_of, first_rows
 from loaders.codecs.picture import PictureCodec
 from loaders.datasets.reading.fixed import Layout
 from loaders.datasets.reading.known import geometry_of
@@ -167,9 +167,9 @@ class PictureReader(Reader):
                 decode(record, 1, height, width, outs[0], False)
                 continue
             ends_early = False
-            if block[1]:
-                part = part_of(record, PictureHead._make(head), end, block)
-                record, height, width, top, left, ends_early = part
+            part = cut_out(record, PictureHead._make(head), block) if block[1] else None
+            if part is not None:
+                record, height, width, top, left = part
                 steps = moved_steps(steps, top // reduction, left // reduction)
             elif end and (cut := first_rows(record, height_at, end, width)) is not None:
                 record, height, ends_early = cut, end, True
