@@ -123,12 +123,9 @@ class PictureFile:
 
     def load(self) -> PIL.Image.Image:
         """Let Pillow decode it; CodecError where it would drop a part: bands, bits, or a gray that stands for clear."""
-        mode, bits = self.head.mode, self.bits
+        mode, bits, clear = self.head.mode, self.bits, self.head.info.get("transparency")
         num_bands = self._tags.get(PIL.ExifTags.Base.SamplesPerPixel, 1)
-        extra, clear = (
-            self._tags.get(PIL.ExifTags.Base.ExtraSamples),
-            self.head.info.get("transparency"),
-        )
+        extra = self._tags.get(PIL.ExifTags.Base.ExtraSamples)
         if (
             mode in ("I", "F")
             or (bits == 16 and not mode.startswith("I;16"))
@@ -282,8 +279,7 @@ def _converted(pixels: Array, profile: bytes, changes: list[str]) -> Array:
     if pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] < 3 or "cmyk" in changes:
         return pixels
     try:
-        transform = _transform(profile)
-        if transform is None:
+        if (transform := _transform(profile)) is None:
             return pixels
         colours = PIL.Image.fromarray(np.ascontiguousarray(pixels[:, :, :3]))
         done = np.asarray(ImageCms.applyTransform(colours, transform))
