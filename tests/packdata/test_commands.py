@@ -52,9 +52,8 @@ from packdata.inspect.stats import stats
 from packdata.inspect.verify import verify
 from packdata.options import parse_size
 from packdata.packed import derive
-from packdata.packed.content import ViewContent
 from packdata.packed.derive import CopyOptions, copy_dataset, split
-from packdata.packed.rewrite import write_datasets
+from packdata.packed.rewrite import ViewContent, write_datasets
 from packdata.packing import store
 from packdata.packing.target import lock
 from tests.packdata.breaking import ROOM

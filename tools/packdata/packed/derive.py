@@ -17,15 +17,17 @@ from loaders.remote.url import is_url
 from packdata.bucket import target_at
 from packdata.inspect.compare import schema_differences
 from packdata.options import changed, opt, parse_names
-from packdata.packed.content import (
+from packdata.packed.recode import Recoding
+from packdata.packed.rewrite import (
     DocumentContent,
     ViewContent,
     check_keys,
     check_no_stream,
+    command_plan,
     content_of,
+    format_of,
+    write_datasets,
 )
-from packdata.packed.recode import Recoding
-from packdata.packed.rewrite import command_plan, format_of, write_datasets
 from packdata.packed.where import matching
 from packdata.packing.packing import MADE, Made, Packing
 from packdata.packing.provenance import PLAN, source_of
@@ -40,8 +42,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from loaders.data.view import View
-    from packdata.packed.content import Content
-    from packdata.packed.rewrite import Note, WriteSettings
+    from packdata.packed.rewrite import Content, Note, WriteSettings
 
 By = Literal["shuffle", "key-hash"]
 _PART_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")

@@ -17,9 +17,14 @@ from loaders.data.view import KEY_FIELD, View, open_view
 from loaders.errors import CodecError, SchemaError
 from loaders.schema import Array, Bytes, Field, Json, Schema, Text
 from packdata.images.fit import SizeOption
-from packdata.packed.content import ViewContent, check_keys, check_no_stream, content_of
 from packdata.packed.recode import Recoding
-from packdata.packed.rewrite import write_datasets
+from packdata.packed.rewrite import (
+    ViewContent,
+    check_keys,
+    check_no_stream,
+    content_of,
+    write_datasets,
+)
 from packdata.packing.provenance import source_of
 from packdata.packing.summary import summary_of
 from packdata.sources.names import row_hashes
