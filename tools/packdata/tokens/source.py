@@ -216,23 +216,23 @@ class TextFile:
             yield Range(self, where, start, stop, stop - start, key, stored)
             start = stop
 
-    def read(self, given: Range) -> Documents:
+    def read(self, part: Range) -> Documents:
         """Return the documents of a range, less those that are not UTF-8, or not JSON."""
-        blob = given.stored() if given.stored else self._bytes(given.start, given.stop)
-        if len(blob) < given.nbytes:
+        blob = part.stored() if part.stored else self._bytes(part.start, part.stop)
+        if len(blob) < part.nbytes:
             raise SourceError("the file became shorter while it was read", self._file.name)
         rejects: list[Reject] = []
         if blob.count(0, 0, _CHECKED_BYTES) > min(len(blob), _CHECKED_BYTES) // _MAX_NUL_SHARE:
             hint = "UTF-16 becomes UTF-8 by iconv; ids are read from .npy or .bin"
             what = "the file is full of NUL bytes, not text"
-            blob, rejects = b"", [rejected(given.where, what, hint)]
-        text = blob.removeprefix(BOM) if given.start == 0 else blob
+            blob, rejects = b"", [rejected(part.where, what, hint)]
+        text = blob.removeprefix(BOM) if part.start == 0 else blob
 
         @cache
         def lines() -> tuple[int, npt.NDArray[np.int64]]:
             """Return the number of the first line, and where lines end: all before is read once more."""
-            starts = range(0, given.start, _PIECE_BYTES)
-            before = (self._bytes(at, min(at + _PIECE_BYTES, given.start)) for at in starts)
+            starts = range(0, part.start, _PIECE_BYTES)
+            before = (self._bytes(at, min(at + _PIECE_BYTES, part.start)) for at in starts)
             number = 1 + sum(data.count(b"\n") for data in before)
             return number, np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n"))
 
@@ -308,9 +308,9 @@ class CsvFile:
             where, key = f"{self._name}, from line {part.line}", (self._name, part)
             yield Range(self, where, part.start, part.stop, part.stop - part.start, key)
 
-    def read(self, given: Range) -> Documents:
+    def read(self, part: Range) -> Documents:
         name = self._content.column
-        (rows,) = self._rows.read(given.key[1], [name])
+        (rows,) = self._rows.read(part.key[1], [name])
         texts = pa.table({name: pc.fill_null(rows.table[name], "").cast(pa.large_string())})
         found = self._content.of_table(texts, lambda row: f"{self._name}, line {rows.line(row)}")
         bad = [rejected(f"{self._name}, line {line}", why) for line, why in rows.bad]
@@ -337,17 +337,17 @@ class TableFile:
                 nbytes = size * (stop - start) // rows
                 yield Range(self, where, start, stop, nbytes, (self._file.path, group))
 
-    def read(self, given: Range) -> Documents:
-        _, group = given.key
-        table = self._recent.get(given.key, partial(self._rows.table, group, self._columns))
-        table = table.slice(given.start - group.line, given.stop - given.start)
+    def read(self, part: Range) -> Documents:
+        _, group = part.key
+        table = self._recent.get(part.key, partial(self._rows.table, group, self._columns))
+        table = table.slice(part.start - group.line, part.stop - part.start)
         try:
             if (kind := self._content.type) is not None:
                 table = table.cast(pa.schema(dict.fromkeys(self._columns, kind)))
         except pa.ArrowException as error:
-            raise SourceError(f"values cannot be read ({error})", given.where) from error
+            raise SourceError(f"values cannot be read ({error})", part.where) from error
         name = self._file.name
-        return self._content.of_table(table, lambda row: f"{name}, row {given.start + row}")
+        return self._content.of_table(table, lambda row: f"{name}, row {part.start + row}")
 
 
 # -- ids -------------------------------------------------------------------------------------------
@@ -388,13 +388,13 @@ class IdsFile:
             return start + 1 + np.flatnonzero(self._ids[start:stop] == self._eod)
         return np.empty(0, np.int64)
 
-    def read(self, given: Range) -> Documents:
+    def read(self, part: Range) -> Documents:
         """Return the ids of a range, and where documents end among them."""
-        ends = self._ends_behind(given.start, given.stop) - given.start
-        if given.stop == len(self._ids):
-            ends = np.append(ends, given.stop - given.start)
-        ids = self._ids[given.start : given.stop]
-        return Documents(ids, np.unique(ends), lambda at: f"{self._name}, id {given.start + at}")
+        ends = self._ends_behind(part.start, part.stop) - part.start
+        if part.stop == len(self._ids):
+            ends = np.append(ends, part.stop - part.start)
+        ids = self._ids[part.start : part.stop]
+        return Documents(ids, np.unique(ends), lambda at: f"{self._name}, id {part.start + at}")
 
 
 # Each yields its ranges, which are read on any thread; SourceError where it cannot be read, or lacks a column.
