@@ -41,18 +41,10 @@ if TYPE_CHECKING:
     from loaders.errors import LoadersError as LoadersError
     from loaders.loading.loader import DataLoader as DataLoader
     from loaders.profiling import profile as profile
-    from loaders.sampling import (
-        Balanced as Balanced,
-    )
-    from loaders.sampling import (
-        BlockShuffled as BlockShuffled,
-    )
-    from loaders.sampling import (
-        Weighted as Weighted,
-    )
-    from loaders.sampling import (
-        audit as audit,
-    )
+    from loaders.sampling import Balanced as Balanced
+    from loaders.sampling import BlockShuffled as BlockShuffled
+    from loaders.sampling import Weighted as Weighted
+    from loaders.sampling import audit as audit
 
 _WHERE = {
     "Balanced": "loaders.sampling",
@@ -86,9 +78,8 @@ _WHERE = {
     "seeded": "loaders.device.mix",
 }
 
-if (
-    not TYPE_CHECKING
-):  # of a computed list mypy takes no name; without one, those imported as themselves
+# Of a computed list mypy takes no name; without one, those imported as themselves.
+if not TYPE_CHECKING:
     __all__ = [*_WHERE]
 
 

@@ -110,7 +110,7 @@ def draw_geometry(
     ops: Sequence[Op],
     sizes: npt.NDArray[
         Any
-    ],  # ``(N, 2)``: height and width of each image in source pixels; of volumes ``(N, 3)``, ...
+    ],  # ``(N, 2)``, of volumes ``(N, 3)``: height and width in source pixels
     *,
     seed: int,  # the run's
     epoch: int,

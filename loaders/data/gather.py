@@ -166,9 +166,8 @@ class Window(NamedTuple):
 
     low: int
     rows: UInt8Array | None  # what ``rows_at`` returns, None where there are too many
-    take: (
-        Callable[[Indices, UInt8Array], None] | None
-    )  # copies those of some numbers; None likewise
+    # Copies those of some numbers; None likewise.
+    take: Callable[[Indices, UInt8Array], None] | None
 
     def copy(self, numbers: Indices, out: UInt8Array) -> None:
         """Copy the rows of some numbers, counted from ``low``, to those of ``out``."""

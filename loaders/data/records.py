@@ -64,9 +64,8 @@ class FieldRecords:
         field: str,
         shards: Sequence[Shard],  # of the store
         starts: npt.NDArray[np.int64],  # the number of the first sample of each
-        shard: Callable[
-            [int], OpenShard
-        ],  # opens one, by number; no method of the store, which would live on
+        # Opens one, by number; no method of the store, which would live on.
+        shard: Callable[[int], OpenShard],
         check: Check,
         take: Take,  # how rows of one size are copied
         is_evictable: bool,  # whether files are to be let go of as soon as can be

@@ -139,9 +139,8 @@ class Store:
                     shard = self._once[file] = file.open(self.check)
                     self._mapped_bytes += nbytes
                 self._num_open += 1
-                self._open[number] = (
-                    shard  # last: a reader that sees it takes the rest for granted
-                )
+                # Last: a reader that sees it takes the rest for granted.
+                self._open[number] = shard
             return shard
 
     def close_beyond(self, max_bytes: int) -> None:

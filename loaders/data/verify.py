@@ -131,9 +131,8 @@ class Verifier:
             first = self._first_of[shard] = self._known.add(num, is_seen=sums is None)
         self._first_block[number] = first
         self._num_closed -= 1
-        self._rows_per_block[number] = (
-            size  # last: a reader that sees it takes the rest for granted
-        )
+        # Last: a reader that sees it takes the rest for granted.
+        self._rows_per_block[number] = size
 
     def verify(self, unknown: Unknown) -> None:
         """Hash the blocks; ChecksumError if one of them is damaged."""

@@ -54,9 +54,7 @@ class View:
     schema: Schema  # the fields that samples have here, of those that are stored
     source_fingerprint: str  # identifies all that the store holds
     path: Path  # what messages call the dataset
-    numbers: Indices | None = (
-        None  # of the samples in the store; None for all of them, as they lie
-    )
+    numbers: Indices | None = None  # of the samples in the store; None: all, as they lie
     _codecs: dict[str, Codec] = field(default_factory=dict, init=False, repr=False)
 
     def __len__(self) -> int:

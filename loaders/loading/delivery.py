@@ -139,10 +139,10 @@ class Delivery(Generic[BatchT]):
         except StopIteration:
             self._end()
             raise
-        except (
-            Exception
-        ):  # of a batch, which counts with the next one that is handed over; or of the wait
-            self.on_close()  # a traceback may keep this for long; who goes on has shards fetched on demand
+        except Exception:
+            # Of a batch, which counts with the next one that is handed over; or of the wait. A traceback may keep this
+            # for long; an iteration that goes on has shards fetched on demand.
+            self.on_close()
             raise
         except BaseException:
             self.close("this iteration was interrupted: begin a new one")

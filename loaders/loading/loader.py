@@ -295,9 +295,8 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
             "the loader is iterated anew, which ended this iteration: use a loader for each of two"
         )
         current = self._begin()
-        accelerator = (
-            self._accelerator
-        )  # before the workers, which page-lock memory for its device
+        # Before the workers, which page-lock memory for its device.
+        accelerator = self._accelerator
         delivery: Delivery[BatchT] = Delivery(
             self._start(current),
             current,

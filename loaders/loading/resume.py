@@ -40,10 +40,8 @@ class ForeignPass:
     is_over = False  # whether there are no more batches
 
     def __init__(self, epoch: int, resumed: Mapping[str, Any]) -> None:
-        self.epoch, self.resumed = (
-            epoch,
-            resumed,
-        )  # which pass this is, and the state it goes on from
+        # Which pass this is, and the state it goes on from.
+        self.epoch, self.resumed = epoch, resumed
         # Batches that were handed over, those before the state included.
         self.delivered: int = resumed.get("delivered", 0)
         # How the sampler's generators stood at the beginning, and torch's own if the sampler has drawn from it.

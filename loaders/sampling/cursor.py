@@ -62,13 +62,11 @@ class Cursor:
     start = 0  # where in it the next pass begins: 0 but for the first one after a state was loaded
     active: Pass | None = None  # the pass that began last, if it began here
     last: Pass | None = (
-        None  # the active pass once a step of it is done, before that the one before it
+        None  # the active pass once a step of it is done, until then the one before
     )
     chosen: int | None = None  # the epoch that ``set_epoch`` named last
     restarts = False  # ``set_epoch`` chose the epoch after all of it was taken: the next ``iter`` begins it anew
-    is_loaders = (
-        False  # only the loader that loaded a state begins at ``start``: others skip by themselves
-    )
+    is_loaders = False  # only the loader that loaded a state begins at ``start``: others skip
     is_resumed = False  # a state was loaded, and nothing was taken since
 
     # -- where the sampler goes --------------------------------------------------------------------

@@ -47,9 +47,8 @@ class ColumnToLoad:
 
     field: Field  # what its records will be
     lengths: Lengths  # ``(N,)`` int64, the bytes of each record
-    fill: Callable[
-        [Column, Any], object
-    ]  # writes a part of the records into a column of that shape
+    # Writes a part of the records into a column of that shape.
+    fill: Callable[[Column, Any], object]
     parts: Iterable[Part] = (slice(None),)  # all records
     num_threads: int = 1  # that fill parts at one time
 

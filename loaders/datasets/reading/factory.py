@@ -158,9 +158,8 @@ def as_forms(
 
     What a transform makes is judged when it is made.
     """
-    shown = {
-        name: given for name, given in batching.items() if name in fields
-    }  # a view may have fewer
+    # A view may have fewer fields.
+    shown = {name: given for name, given in batching.items() if name in fields}
     forms = {name: _form(name, given, fields[name]) for name, given in shown.items()}
     for name, form in () if is_transformed else forms.items():
         _check_form(name, shown[name], form, fields[name])
@@ -203,10 +202,8 @@ def _check_form(name: str, given: Any, form: Form, field: Field | None) -> None:
         raise SchemaError(
             f"batching[{name!r}] = {given!r}: {what}: pad with another, or pack a wider dtype"
         )
-    is_of_several = (
-        form.kind != "list" and form.axis is None
-    )  # arrays that vary along several axes
-    if is_of_several or (isinstance(field, Images) and form.axis != 0):
+    varies_along_several = form.kind != "list" and form.axis is None
+    if varies_along_several or (isinstance(field, Images) and form.axis != 0):
         _refuse(name, given)
 
 

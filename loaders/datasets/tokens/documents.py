@@ -84,9 +84,8 @@ class DocumentReader(SamplesReader):
         at = np.cumsum(lengths) - lengths
         inside = np.arange(len(tokens)) - np.repeat(at, lengths)
         documents = np.repeat(np.arange(len(parts)) - np.repeat(firsts, counts), lengths)
-        behind = (
-            np.arange(self.length) - fills[:, None]
-        )  # of padding, its position: it is a sequence, too
+        # Of padding, its position: it is a sequence, too.
+        behind = np.arange(self.length) - fills[:, None]
         used = behind < 0
         values = (
             _laid(memory, "tokens", tokens, used, self.dtype, 0),
