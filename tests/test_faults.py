@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 
 import loaders
-from loaders import DataLoader, RAMDataset, ShardDataset, live
+from loaders import DataLoader, RAMDataset, ShardDataset, dumping
 from loaders.errors import LoadersError, SampleError
 from tests.packdata.packing import pack_samples
 from tests.refusals import At
@@ -307,7 +307,7 @@ def test_iterations_that_ended_are_forgotten(folder: Path) -> None:
 
     list(loader)
 
-    assert sum(reference() is None for reference in live._live._references.values()) <= 1
+    assert sum(reference() is None for reference in dumping._live._references.values()) <= 1
 
 
 def hangs(sample: Any) -> Any:

@@ -549,7 +549,7 @@ def test_crops_are_drawn_once_for_all_parts_of_a_batch(
     ops = [augment.RandomCrop(20), augment.RandomHorizontalFlip()]
     dataset = ShardDataset(folder, augment=ops)
     (alone,) = DataLoader(dataset, 40, seed=5)
-    monkeypatch.setattr(known, "plan", counted)
+    monkeypatch.setattr(known, "draw_geometry", counted)
 
     (together,) = DataLoader(dataset, 40, seed=5, num_workers=5)
 
