@@ -220,7 +220,8 @@ class TableFiles:
         elif mine.keys() != known.keys():
             missing = few([name for name in known if name not in mine], 8) or "none"
             more = few([name for name in mine if name not in known], 8) or "none"
-            first = self.first.path.name if self.first else ""
+            assert self.first is not None  # or this file were the first with names
+            first = self.first.path.name
             what = f"columns differ from {first}: missing {missing}; unexpected {more}"
             hint = "features= names the columns to take, drop= those to leave out"
             raise SourceError(what, path, hint)

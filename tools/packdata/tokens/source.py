@@ -139,8 +139,9 @@ class TokenSource:
         if file.kind in IDS_KINDS:
             eod = options.eod if isinstance(options.eod, int) else None
             return IdsFile(file, options.bin_dtype, eod, self.cut)
-        if content is None or file.kind == "text":
+        if file.kind == "text":
             return TextFile(file, options.documents, None, self._recent)
+        assert content is not None
         if file.kind == "jsonl":
             return TextFile(file, "line", content, self._recent)
         if file.kind == "csv":
