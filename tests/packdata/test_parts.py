@@ -19,7 +19,7 @@ from loaders.data.manifest import MANIFEST_NAME
 from packdata.cli import main
 from packdata.images.plan import pack_images
 from packdata.packing.firstpass import KEY
-from packdata.packing.target import LOCK_NAME, PACKING_NAME, REJECTED_NAME
+from packdata.packing.target import JOURNAL_NAME, LOCK_NAME, PACKING_NAME, REJECTED_NAME
 from packdata.parts.packing import finish
 from packdata.parts.part import Part, PartRecipe
 from tests.packdata.command_sources import make_sources
@@ -77,6 +77,19 @@ class Numbers(PartRecipe):
 
     def items(self, start: int):  # type: ignore[no-untyped-def]
         return iter([(self.split, i) for i in range(start, self.length)])
+
+
+def test_a_part_leaves_an_unfinished_packing_as_it_is(
+    photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    journal = tmp_path / "dst" / PACKING_NAME / JOURNAL_NAME
+    journal.parent.mkdir(parents=True)
+    journal.write_text("begun")
+
+    assert main(["images", str(photos), str(tmp_path / "dst"), "--part", "0/2"]) == 1
+
+    assert "dst: unfinished packing" in capsys.readouterr().err
+    assert journal.read_text() == "begun"
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -85,6 +85,7 @@ DATA = [
     ("images photos {dst} --classes latin.txt", "latin.txt: class names are not UTF-8"),
     ("tables latin.csv {dst}", "latin.csv, line 1: the first row is not UTF-8"),
     ("images photos {dst} --annotations latin.csv", "no annotations"),
+    ("tables t.csv {dst} --part 0/2 --plan classes.txt", "classes.txt: the file is not a plan that"),
     ("images photos {dst} --classes nowhere", "nowhere: cannot be read (No such file"),
     ("images photos taken --overwrite", "taken: not empty (holds 'thesis.tex')"),
     ("images photos {dst}/a/b --masks empty", "empty: no pictures"),

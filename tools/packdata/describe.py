@@ -18,12 +18,12 @@ def describe_field(field: Field) -> str:
     Example:
         >>> describe_field(Label(classes=("cat", "dog")))
         'label of 2 classes (cat, dog)'
+        >>> describe_field(Label())
+        'label of int64, one number'
         >>> describe_field(Features(columns=("depth", "x")))
         '2 columns of float32 (depth, x)'
     """
-    if isinstance(field, Label | MultiLabel):
-        if field.classes is None:
-            return f"{field.kind}, a number"
+    if isinstance(field, Label | MultiLabel) and field.classes is not None:
         return f"{field.kind} of {counted(len(field.classes), 'class')} ({few(field.classes, 8)})"
     if isinstance(field, Features | Categories):
         names = [*field.columns]
