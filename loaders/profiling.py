@@ -296,8 +296,7 @@ class profile:
         except TypeError:  # a stream
             num = self.steps
         for _ in range(num):
-            if self._kept:  # else the profile has ended
-                yield self._kept[0]
+            yield from self._kept  # of none when the profile has ended
 
     def next(self, batches: Iterator[Any]) -> Any:
         """Take the next batch, and keep the time."""

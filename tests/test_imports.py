@@ -131,6 +131,7 @@ def names_for_type_checkers() -> dict[str, str]:
 def test_all_is_what_type_checkers_see_and_what_is_found_at_run_time() -> None:
     assert sorted(names_for_type_checkers()) == sorted(loaders.__all__)
     assert set(loaders.__all__) <= set(dir(loaders))
+    assert set(packdata.__all__) <= set(dir(packdata))
 
 
 def test_mypy_sees_no_list_of_names_that_is_computed() -> None:

@@ -116,6 +116,7 @@ def test_a_report_has_the_stages_of_a_batch() -> None:
 
     assert "  read and decode    50 ms per batch, all threads together" in str(report)
     assert str(ProfileReport()) == "no step was profiled"
+    assert ProfileReport().verdict == ""
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -94,7 +94,7 @@ DATA = [
     ("diff packed nowhere", "nowhere: there is no such folder"),
     ("split packed {dst} --parts a=0.5 --stratify image", "field 'image' is no label or number"),
     ("split stream {dst} --parts a=0.01 b=0.9", "Documents stay whole in parts of text; TokenWindows.split"),
-    ("split packed {dst} --parts a=0.01 b=0.9", "/a: no sample to write: none meets the condition, or the share"),
+    ("split packed {dst} --parts a=0.01 b=0.9", "/a: no sample to write: none meets the condition, or a part's share"),
     ("copy stream {dst} --codec jpeg", "no field that is kept has pictures for codec 'jpeg'"),
     ("copy packed {dst} --fields label --codec jpeg", "no field that is kept has pictures"),
     ("copy stream {dst} --fields tokens", "not read without its fields document_ends, num_tokens: keep them, too"),
