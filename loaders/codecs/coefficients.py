@@ -9,7 +9,7 @@ float64: exact, so the same on every machine and in any order of summation.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -66,7 +66,7 @@ def cosines(num: int) -> Floats:
     return matrix
 
 
-@lru_cache(maxsize=8)
+@cache
 def _forward() -> Floats:
     """(64, 64): from the pixels of a block to its coefficients, times ``_FORWARD_UNITS``."""
     both = np.kron(cosines(8), cosines(8)) * _FORWARD_UNITS
