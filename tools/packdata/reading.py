@@ -84,23 +84,24 @@ class LocalFile:
 class RemoteFile:
     """Reads an object, or a range of it, which may have been fetched ahead."""
 
-    __slots__ = ("_copies", "_number", "_some", "end", "entry", "origin", "start", "where")
+    __slots__ = ("coming", "copy", "end", "entry", "origin", "start", "where")
 
     def __init__(
         self, origin: Bucket, entry: Entry, where: str, start: int = 0, end: int | None = None
     ) -> None:
         self.origin, self.entry, self.where = origin, entry, where
         self.start, self.end = start, entry.size if end is None else min(end, entry.size)
-        self._some: Future[list[bytes | str]] | None = None
-        self._copies: Copies | None = None
-        self._number = 0  # in what was fetched, or among the copies
+        # A fetch ahead, and the place of the bytes in its answer.
+        self.coming: tuple[Future[list[bytes | str]], int] | None = None
+        self.copy: tuple[Copies, int] | None = None  # the copies that it is one of, and its number
 
     def __call__(self) -> bytes:
         """Return its bytes; SourceError if it is not what was listed."""
-        if self._some is None:
+        if self.coming is None:
             got = self.origin.objects([(self.entry, self.start, self.end)])[0]
         else:
-            got = self._some.result()[self._number]
+            some, number = self.coming
+            got = some.result()[number]
         return _checked(got, self.where)
 
     @property
@@ -128,24 +129,17 @@ class RemoteFile:
 
     def open(self) -> BinaryIO:
         """Open it: what was fetched ahead, or else the object, to be read by ranges."""
-        if self._some is not None:
+        if self.coming is not None:
             return io.BytesIO(self())
         return io.BufferedReader(_Ranges(self), _BUFFER_BYTES)
 
     def local(self) -> Path:
         """Return the object as a file of this machine, as which it is fetched now, unless it was."""
-        if self._copies is None:
+        if self.copy is None:
             opened_in_order([self])
-        assert self._copies is not None
-        return self._copies.path(self._number)
-
-    def expect(self, some: Future[list[bytes | str]], number: int) -> None:
-        """Take its bytes from what is being fetched."""
-        self._some, self._number = some, number
-
-    def copied(self, copies: Copies, number: int) -> None:
-        """Be one of some copies."""
-        self._copies, self._number = copies, number
+        assert self.copy is not None
+        copies, number = self.copy
+        return copies.path(number)
 
 
 File = LocalFile | RemoteFile
@@ -181,11 +175,11 @@ def _explained(where: str, hint: str = "") -> Iterator[None]:
 
 
 def opened_in_order(files: Iterable[object]) -> None:
-    """Tell in which order files are opened as local ones: of those that are objects, the next come meanwhile."""
+    """Announce the order in which files are opened as local ones: objects among them are fetched ahead."""
     stored = [file for file in files if isinstance(file, RemoteFile)]
     copies = Copies([file.part() for file in stored])
     for number, file in enumerate(stored):
-        file.copied(copies, number)
+        file.copy = copies, number
 
 
 def _checked(got: bytes | str, where: str) -> bytes:
@@ -326,7 +320,7 @@ class Copies:
         self._total += stored.size
 
     def _has_room(self, size: int, room: _Room) -> bool:
-        """Tell whether there is room; what was opened longest ago goes for it."""
+        """Tell whether there is room; files that were opened longest ago are evicted for it."""
         before = time.monotonic() - _SAFE_S
         for number, coming in [*self._coming.items()] if self._total + size > self._most else ():
             if self._used[number] > before or self._total + size <= self._most:
@@ -398,4 +392,4 @@ def _expect(pool: ThreadPoolExecutor, items: Iterable[object]) -> None:
         wanted = [(file.entry, file.start, file.end) for file in files]
         some = pool.submit(files[0].origin.objects, wanted)
         for number, file in enumerate(files):
-            file.expect(some, number)
+            file.coming = some, number

@@ -168,7 +168,7 @@ def _state(file: File) -> tuple[int, int]:
 
 
 def _open_csv(given: File) -> CsvRows:
-    """Open CSV, the list's own way to write cells: by commas, tabs or semicolons, with a blank behind each or none."""
+    """Open a CSV list: cells are separated by commas, tabs or semicolons, with a blank behind each or none."""
     with open_text(given) as file:
         head = file.read(HEAD_BYTES).decode(errors="replace")
     first = head.lstrip("\ufeff\r\n").partition("\n")[0]
