@@ -150,6 +150,8 @@ class ThirdParty:
                 raise StateError(f"{what}: the state counts batches, and they would differ")
         if len(state.get("generators", [])) != len(self._generators):
             raise StateError("the state is of a sampler with another number of generators")
+        if bool(state.get("states")) != (self._stateful is not None):
+            raise StateError("of this sampler and that of the state, one has a state of its own")
         for name in ("epoch", "delivered"):
             whole_number(f"{name} in a state", state.get(name), at_least=0)
         self._next, self.epoch, self._current = state, state["epoch"], None
@@ -195,7 +197,8 @@ class ThirdParty:
             batches = _first(batches, self._num_first)
         if self._stateful is None:
             return islice(batches, resumed.get("delivered", 0), None)
-        self._stateful.load_state_dict(resumed["states"]["0"])
+        if "0" in resumed["states"]:
+            self._stateful.load_state_dict(resumed["states"]["0"])
         return iter(batches)
 
 

@@ -154,6 +154,14 @@ def test_a_fresh_loader_names_all_that_the_state_of_a_sampler_has(name: str) -> 
     assert batches_of(resumed) == rest
 
 
+@pytest.mark.parametrize(("taken", "given"), [("list", "stateful"), ("stateful", "list")])
+def test_a_state_of_a_sampler_with_states_is_of_no_other(taken: str, given: str) -> None:
+    state = DataLoader(Plain(), num_workers=0, **make(taken)).state_dict()
+
+    with pytest.raises(StateError):
+        DataLoader(Plain(), num_workers=0, **make(given)).load_state_dict(state)
+
+
 @pytest.mark.parametrize("num_taken", [1, 2])
 @pytest.mark.parametrize("name", ["random", "random with generator", "stateful", "list"])
 def test_an_iterator_that_nothing_was_taken_from_does_not_use_a_state_up(

@@ -20,6 +20,7 @@ from packdata import pack_images
 from packdata.images.plan import plan_images
 from packdata.sources.opening import open_source
 from tests.packdata.test_sources import write_tar
+from tests.refusals import At
 
 
 def jpeg(number: int, height: int = 12, width: int = 16, **options: Any) -> bytes:
@@ -321,3 +322,20 @@ def labelled(folder: Path, cells: list[str]) -> Path:
     rows = "".join(f"{i}.jpg,{cell}\n" for i, cell in enumerate(cells))
     (folder / "list.csv").write_text(f"path,label\n{rows}")
     return folder / "list.csv"
+
+
+@pytest.mark.parametrize(("line", "name"), [(1, '"image"x'), (2, "image")])
+def test_a_quote_inside_a_cell_of_a_list_is_an_error_of_its_line(
+    tmp_path: Path, line: int, name: str
+) -> None:
+    (tmp_path / "l.csv").write_text(f'{name},label\n"a"x.png,1\n')
+
+    with pytest.raises(SourceError, check=At(f"l.csv, line {line}")):
+        plan_images(tmp_path / "l.csv")
+
+
+def test_a_file_without_rows_is_named(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"image": pa.array([], pa.binary())}), tmp_path / "a.parquet")
+
+    with pytest.raises(SourceError, check=At("a.parquet")):
+        plan_images(tmp_path / "a.parquet")

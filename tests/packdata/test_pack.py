@@ -115,6 +115,14 @@ def test_each_target_is_cut_by_its_own_size(tmp_path: Path) -> None:
         assert shard.size_bytes > SHARD_BYTES
 
 
+def test_splits_to_one_folder_are_refused(tmp_path: Path) -> None:
+    for parts in ([], [("a", NumbersRecipe(5)), ("a", NumbersRecipe(5))]):
+        with pytest.raises(ValueError):
+            pack_recipes(parts, tmp_path, format="lmdb")
+
+    assert not [*tmp_path.iterdir()]
+
+
 def test_splits_are_published_together(tmp_path: Path) -> None:
     parts = [("train", NumbersRecipe(50)), ("val", NumbersRecipe(20, bad=[3]))]
 

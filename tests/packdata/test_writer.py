@@ -698,3 +698,17 @@ def test_arrays_that_wait_to_be_encoded_take_bounded_memory(tmp_path: Path) -> N
         tracemalloc.stop()
 
     assert peak < 450 << 20  # some 300 MB
+
+
+def test_an_error_that_is_none_of_ours_names_sample_and_field(tmp_path: Path) -> None:
+    class Odd:
+        def __array__(self, *_: Any, **__: Any) -> Any:
+            raise KeyError("odd")
+
+    with (
+        pytest.raises(KeyError) as caught,
+        Writer(tmp_path, {"x": Array(dtype="float32")}) as writer,
+    ):
+        writer.add(x=Odd(), key="a")
+
+    assert "sample 0 (key 'a'), field 'x'" in "".join(caught.value.__notes__)

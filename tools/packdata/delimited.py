@@ -110,7 +110,9 @@ class CsvRows(TextRows):
             raise SourceError(what, self.path, "CSV has a line of names, and rows below")
         place = f"{self.path}, line {line}"
         try:
-            (_, cells), *others = csv_rows(row.decode(), first_line=line, **self._dialect)
+            (_, cells), *others = csv_rows(
+                row.decode(), self.path, first_line=line, **self._dialect
+            )
         except UnicodeDecodeError as error:
             raise SourceError(f"the first row is not UTF-8 ({error})", place, UTF8_HINT) from error
         if others:  # which would be lost
@@ -165,7 +167,7 @@ class CsvRows(TextRows):
     def records(self, part: Part) -> Iterator[tuple[int, list[str], str]]:
         """Yield the cells of each row that is not blank."""
         text, num = self._bytes(part).decode(errors="surrogateescape"), len(self.columns)
-        for line, cells in csv_rows(text, first_line=part.line, **self._dialect):
+        for line, cells in csv_rows(text, self.path, first_line=part.line, **self._dialect):
             if len(cells) != num:
                 named = "line 1 names" if self.header else "the first row has"
                 yield line, cells, f"the row has {len(cells)} cells, {named} {num}"

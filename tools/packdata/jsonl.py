@@ -101,7 +101,11 @@ class _JsonCell(str):
 
 def _flat(row: dict[str, Any], why: str) -> tuple[dict[str, Any], str]:
     is_nested = {name for name, value in row.items() if isinstance(value, list | dict)}
-    return row | {name: _JsonCell(json.dumps(row[name])) for name in is_nested}, why
+    try:
+        cells = {name: _JsonCell(json.dumps(row[name])) for name in is_nested}
+    except RecursionError:
+        return {}, "values are nested too deep"
+    return {**row, **cells}, why
 
 
 def _column(values: list[Any], kind: Kind | None) -> pa.Array:

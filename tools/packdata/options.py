@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import math
 import re
 from dataclasses import field, fields
@@ -12,7 +11,7 @@ from typing import Any
 
 from loaders.checks import as_list, did_you_mean, whole_number
 from loaders.commandline import number_from
-from loaders.errors import RemoteError, SchemaError
+from loaders.errors import RemoteError, SchemaError, SourceError
 from loaders.remote.url import is_url, url_of
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
@@ -132,8 +131,8 @@ def parse_names(text: str) -> list[str]:
 
     try:
         names = [name for name in csv_cells(text) if name]
-    except csv.Error as error:
-        raise argparse.ArgumentTypeError(f"{error}, in {text!r}") from error
+    except SourceError as error:
+        raise argparse.ArgumentTypeError(f"{error.what}, in {text!r}") from error
     if not names:
         raise argparse.ArgumentTypeError(f"takes names separated by commas, got {text!r}")
     return names

@@ -13,8 +13,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.json
 
+from loaders.errors import SourceError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 UTF8_HINT = (
     "Convert it from the encoding in which it was saved, which only its author knows: "
@@ -26,11 +29,14 @@ _csv_limit = threading.Lock()
 
 
 def csv_rows(
-    text: str, *, delimiter: str = ",", first_line: int = 1, **dialect: Any
+    text: str, where: Path | str, *, delimiter: str = ",", first_line: int = 1, **dialect: Any
 ) -> list[tuple[int, list[str]]]:
     """Return the rows of a CSV text that are not blank, each with the line on which it begins.
 
     The text is whole rows with their line ends, from ``first_line`` on; ``dialect`` is as ``csv.reader`` takes it.
+
+    Raises:
+        SourceError: It is none by this dialect; it names ``where``.
     """
     rows, line = [], first_line
     with _csv_limit:  # the limit is one of the process
@@ -41,6 +47,8 @@ def csv_rows(
                 if cells:
                     rows.append((line, cells))
                 line = first_line + reader.line_num
+        except csv.Error as error:
+            raise SourceError(str(error), f"{where}, line {line}") from error
         finally:
             csv.field_size_limit(before)
     return rows
@@ -53,7 +61,7 @@ def csv_cells(text: str) -> list[str]:
         >>> csv_cells('age, "income, EUR"')
         ['age', 'income, EUR']
     """
-    rows = csv_rows(text, skipinitialspace=True, strict=True)
+    rows = csv_rows(text, "names", skipinitialspace=True, strict=True)
     return [cell.strip() for _, cells in rows for cell in cells]
 
 

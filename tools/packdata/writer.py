@@ -263,6 +263,9 @@ class Writer:
             check_sizes({n: each.size for n, each in made.items()}, self._fields)
         except LoadersError as error:
             raise _placed(error, name, field) from error
+        except Exception as error:
+            error.add_note(f"while packing {name}, field {field!r}")
+            raise
         return made
 
     def _check_fields(self, values: Mapping[str, Any], name: str) -> None:

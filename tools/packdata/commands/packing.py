@@ -51,9 +51,11 @@ _DST = argument(
 )
 
 
-def seed_or_none(text: str) -> int | None:
-    """Read what ``--shuffle`` takes; its errors have this function's name."""
-    return None if text == "none" else int(text)
+def _parse_shuffle(text: str) -> int | None:
+    try:
+        return None if text == "none" else int(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"takes a whole number or none, got {text!r}") from error
 
 
 _PACKING = (
@@ -111,7 +113,7 @@ def _packs(
         *shards(usual, shard_bytes),
         WORKERS,
         argument("--on-error", bad, choices=("fail", "skip"), default="fail"),
-        argument("--shuffle", drawn, type=seed_or_none, **seed),
+        argument("--shuffle", drawn, type=_parse_shuffle, **seed),
         *_PACKING,
         *([_PLAN] if has_plan else []),
     ]

@@ -217,12 +217,16 @@ def plan_of(
 
 
 def targets_of(*splits: tuple[str, Recipe]) -> dict[str, Target]:
-    """Return the targets of splits by their folder below the destination."""
-    return {
-        "/".join(filter(None, (split, target.folder))): target
+    """Return the targets of splits by their folder below the destination; ValueError if two have the same."""
+    targets = [
+        ("/".join(filter(None, (split, target.folder))), target)
         for split, recipe in splits
         for target in recipe.targets
-    }
+    ]
+    if not targets or len(dict(targets)) < len(targets):
+        folders = [folder for folder, _ in targets]
+        raise ValueError(f"the splits must fill different folders, got {folders}")
+    return dict(targets)
 
 
 def counted_folders(splits: Sequence[tuple[str, Recipe]]) -> list[str]:

@@ -36,6 +36,8 @@ class IdxSource(Source):
     def __init__(self, file: File) -> None:
         self.path, self.name = file.path, file.path.name
         images = _read_idx(file, num_axes=3)
+        if not images.size:
+            raise SourceError(f"no pictures: the shape is {images.shape}", self.path)
         self._images = images
         self.pixels = (images.shape[1], images.shape[2])
         name = re.sub(r"\.gz$", "", re.sub("(?i)images([-.])idx3", r"labels\1idx1", self.name))

@@ -64,6 +64,8 @@ class RowsSource(ColumnsSource):
         check_distinct(schema.names, first)
         self._image, self._mask = _find_columns(schema, image_column, mask_column, first)
         self.has_several = _are_pictures(schema.field(self._image).type)
+        if not len(self):
+            raise SourceError("no rows", first)
         has_keys = "key" in schema.names and _is_key(schema.field("key").type)
         self._keyed_by = "key" if has_keys else ""
         taken = (self._image, self._mask, self._keyed_by)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass
 from datetime import date
 from typing import TYPE_CHECKING, Literal
@@ -17,9 +18,10 @@ _MAX_ROW_TOKENS = 1 << 24
 _CONTENTS = ("text_column", "ids_column", "chat_template")  # of rows
 
 
-def id_auto_or_none(text: str) -> int | str:
-    """Read what ``--eod`` and ``--bos`` take; its errors have this function's name."""
-    return text if text in ("auto", "none") else int(text)
+def _id(text: str) -> int | str:
+    if text not in ("auto", "none") and not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"takes an id, 'auto' or 'none', got {text!r}")
+    return int(text) if text.isdecimal() else text
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +79,13 @@ class TokenOptions:
         "id to append to each document (default: for text the tokenizer's own, if it has one; else none); to lists of "
         "ids and conversations where it is missing. Files of ids: the id that ends a document there",
         "ID|auto|none",
-        type=id_auto_or_none,
+        type=_id,
     )
     bos: Eod = opt(
         "none",
         "id to put before each document (auto: the tokenizer's own; default: none)",
         "ID|auto|none",
-        type=id_auto_or_none,
+        type=_id,
     )
     vocab_size: int | None = opt(
         None,
