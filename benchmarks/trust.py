@@ -25,7 +25,7 @@ from spine import OPS, ROOT, WORKERS, Case, Data, Run, Told, conditions, in_pyth
 
 import loaders
 from loaders import DataLoader, RAMDataset, ShardDataset
-from loaders.bench.measure import Config, end, family, memory, time_loader
+from loaders.bench.measure import Config, family, memory, time_loader
 from loaders.bench.sweep import make_loader, round_size
 from loaders.sampling.batch import index_batches
 from loaders.sampling.order import Shuffled
@@ -81,7 +81,7 @@ class Beside:
             stepping += time.perf_counter() - got
             steps += 1
         self.with_waits_ms = (time.perf_counter() - began) / steps * 1e3
-        end(batches)
+        batches.close()
         return stepping / steps * 1e3
 
     def runs(self, name: str) -> dict[str, Run]:
@@ -315,7 +315,7 @@ def by_hand(loader: DataLoader, seconds: float) -> float:
         next(batches)
         samples += loader.batch_size or 1
     took = time.perf_counter() - began
-    end(batches)
+    batches.close()
     return samples / took
 
 

@@ -9,11 +9,9 @@ import pytest
 import torch
 
 from loaders import DataLoader, Mosaic, RAMDataset, ShardDataset, augment
-from loaders.augment.geometry import Move
-from loaders.augment.pixels import move_keypoints
 from loaders.datasets import settings
 from loaders.datasets.reading import known
-from loaders.errors import BatchError, LoadersError, SchemaError
+from loaders.errors import LoadersError, SchemaError
 from loaders.schema import Array, Field, Image, Json, Keypoints, field_from_json
 from packdata import pack
 
@@ -140,8 +138,6 @@ def test_flat_lists_are_taken_too(tmp_path: Path, value: Any, shape: tuple[int, 
 def test_other_shapes_are_refused(tmp_path: Path, value: Any) -> None:
     with pytest.raises(LoadersError):
         packed(tmp_path, value)
-    with pytest.raises(BatchError):
-        move_keypoints(np.zeros((3, 2), np.float32), Move((0, 0, 4, 4), (4, 4), (False, False)))
 
 
 def test_fields_that_no_op_moves_beside_pictures_that_move_are_noted_once(
