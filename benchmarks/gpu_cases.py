@@ -197,14 +197,13 @@ def dct(run: Run) -> None:
 def jpeg(run: Run) -> None:
     """JPEG files decoded by the device: by nvImageCodec and by torchvision, whichever is there, and by a core."""
     from loaders import JpegFinish
-    from loaders.codecs.picture import PictureCodec
+    from loaders.codecs.picture import encode_jpeg
     from loaders.device.jpeg import nvimgcodec_decoder, torchvision_decoder
     from loaders.schema import Image
 
     num, side = run.size(256, 3), run.size(256, 32)
     field = Image(codec="jpeg")
-    codec = PictureCodec(field)
-    distinct = [codec.encode(p, 90) for p in smooth_pictures(min(num, 16), side)]
+    distinct = [encode_jpeg(p, 90) for p in smooth_pictures(min(num, 16), side)]
     records = [distinct[i % len(distinct)] for i in range(num)]
     host = JpegFinish(field, "cpu")
     want = host(records)

@@ -156,14 +156,14 @@ MEASURED = """
 import gc, multiprocessing, sys
 import numpy as np
 from loaders import RAMDataset
-from loaders.bench.measure import Config, end, family, make_loader, memory
+from loaders.bench.measure import Config, family, make_loader, memory
 from loaders.bench.planner import plan, sample_bytes_of
 backend, workers = sys.argv[1], int(sys.argv[2])
 multiprocessing.set_start_method(sys.argv[3])
 dataset = RAMDataset.from_arrays(image=np.ones((2000, 3, 128, 128), np.uint8))
 config = Config(workers, 200, backend)
 predicted = plan(dataset, sample_bytes_of(dataset), config).rank_bytes
-end(iter(make_loader(dataset, Config(0, 2, "thread"))))
+iter(make_loader(dataset, Config(0, 2, "thread"))).close()
 dataset[0]
 gc.collect()
 before, peak = memory(family()).own_bytes, 0
@@ -172,7 +172,7 @@ for _ in range(12):
     batch = next(batches)
     peak = max(peak, memory(family()).own_bytes)
 print(predicted, peak - before)
-end(batches)
+batches.close()
 """
 
 
