@@ -9,7 +9,7 @@ import pytest
 
 from loaders.data.manifest import read_manifest
 from loaders.errors import SourceError
-from packdata.images.plan import pack_images
+from packdata import pack_arrays, pack_images, pack_tables, pack_tokens
 from tests.refusals import At
 
 
@@ -37,7 +37,13 @@ def test_tars_one_by_one_are_what_their_pattern_is(tmp_path: Path) -> None:
             tar.add(tmp_path / f"{i}.png", f"{i}.png")
 
     pack_images(f"{tmp_path}/t*.tar", tmp_path / "pattern")
-    pack_images(sorted(tmp_path.glob("t*.tar")), tmp_path / "words")
+    pack_images((tmp_path / f"t{i}.tar" for i in range(3)), tmp_path / "words")  # type: ignore[arg-type]
 
     prints = [read_manifest(tmp_path / name).fingerprint for name in ("pattern", "words")]
     assert prints[0] == prints[1]
+
+
+def test_a_pattern_that_matches_nothing_is_named_as_no_source(tmp_path: Path) -> None:
+    for pack in (pack_images, pack_arrays, pack_tables, pack_tokens):
+        with pytest.raises(SourceError, check=At("sources")):
+            pack(sorted(tmp_path.glob("*.tar")), tmp_path / "out")

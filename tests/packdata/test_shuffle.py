@@ -248,6 +248,14 @@ def test_a_compressed_file_is_unpacked_once(
     assert sorted(unpacked) == sources
 
 
+@pytest.mark.parametrize("shuffle", [True, False, "none", 1.5])
+def test_a_seed_is_a_whole_number_and_no_answer_to_whether(tmp_path: Path, shuffle: Any) -> None:
+    (tmp_path / "a.txt").write_text("text")
+
+    with pytest.raises(TypeError):
+        pack_tokens(tmp_path / "a.txt", tmp_path / "dst", shuffle=shuffle)
+
+
 def test_pictures_in_an_archive_are_not_shuffled(tmp_path: Path) -> None:
     image = {"image": [b""], "label": [0]}
     pa.parquet.write_table(pa.table(image), tmp_path / "a.parquet")

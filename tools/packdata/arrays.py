@@ -28,6 +28,7 @@ from packdata.plan import pack_plan
 from packdata.reading import File
 from packdata.recipe import Target
 from packdata.sources.base import ARRAYS
+from packdata.sources.listed import listed_sources
 from packdata.sources.npy import read_array, read_header
 
 if TYPE_CHECKING:
@@ -278,11 +279,12 @@ def plan_arrays(
     check_names(options, ArrayOptions, SourceOptions, PackSettings, own=own, but="column")
     source = take(SourceOptions, options, column=array_column)
     array_options = ArrayOptions(**options)
-    open_again = partial(open_splits, src, source, ARRAYS)
+    sources = listed_sources(src)
+    open_again = partial(open_splits, sources, source, ARRAYS)
     splits = [(split.name, ArraysRecipe(split, array_options)) for split in open_again()]
     largest = max(recipe.num_bytes for _, recipe in splits)
     chosen: Format = format or ("lmdb" if largest >= _LARGE_BYTES else "parquet")
-    return FilesPlan(src, splits, chosen, open_again)
+    return FilesPlan(sources, splits, chosen, open_again)
 
 
 def pack_arrays(

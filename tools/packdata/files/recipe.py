@@ -10,7 +10,7 @@ from loaders.schema import Field, Schema
 from loaders.text import printable
 from packdata.describe import counted, describe_field
 from packdata.files.labels import LABEL
-from packdata.files.splits import contents, listed_sources, source_notes
+from packdata.files.splits import contents, source_notes
 from packdata.packing.engine import targets_of
 from packdata.plan import SourcePlan
 from packdata.recipe import Recipe
@@ -85,7 +85,7 @@ class FilesPlan(SourcePlan, Generic[_R]):
     """The plan of pictures or arrays: a recipe for each split.
 
     Args:
-        src: The source, or several.
+        sources: As they were given.
         splits: (name, recipe) each.
         format: Of the shards.
         open_again: Lists the source once more.
@@ -95,14 +95,14 @@ class FilesPlan(SourcePlan, Generic[_R]):
 
     def __init__(
         self,
-        src: Path | str | Sequence[Path | str],
+        sources: Sequence[Path | str],
         splits: Sequence[tuple[str, _R]],
         format: Format,
         open_again: Callable[[], Iterable[Split]],
     ) -> None:
         listed = _identities(lambda: [recipe.split for _, recipe in splits])
         again = partial(_identities, open_again)
-        super().__init__([*map(place_of, listed_sources(src))], splits, format, listed, again)
+        super().__init__([*map(place_of, sources)], splits, format, listed, again)
 
     @property
     def recipes(self) -> list[_R]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from loaders.errors import SourceError
@@ -15,7 +14,7 @@ from packdata.files.labels import LABEL, LabelField, label_fields
 from packdata.options import opt, parse_target
 from packdata.sources.base import LABEL_NAMES, PICTURES, FileKind, Source, suffix_of
 from packdata.sources.folders import FolderSource, MaskFolder, check_classes, split_suffix
-from packdata.sources.listed import Listing, look_at
+from packdata.sources.listed import Listing, listed_sources, look_at
 from packdata.sources.opening import (
     Found,
     find_splits,
@@ -26,6 +25,7 @@ from packdata.sources.row_kinds import ROW_KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,11 +127,6 @@ def open_splits(
     if len(splits) > 1:
         _check_masks_apart(splits)
     return splits
-
-
-def listed_sources(src: Path | str | Sequence[Path | str]) -> list[Path | str]:
-    """Return sources as a list."""
-    return [src] if isinstance(src, Path | str) else list(src)
 
 
 def _masks_of(

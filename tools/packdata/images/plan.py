@@ -15,6 +15,7 @@ from packdata.images.shapes import ShapeOptions, check_same_classes
 from packdata.packing.settings import PackSettings, check_names, take
 from packdata.plan import pack_plan
 from packdata.sources.base import BOX_LABELS
+from packdata.sources.listed import listed_sources
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,18 +56,18 @@ def plan_images(
     """
     kinds = (ImageOptions, SourceOptions, ShapeOptions, PackSettings)
     check_names(options, *kinds, own=("format", "image_column"), but="column")
-    shapes = take(ShapeOptions, options)
+    sources, shapes = listed_sources(src), take(ShapeOptions, options)
     source = take(SourceOptions, options, column=image_column)
     image_options, has_annotations = ImageOptions(**options), shapes.annotations is not None
     if source.classes is not None and (has_annotations or shapes.box_labels is not None):
         shapes = replace(shapes, box_classes=read_classes(source.classes, BOX_LABELS))
         source = replace(source, classes=None)
     more: dict[str, Any] = {"extend": shapes.extend, "has_annotations": has_annotations}
-    open_again = partial(open_splits, src, source, **more)
+    open_again = partial(open_splits, sources, source, **more)
     opened = open_again()
     check_same_classes(split.source for split in opened)
     splits = [(split.name, ImagesRecipe(split, image_options)) for split in opened]
-    return ImagesPlan(src, splits, format or _usual_format(splits), open_again)
+    return ImagesPlan(sources, splits, format or _usual_format(splits), open_again)
 
 
 def _usual_format(splits: Sequence[tuple[str, ImagesRecipe]]) -> Format:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from loaders.checks import whole_number
 from loaders.errors import SchemaError
 from loaders.remote.url import is_url
 from loaders.rng import hash64, key64
@@ -191,7 +192,8 @@ def in_order(
     """Return recipes as they are, or with their items shuffled; SchemaError where that would read files in leaps."""
     if shuffle is None:
         return recipes
-    return [(split, ShuffledRecipe(recipe, shuffle)) for split, recipe in recipes]
+    seed = whole_number("shuffle", shuffle)
+    return [(split, ShuffledRecipe(recipe, seed)) for split, recipe in recipes]
 
 
 def versions() -> dict[str, str]:

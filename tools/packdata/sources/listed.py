@@ -208,6 +208,13 @@ def _state_of(found: os.stat_result) -> tuple[int, int]:
     return found.st_size, found.st_mtime_ns % _MARKS
 
 
+def listed_sources(src: Path | str | Iterable[Path | str]) -> list[Path | str]:
+    """Return sources as a list; SourceError if it is empty, as of a pattern that matches nothing."""
+    if not (sources := [src] if isinstance(src, Path | str) else [*src]):
+        raise SourceError("the list is empty", "sources", "Check the pattern that lists them")
+    return sources
+
+
 def look_at(place: Path | str, *, deep: bool = True) -> Listing | list[File]:
     """List a folder; or return the file at a place, or those that a pattern such as ``data/*.csv`` matches, sorted.
 

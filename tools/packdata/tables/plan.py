@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -31,6 +30,7 @@ from packdata.plan import SourcePlan, pack_plan
 from packdata.reading import LocalFile
 from packdata.rows import Part
 from packdata.sources.base import files_identity
+from packdata.sources.listed import listed_sources
 from packdata.tables.columns import (
     OPTIONS,
     TARGETS,
@@ -47,6 +47,7 @@ from packdata.types import KINDS, kinds_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from packdata.packing.settings import OnError
     from packdata.packing.summary import Summary
@@ -164,7 +165,7 @@ def _opened(
     if is_frame(sources):
         name = type(sources).__name__
         return TableFiles([LocalFile(name, name)], csv, options, as_table(sources)), [], []
-    given = [sources] if isinstance(sources, str | Path) else [*sources]
+    given = listed_sources(sources)
     found, ignored = list_tables(given)
     files = TableFiles(found, csv, options)
     return files, given, passed_over(ignored)

@@ -19,6 +19,7 @@ from packdata.describe import counted, describe_field, passed_over
 from packdata.packing.firstpass import FirstPass
 from packdata.packing.settings import PackSettings, check_names
 from packdata.plan import SourcePlan, pack_plan
+from packdata.sources.listed import listed_sources
 from packdata.tokens.documents import IGNORED
 from packdata.tokens.files import LINE_KINDS, identity_of, list_files
 from packdata.tokens.ids import DEFAULT_DTYPE
@@ -115,7 +116,7 @@ def plan_tokens(
     options = TokenOptions() if options is None else options
     if not isinstance(options, TokenOptions):
         raise TypeError(f"options must be TokenOptions(...), got {shown(options)}")
-    sources = [sources] if isinstance(sources, Path | str) else list(sources)
+    sources = listed_sources(sources)
     files, ignored = list_files(sources)
     _check_used(options, {file.kind for file in files})
     first_pass = FirstPass() if first_pass is None else first_pass
