@@ -15,7 +15,7 @@ def collect(results: Iterator[int], taken: list[int]) -> None:
         taken.append(result)  # noqa: PERF402  (an error would lose them)
 
 
-@pytest.mark.parametrize("num_workers", [1, 2, 5])
+@pytest.mark.parametrize("num_workers", [0, 1, 2, 5])
 def test_results_come_in_the_order_of_items(num_workers: int) -> None:
     def work(item: int) -> int:
         time.sleep(0.003 * (item % 7 == 0))
@@ -55,3 +55,11 @@ def test_large_results_are_few_in_flight(nbytes: int) -> None:
 
     # Three chunks are in flight at least, and one may be half taken.
     assert most <= 4 * max(1, (16 << 20) // nbytes // 3) + 3
+
+
+def test_without_threads_one_result_is_made_at_a_time() -> None:
+    made: list[int] = []
+
+    with OrderedPool(made.append, 0) as pool:
+        for number, _ in enumerate(pool.map(range(300))):
+            assert made == list(range(number + 1))

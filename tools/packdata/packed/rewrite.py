@@ -132,7 +132,7 @@ def write_datasets(
     shard_bytes = DEFAULT_SHARD_BYTES if shard_bytes is None else shard_bytes
     run = Run(format, shard_bytes, workers, progress=progress)
     if not any(content.recoders for content in datasets.values()):
-        run.num_workers = 1  # only copies, of records that may be large
+        run.num_workers = 0  # only copies, of blocks that may be far larger than those before
     folders = [folder for view in sources for folder in view.folders]
     for folder, content in datasets.items():
         check_outside(place / folder, folders)

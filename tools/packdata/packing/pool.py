@@ -37,7 +37,7 @@ class OrderedPool(Generic[ItemT, ResultT]):
 
     Args:
         function: Runs on the threads.
-        num_workers: How many threads.
+        num_workers: How many threads; 0 for none: ``put`` does the work, and one result is held at a time.
         size_of: Bytes that a result, or its item, holds: bounds the memory of what is in flight.
             Runs on the threads.
         max_bytes: That bound, about.
@@ -51,7 +51,8 @@ class OrderedPool(Generic[ItemT, ResultT]):
         max_bytes: int = _MAX_RESULT_BYTES,
     ) -> None:
         self._function, self._size_of, self._max_bytes = function, size_of, max_bytes
-        self._threads = ThreadPoolExecutor(num_workers, "packdata", initializer=use_no_ipp)
+        # One that never begins, where there is no work for it.
+        self._threads = ThreadPoolExecutor(max(1, num_workers), "packdata", initializer=use_no_ipp)
         self._pending: deque[Future[tuple[list[ResultT], BaseException | None, float, int]]] = (
             deque()
         )
@@ -63,6 +64,8 @@ class OrderedPool(Generic[ItemT, ResultT]):
 
     def put(self, item: ItemT) -> Iterable[ResultT]:
         """Hand an item over; return what is next in order, which waits if too much is in flight."""
+        if not self._most:
+            return (self._function(item),)
         self._chunk.append(item)
         if len(self._chunk) < self._chunk_size:
             return ()
