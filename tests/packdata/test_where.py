@@ -1,6 +1,7 @@
 """Conditions of ``copy --where``: what they mean, and what is refused."""
 
 import ast
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loaders.data.view import View, open_view
-from loaders.errors import SchemaError
+from loaders.errors import SchemaError, ShardError
 from loaders.schema import Array, Field, Label, MultiLabel, Text
 from packdata.packed.derive import CopyOptions, copy_dataset
 from packdata.packed.where import matching
@@ -231,3 +232,12 @@ def test_what_is_no_condition_is_refused(view: View) -> None:
 def test_what_is_never_true_is_refused(view: View) -> None:
     """A class that is misspelled, or a number beside a text: they would select nothing, or with != all."""
     assert accepted(SchemaError, lambda where: matching(view, where), MISFITS) == []
+
+
+def test_a_damaged_shard_is_no_mistake_of_the_condition(tmp_path: Path) -> None:
+    folder = pack_samples(tmp_path / "a", 20)
+    shard = sorted(folder.glob("shard-*"))[0]
+    shard.write_bytes(shard.read_bytes()[:-100])
+
+    with pytest.raises(ShardError, match=re.escape(str(shard))):
+        matching(open_view(folder), "label == 1")

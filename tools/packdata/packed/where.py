@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.checks import did_you_mean
-from loaders.errors import SchemaError
+from loaders.errors import LoadersError, SchemaError
 from loaders.schema import Array, Categories, Features, Label, MultiLabel, Text
 from loaders.schema.tables import column_names, find_column
 from packdata.describe import few
@@ -52,12 +52,15 @@ def matching(view: View, condition: str) -> npt.NDArray[np.bool_]:
 
     Raises:
         SchemaError: It is not such an expression, names what is not there, or compares what is never equal.
+        ShardError: A shard that it asks is damaged.
     """
     text = _QUOTED.sub(lambda found: f"_[{found[1]!r}]" if found[1] else found[0], condition)
     try:
         found = _mask(view, ast.parse(text.strip(), mode="eval").body)
     except SchemaError as error:
         raise SchemaError(f"the condition {condition!r} does not fit: {error}") from error
+    except LoadersError:  # of the samples, such as a damaged shard
+        raise
     except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError) as error:
         what = getattr(error, "msg", error)  # without the place: it is not the condition's
         raise SchemaError(f"the condition {condition!r} cannot be read: {what}") from error
