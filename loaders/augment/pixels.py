@@ -367,7 +367,8 @@ def move_keypoints(
     if move.matrix is not None:
         total = move.matrix if move.ripple is None else move.matrix @ move.ripple.frame
         is_mirrored = np.linalg.det(total[:2, :2]) < 0
-    for first, second in pairs if is_mirrored else ():
+    # Without a thing there may be fewer points than pairs name.
+    for first, second in pairs if is_mirrored and len(points) else ():
         moved[:, [first, second]] = moved[:, [second, first]]
     if points.shape[2] == 3:
         place, end = moved[..., :2], (move.size[1], move.size[0])

@@ -97,6 +97,20 @@ def test_points_without_pairs_that_are_mirrored_are_told_of(
     assert len(caplog.records) == is_told
 
 
+def test_a_picture_without_things_is_flipped_where_others_have_pairs(tmp_path: Path) -> None:
+    fields: dict[str, Field] = {"image": Image(), "keypoints": Keypoints(flip_pairs=((0, 2),))}
+    pack(
+        [{"image": picture(), "keypoints": []}, {"image": picture(), "keypoints": PLACES}],
+        tmp_path / "packed",
+        fields,
+    )
+    dataset = ShardDataset(tmp_path / "packed", augment=[augment.RandomHorizontalFlip(1)])
+
+    (batch,) = DataLoader(dataset, batch_size=2)
+
+    assert sorted(map(len, batch.keypoints)) == [0, 2]
+
+
 def test_a_resize_scales_them(tmp_path: Path) -> None:
     dataset = ShardDataset(packed(tmp_path, PLACES), augment=[augment.Resize((24, 64))])
 

@@ -168,7 +168,10 @@ class TestColumns:
 
         assert run(source, tmp_path / "out", "--keypoints", "joints", "--flip-pairs", "0-1") == 0
         assert run(source, tmp_path / "no", "--keypoints", "joints", "--flip-pairs", "0,1") == 2
+        assert run(source, tmp_path / "no", "--keypoints", "joints", "--flip-pairs", "1-2") == 1
         alone = plan_images(source, keypoints="joints").notes()
+        with pytest.raises(SchemaError):
+            plan_images(source, keypoints="joints", flip_pairs=[(1,)])
 
         field = ShardDataset(tmp_path / "out").schema.fields["joints"]
         assert field.flip_pairs == ((0, 1),)  # type: ignore[attr-defined]

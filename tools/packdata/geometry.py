@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from loaders.errors import CodecError
+
+if TYPE_CHECKING:
+    from loaders.schema import Keypoints
 
 Floats = npt.NDArray[np.float32]
 Size = tuple[int, int]  # height, width
@@ -64,19 +68,19 @@ def _check_boxes(boxes: npt.NDArray[np.float64], form: str, size: Size) -> None:
         )
 
 
-def to_keypoints(value: Any, num: int | None, size: Size | None = None) -> Floats:
+def to_keypoints(value: Any, field: Keypoints, size: Size | None = None) -> Floats:
     """Return points as ``(n, num, 2)``, or with COCO's visibility ``(n, num, 3)``.
 
     Args:
         value: Things of points of two or three numbers, or things of flat numbers x, y, v, x, ... as in COCO;
             also as text.
-        num: How many points a thing has; None for whatever there are.
+        field: How many points a thing has, and which of them are pairs.
         size: (height, width) of the picture; None to leave unchecked where points lie.
 
     Raises:
-        CodecError: These are no keypoints, or some lie beyond the picture.
+        CodecError: These are no keypoints, some lie beyond the picture, or a pair has a point that is not there.
     """
-    array = _numbers(value, "keypoints")
+    num, array = field.num, _numbers(value, "keypoints")
     if not array.size:
         return np.zeros((0, num or 1, 3), np.float32)
     if array.ndim == 2 and array.shape[1] in (2, 3) and num in (None, array.shape[0]):
@@ -92,6 +96,10 @@ def to_keypoints(value: Any, num: int | None, size: Size | None = None) -> Float
         wanted = "any number of" if num is None else num
         what = f"keypoints are {wanted} points of 2 or 3 numbers for each thing"
         raise CodecError(f"{what}, these are of shape {array.shape}")
+    if (last := max(chain(*field.flip_pairs), default=0)) >= array.shape[1]:
+        raise CodecError(
+            f"flip_pairs name point {last}, counted from 0, of {array.shape[1]} points"
+        )
     if size is not None:
         _check_points(array, size)
     return array.astype(np.float32)

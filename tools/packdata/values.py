@@ -96,7 +96,7 @@ class Preparer:
         elif isinstance(field, Boxes):
             value = _boxes(value)
         elif isinstance(field, Keypoints):
-            value = to_keypoints(value, field.num)
+            value = to_keypoints(value, field)
         elif isinstance(field, Array):
             value = _rows_of_none(value, field)
         return Encoded(self.codec.encode(value))

@@ -61,7 +61,9 @@ class ShapeOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
-        object.__setattr__(self, "flip_pairs", _pairs(self.flip_pairs or ()))
+        given: Any = self.flip_pairs or ()
+        points = Keypoints(flip_pairs=_pairs(given) if isinstance(given, str) else given)
+        object.__setattr__(self, "flip_pairs", points.flip_pairs)
         if (self.box_labels and not self.boxes) or (self.flip_pairs and not self.keypoints):
             raise SchemaError("box_labels go with boxes=, flip_pairs with keypoints=: pass both")
         for text in self.boxes:
@@ -125,13 +127,11 @@ class ShapeOptions:
         return ExtendedSource(source, labels, identity, extend, source.notes)
 
 
-def _pairs(given: Sequence[tuple[int, int]] | str) -> tuple[tuple[int, int], ...]:
-    """Return pairs of points; of a text such as ``1-2,3-4`` those in it."""
-    if isinstance(given, str):
-        if not re.fullmatch(r"\d+-\d+(,\d+-\d+)*", given):
-            raise SchemaError(f"flip_pairs are pairs of points such as 1-2,3-4, got {given!r}")
-        return _pairs([pair.split("-") for pair in given.split(",")])  # type: ignore[misc]
-    return tuple((int(one), int(other)) for one, other in given)
+def _pairs(text: str) -> Any:
+    """Return the pairs of points in a text such as ``1-2,3-4``."""
+    if not re.fullmatch(r"\d+-\d+(,\d+-\d+)*", text):
+        raise SchemaError(f"flip_pairs are pairs of points such as 1-2,3-4, got {text!r}")
+    return [pair.split("-") for pair in text.split(",")]
 
 
 def _split_format(text: str) -> tuple[str, str]:
@@ -195,7 +195,7 @@ def encode_shape(label: LabelField, item: Item, size: Size, resize: SizeOption) 
     try:
         move = resize.move(size)
         if isinstance(field, Keypoints):
-            shapes = to_keypoints(value, field.num, size)
+            shapes = to_keypoints(value, field, size)
             moved = shapes if resize.keeps(size) else move_keypoints(shapes, move)
         else:
             shapes = to_boxes(value, label.column.form, size)
