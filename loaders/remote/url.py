@@ -59,7 +59,7 @@ def is_url(place: Path | str) -> bool:
 
 
 def url_of(place: Path | str) -> URL:
-    """Return a place as a URL; RemoteError if it holds credentials, or a key that is not read.
+    """Return a place as a URL; RemoteError if it names no bucket, holds credentials, or a key that is not read.
 
     ``Path("s3://bucket")`` loses a slash, which is put back.
     """
@@ -73,6 +73,8 @@ def url_of(place: Path | str) -> URL:
     if scheme == "file":
         host, slash, path = "", "/", rest.lstrip("/")
     public = f"{scheme}://{host.rpartition('@')[2]}{slash}{path}".rstrip("/")
+    if not host and scheme != "file":  # as of a variable that is not set
+        raise RemoteError("a URL names a bucket or a server", f"{scheme}://")
     if "@" in host or (is_web and "?" in rest):
         what = "a URL holds no user, password or query"
         raise RemoteError(what, public, "Pass credentials in storage=, or set their variables")

@@ -69,6 +69,8 @@ USAGE = [
     ("cache --verify", "--verify was removed: a cached shard is verified when it is read"),
     ("verify packed --quick --decode", "not allowed with argument --quick"),
     ("split packed s3://b/x --parts a=0.5", "argument DST: s3://b/x is a URL: pass a folder of this machine"),
+    ("info s3://", "argument DATASET: a URL names a bucket or a server (s3://)"),
+    ("images photos s3://", "argument DST: a URL names a bucket or a server"),
 ]  # fmt: skip
 
 DATA = [
@@ -91,6 +93,7 @@ DATA = [
     ("images photos {dst}/a/b --masks empty", "empty: no pictures"),
     ("extend table packed", "table (B) does not match packed (A): only A has field 'image'"),
     ("merge packed stream {dst}/a/b", "stream (B) does not match packed (A)"),
+    ("fetch packed", "packed: this is no URL"),
     ("diff packed nowhere", "nowhere: there is no such folder"),
     ("split packed {dst} --parts a=0.5 --stratify image", "field 'image' is no label or number"),
     ("split stream {dst} --parts a=0.01 b=0.9", "Documents stay whole in parts of text; TokenWindows.split"),

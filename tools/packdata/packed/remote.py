@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from loaders.data.manifest import read_manifest
 from loaders.data.shards import FileShard, open_manifest
-from loaders.errors import CacheError, ManifestError
+from loaders.errors import CacheError, ManifestError, RemoteError
 from loaders.remote.folder import VERSION
 from loaders.remote.origin import origin_of
+from loaders.remote.url import is_url
 from loaders.remote.wire import MAX_CONNECTIONS
 from packdata.packing.progress import Quiet
 from packdata.packing.target import size_of
@@ -29,8 +30,10 @@ def fetch(place: Path, progress: Progress | None = None) -> tuple[int, int]:
 
     Raises:
         CacheError: The cache is too small for all of them.
-        RemoteError: One cannot be fetched.
+        RemoteError: One cannot be fetched, or the dataset is in a folder.
     """
+    if not is_url(place):
+        raise RemoteError("this is no URL", place, "'packdata copy' copies datasets of folders")
     manifest, shards, _ = open_manifest(place)
     origin = origin_of(place)
     if manifest.size_bytes > (budget := origin.budget()):
