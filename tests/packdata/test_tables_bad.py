@@ -458,6 +458,16 @@ def test_lines_that_are_no_json_objects_are_named(tmp_path: Path, line: str, nam
     assert reader.column("features")[:, 0].tolist() == [1, 2]
 
 
+@pytest.mark.parametrize("line", [b'{"a": "\xe9"}', b'{"\xe9": "x"}'])
+def test_texts_and_names_of_json_that_are_not_utf8_are_named(tmp_path: Path, line: bytes) -> None:
+    source = write(tmp_path, b'{"a": "x"}\n' + line + b'\n{"a": "y"}\n', "t.jsonl")
+
+    assert_refused(tmp_path, source, "t.jsonl, line 2", "UTF-8")
+    reader = packed(tmp_path, source, on_error="skip")
+
+    assert reader.column("categories")[:, 0].tolist() == [1, 2]
+
+
 def test_text_among_numbers_of_json_is_named(tmp_path: Path) -> None:
     source = write(tmp_path, '{"a": 1, "b": 1}\n{"a": "x", "b": 2}\n{"b": 3}\n', "t.jsonl")
 

@@ -165,3 +165,12 @@ def test_declared_names_of_classes_are_the_classes_of_a_target(
     assert reader.schema.fields["v"].to_json()["classes"] == ["zebra", "ant", "no"]
     assert reader.column("v").tolist() == [1, 0, 1]
     assert len((reader.path / "rejected.jsonl").read_text().splitlines()) == 1  # -1 is no class
+
+
+def test_a_number_beyond_the_declared_classes_is_named(tmp_path: Path) -> None:
+    info = {"info": {"features": {"v": {"_type": "ClassLabel", "names": ["zebra", "ant"]}}}}
+    table = pa.table({"v": [1, 7]}).replace_schema_metadata({"huggingface": json.dumps(info)})
+    pq.write_table(table, tmp_path / "t.parquet")
+
+    with pytest.raises(SourceError, match=r"t\.parquet, from row 0 on: column 'v'"):
+        packed(tmp_path, tmp_path / "t.parquet", on_error="skip")

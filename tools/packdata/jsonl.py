@@ -83,7 +83,11 @@ def _parsed(data: bytes, kinds: Kinds) -> pa.Table | None:
     """Let Arrow parse; None where it would not get what JSON says."""
     if (table := arrow_lines(data, pa.schema([]), with_others=True)) is None:
         return None
-    names = table.column_names
+    try:
+        table.validate(full=True)
+        names = table.column_names
+    except ValueError:  # texts or names that are not UTF-8, which Arrow's parser takes
+        return None
     dates = [field.name for field in table.schema if pa.types.is_timestamp(field.type)]
     if dates:  # texts of which Arrow makes dates
         known = pa.schema([pa.field(name, pa.string()) for name in dates])

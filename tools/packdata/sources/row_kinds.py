@@ -83,9 +83,22 @@ class TypedRows(RowFile):
         whole = self.table(part, names).combine_chunks().to_batches() if is_small else ()
         for batch in whole or self.batches(part, names, PART_ROWS):
             named = zip(names, batch.columns, strict=True)
-            arrays = [_named(array, self.classes.get(name)) for name, array in named]
+            arrays = [self._named(name, array, row) for name, array in named]
             yield Rows(pa.Table.from_arrays(arrays, names=names), partial(int.__add__, row))
             row += len(batch)
+
+    def _named(self, name: str, array: pa.Array, row: int) -> pa.Array:
+        """Return numbers of classes by their names; -1 stands for none. SourceError if another number has no name."""
+        classes = self.classes.get(name)
+        if classes is None or not pa.types.is_integer(array.type):
+            return array
+        try:
+            numbers = pc.if_else(pc.equal(array, -1), pa.scalar(None, array.type), array)
+            names = pa.array(classes, pa.string())
+            return pa.DictionaryArray.from_arrays(numbers.cast(pa.int32()), names)
+        except pa.ArrowException as error:
+            what = f"column {name!r} has numbers of no class: there are {len(classes)}, from 0 ({error})"
+            raise SourceError(what, f"{self.path}, from row {row} on") from error
 
 
 def _class_names(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
@@ -97,14 +110,6 @@ def _class_names(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
         return {n: tuple(map(str, each["names"])) for n, each in labels.items() if each["names"]}
     except (TypeError, KeyError, ValueError, AttributeError):  # none, or of another tool
         return {}
-
-
-def _named(array: pa.Array, classes: tuple[str, ...] | None) -> pa.Array:
-    """Return numbers of classes by their names; -1 stands for none."""
-    if classes is None or not pa.types.is_integer(array.type):
-        return array
-    numbers = pc.if_else(pc.equal(array, -1), pa.scalar(None, array.type), array).cast(pa.int32())
-    return pa.DictionaryArray.from_arrays(numbers, pa.array(classes, pa.string()))
 
 
 class ParquetRows(TypedRows):
