@@ -234,7 +234,7 @@ class TestColumns:
         if np.shape(boxes)[-1:] == (4,):
             assert all(name in str(caught.value) for name in FORMS)
 
-    @pytest.mark.parametrize("text", ["{", "x", "[" * 100_000])
+    @pytest.mark.parametrize("text", ["{", "x", "[" * 100_000, f"[[1, 2, 3, 1{'0' * 400}]]"])
     @pytest.mark.parametrize("option", ["boxes", "keypoints"])
     def test_what_is_no_list_in_a_cell_is_skipped(
         self, tmp_path: Path, text: str, option: str
@@ -410,6 +410,21 @@ class TestAnnotations:
         expected = [[WIDTH - 10, 11, 2], [WIDTH - 30, 31, 1], [0, 0, 0]]
         assert flipped.keypoints.tolist() == [expected, [[0, 0, 0]] * 3]
 
+    @pytest.mark.parametrize(("names", "num"), [(["l_eye", "r_eye"], 0), (["tail", "nose"], 1)])
+    def test_keypoints_that_no_flip_exchanges_are_noted(
+        self, tmp_path: Path, names: list[str], num: int
+    ) -> None:
+        pictures(tmp_path / "in", "1.png")
+        points = {"bbox": [0, 0, 9, 9], "keypoints": [1, 1, 2, 3, 3, 2]}
+        file = coco(
+            tmp_path, ["1.png"], categories=[{"id": 1, "name": "cat", "keypoints": names}],
+            annotations=[{"id": 1, "image_id": 0, "category_id": 1, **points}],
+        )  # fmt: skip
+
+        notes = plan_images(tmp_path / "in", annotations=file).notes()
+
+        assert sum("a flip exchanges none" in note for note in notes) == num
+
     @pytest.mark.parametrize("layout", ["images/{split}/{name}", "{split}/images/{name}"])
     def test_yolo_folders_are_read_with_their_splits(self, tmp_path: Path, layout: str) -> None:
         for split in ("train", "val"):
@@ -477,11 +492,14 @@ class TestAnnotations:
         field = ShardDataset(tmp_path / "out").schema.fields["box_labels"]
         assert field.classes == ("cat", "dog")  # type: ignore[attr-defined]
 
-    def test_names_of_yolo_with_a_gap_are_refused(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("names", ["{0: cat, 2: dog}", "5", "cat"])
+    def test_names_of_yolo_with_a_gap_or_in_no_list_are_refused(
+        self, tmp_path: Path, names: str
+    ) -> None:
         pictures(tmp_path / "in", "1.png")
         (tmp_path / "labels").mkdir()
         (tmp_path / "labels/1.txt").write_text("1 0.5 0.5 0.1 0.1\n")
-        (tmp_path / "data.yaml").write_text("names: {0: cat, 2: dog}\n")
+        (tmp_path / "data.yaml").write_text(f"names: {names}\n")
 
         with pytest.raises(SourceError, check=At("data.yaml")):
             plan_images(tmp_path / "in", annotations=tmp_path / "labels")

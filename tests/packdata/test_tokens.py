@@ -542,9 +542,11 @@ def test_arrays_that_are_no_ids_are_refused(tmp_path: Path) -> None:
         np.save(tmp_path / f"{name}.npy", array, allow_pickle=True)
         with pytest.raises(SourceError, check=At(f"{name}.npy")):
             pack(tmp_path / f"{name}.npy", tmp_path / "p")
-    write(tmp_path / "cut.npy", b"\x93NUMPY\1\0")
-    with pytest.raises(SourceError, check=At("cut.npy")):
-        pack(tmp_path / "cut.npy", tmp_path / "p")
+    head = {"descr": "<u2", "fortran_order": False, "shape": (10**20,)}
+    for name, data in (("cut", ""), ("huge", f"v\0{head!r:<117}\n")):
+        write(tmp_path / f"{name}.npy", b"\x93NUMPY\1\0" + data.encode())
+        with pytest.raises(SourceError, check=At(f"{name}.npy")):
+            pack(tmp_path / f"{name}.npy", tmp_path / "p")
 
 
 @pytest.mark.parametrize(

@@ -124,5 +124,5 @@ def _numbers(value: Any, what: str) -> npt.NDArray[np.float64]:
     try:
         value = json.loads(value.strip() or "[]") if isinstance(value, str) else value
         return np.asarray([] if value is None else value, np.float64)
-    except (TypeError, ValueError, RecursionError) as error:
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise CodecError(f"{what} are lists of numbers, as [[1, 2], [3, 4]] ({error})") from error

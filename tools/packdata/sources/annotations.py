@@ -230,11 +230,13 @@ def _coco(data: bytes) -> Annotations:
         if image.get("height") and image.get("width"):
             values[_SIZE] = int(image["height"]), int(image["width"])
         pictures[name] = values
+    without = len(found["annotations"]) - len(boxes)
+    notes = [f"annotations without a box, skipped: {without:,}"] * bool(without)
     if "keypoints" in columns:
         field = _keypoints(pictures.values(), categories.values())
         columns["keypoints"] = replace(columns["keypoints"], field=field)
-    without = len(found["annotations"]) - len(boxes)
-    notes = [f"annotations without a box, skipped: {without:,}"] * bool(without)
+        if not field.flip_pairs:
+            notes.append("keypoints without left and right in their names: a flip exchanges none")
     return Annotations("COCO", "xywh", [*names.values()], columns, pictures, notes)
 
 
@@ -364,6 +366,8 @@ def _yaml_names(given: File) -> Sequence[str]:
         what = "labels of poses (kpt_shape), which would be read as polygons"
         raise SourceError(what, file, "Convert them to COCO's person_keypoints")
     names = data.get("names") or ()
+    if not isinstance(names, list | tuple | dict):
+        raise SourceError(f"class names are {names!r}, no list", file, "Write them as [cat, dog]")
     numbered = names if isinstance(names, dict) else dict(enumerate(names))
     if {*numbered} != {*range(len(numbered))}:
         what = f"class names are not numbered from 0 to {len(numbered) - 1}: {few([*map(str, numbered)], 8)}"

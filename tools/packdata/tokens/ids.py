@@ -67,7 +67,7 @@ def open_ids(file: SourceFile, bin_dtype: str | None) -> _Opened:
 def _open_npy(file: SourceFile, bin_dtype: str | None) -> _Opened:
     try:
         ids = np.load(file.file.local(), mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError, SyntaxError) as error:
+    except (ValueError, OSError, EOFError, SyntaxError, OverflowError) as error:
         raise SourceError(f"the file cannot be read as .npy ({error})", file.path) from error
     if ids.dtype.kind not in "ui" or ids.dtype != (bin_dtype or ids.dtype):
         raise SourceError(f"the file holds {ids.dtype}, not {bin_dtype or 'ids'}", file.path)
