@@ -713,7 +713,9 @@ def test_two_packers_at_once_give_one_dataset(tmp_path: Path) -> None:
         child.join(60)
     pack(tmp_path / "b")
 
-    assert sorted(child.exitcode or 0 for child in children) == [0, 1, 1]
+    codes = [child.exitcode for child in children]
+    assert 0 in codes  # and of one that came when that was done
+    assert {*codes} <= {0, 1}
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
 
 

@@ -12,10 +12,7 @@ import pytest
 import packdata
 from loaders.errors import PackError
 from loaders.schema import Image, Label
-from packdata.arrays import pack_arrays
 from packdata.claimed import claimed_folder
-from packdata.images.plan import pack_images
-from packdata.packing.progress import Quiet
 from tests.packdata.command_sources import make_sources
 from tests.packdata.reading import PackedReader
 from tests.refusals import At
@@ -108,42 +105,6 @@ def test_a_picture_is_the_one_that_was_there_when_it_was_added(
     files = [min(folder.iterdir()).read_bytes() for folder in folders]
     reader = PackedReader(tmp_path / "packed")
     assert [bytes(reader.record(i, "image")) for i in range(40)] == files
-
-
-class Leaving(Quiet):
-    """Goes to another folder when packing begins."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def start(self, total: int | None, done: int) -> None:
-        os.chdir(self.folder)
-
-
-@pytest.mark.parametrize(
-    ("pack", "source", "options"),
-    [
-        (pack_images, "photos", {"masks": "masks", "classes": "classes.txt"}),
-        (pack_images, "list.csv", {}),
-        (pack_arrays, "scans", {"masks": "scan-masks"}),
-        (pack_arrays, "cases.csv", {}),
-    ],
-)
-def test_files_of_a_source_are_found_from_another_folder(
-    tmp_path: Path,
-    sources: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    pack: Any,
-    source: str,
-    options: dict[str, Any],
-) -> None:
-    monkeypatch.chdir(sources)
-    want = pack(source, tmp_path / "want", **options)
-
-    got = pack(source, tmp_path / "got", **options, progress=Leaving(tmp_path))
-
-    assert got.datasets[0].fingerprint == want.datasets[0].fingerprint
-    assert got.samples == 4
 
 
 # ------------------------------------------------------------------------------ another process
