@@ -162,6 +162,21 @@ class TestColumns:
 
         assert "line 1" in str(caught.value.path)
 
+    @pytest.mark.parametrize("number", [2, -1])
+    def test_a_number_of_a_box_that_is_no_class_is_refused(
+        self, tmp_path: Path, number: int
+    ) -> None:
+        pictures(tmp_path, "a.png")
+        row = {"path": "a.png", "box": CORNERS[:1], "kind": [number]}
+        source = listed(tmp_path, [row], "jsonl")
+        (tmp_path / "classes.txt").write_text("cat\ndog\n")
+
+        with pytest.raises(SourceError, match=r"line 1 .*not all in the 2 classes"):
+            pack_images(
+                source, tmp_path / "out", boxes="box", box_labels="kind",
+                classes=tmp_path / "classes.txt",
+            )  # fmt: skip
+
     def test_pairs_of_points_are_declared_or_missed(self, tmp_path: Path) -> None:
         pictures(tmp_path, "a.png")
         source = listed(tmp_path, [{"path": "a.png", "joints": [[[1, 2], [3, 4]]]}], "jsonl")

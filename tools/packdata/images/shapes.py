@@ -118,6 +118,9 @@ class ShapeOptions:
             if len(found) != num or any(not isinstance(each, int) for each in found):
                 what = f"box_labels {given[:3]} of {len(found)} boxes are not a class for each of {num}"
                 raise SourceError(what, item.where)
+            if classes and not {*found} <= {*range(len(classes))}:
+                what = f"box_labels {given[:3]} are not all in the {len(classes)} classes, from 0"
+                raise SourceError(what, item.where)
             return replace(item, labels={**item.labels, BOX_LABELS: found})
 
         field = Array(dtype="int64", dims=(None,), classes=classes)
