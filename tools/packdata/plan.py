@@ -32,9 +32,8 @@ class SourcePlan(ABC):
     format: Format  # of the shards
     listed: Any  # what changes when one of the files does
     list_again: Callable[[], Any]  # returns that of the files as they are by now
-    is_drawn_at_urls: ClassVar[bool] = (
-        False  # packed in a random order there, unless ``shuffle`` is given
-    )
+    # Whether it is packed in a random order to a URL, unless ``shuffle`` is given.
+    is_drawn_at_urls: ClassVar[bool] = False
 
     @abstractmethod
     def to_json(self) -> dict[str, Any]:

@@ -189,7 +189,8 @@ class TestLabelMaps:
 
     @pytest.mark.parametrize(
         ("option", "text"), [("palette", "no colours"), ("palette", "1 2 3\n1 2 3"), ("label_map", "[1]"),
-                             ("label_map", '{"0": 1}'), ("label_map", "0 70000")]
+                             ("label_map", '{"0": 1}'), ("label_map", "0 70000"),
+                             ("label_map", "0 1\n0 2")]
     )  # fmt: skip
     def test_other_files_are_refused(self, tmp_path: Path, option: str, text: str) -> None:
         other = "label_map" if option == "palette" else "palette"

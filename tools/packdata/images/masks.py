@@ -124,7 +124,9 @@ def _palette(palette: Path | str) -> dict[int, int]:
 def _label_map(label_map: Path | str) -> dict[int, int]:
     """Return the new number by the old one."""
     text = read_file(label_map, str(label_map), _NUMBERS_HINT).decode(errors="replace")
-    pairs = {int(old): int(new) for old, new in _TWO.findall(text)}
-    if not pairs or max(*pairs, *pairs.values()) > 65_535:
-        raise SourceError("numbers above 65535, or none", label_map, _NUMBERS_HINT)
+    lines = _TWO.findall(text)
+    pairs = {int(old): int(new) for old, new in lines}
+    if not pairs or len(pairs) < len(lines) or max(*pairs, *pairs.values()) > 65_535:
+        what = "duplicate numbers, numbers above 65535, or none"
+        raise SourceError(what, label_map, _NUMBERS_HINT)
     return pairs
