@@ -983,6 +983,16 @@ def test_masks_below_turned_pictures_are_told(tmp_path: Path, orientation: int) 
     assert not any("kept" in note for note in alone)
 
 
+def test_what_was_kept_is_said_first_whichever_picture_was(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    save(tmp_path / "in/a.jpg", photo(16, 16), exif=turned(3))
+    save(tmp_path / "in/b.jpg", photo(16, 16))
+
+    notes = pack_images(tmp_path / "in", tmp_path / "out").notes
+
+    assert notes[:2] == ("1 picture kept verbatim", "1 picture re-encoded (1 rotated)")
+
+
 @pytest.mark.parametrize("is_alone", [True, False])
 def test_pictures_of_several_frames_are_told(tmp_path: Path, is_alone: bool) -> None:
     """Also where all files are encoded anew, and no change of others is listed."""

@@ -39,7 +39,7 @@ class LabelField:
         classes = field.classes if isinstance(field, Label | MultiLabel) else None
         self.codec = codec_for(field)
         self._numbers = {name: number for number, name in enumerate(classes or ())}
-        # What numbers stand for: none of them where a class is named by a whole number, so that numbers are names.
+        # Whether whole numbers count classes; where a class is called by one, as '7', they are names.
         self._is_numbered = column.kind == "class" or not any(map(_WHOLE.fullmatch, self._numbers))
         self._names = column.classes if column.kind == "class" else (*self._numbers,)
 
@@ -85,10 +85,10 @@ class LabelField:
             if (is_class and value == -1) or not (is_class or self._names):
                 return value
             if not 0 <= value < len(self._names):
-                what = (
-                    f"class {value} is out of range: there are {len(self._names)} classes, from 0"
+                num = len(self._names)
+                raise SourceError(
+                    f"class {value} is out of range: there are {num} classes, from 0", where
                 )
-                raise SourceError(what, where)
             value = self._names[value]
         if (number := self._numbers.get(str(value))) is None:
             raise SourceError(f"class {value!r} is not known", where)

@@ -406,7 +406,6 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
 # -- what was counted, in words ----------------------------------------------------------------------
 
 _NOTES = {
-    _KEPT: "kept verbatim",
     _TURNED_BELOW: "rotated as Exif says: masks, boxes and keypoints are read as of the upright picture",
     "16-bit": "of 16 bits stored as 8: 12 bits in 16 keep 17 levels; keep_depth=True stores 16",
     "animated": "of several frames or pages: only the first is packed",
@@ -422,8 +421,7 @@ def count_notes(packed: Mapping[str, int]) -> list[str]:
     """Say how many pictures were kept, changed or smaller than asked for."""
     changes = [w for w in packed if w not in _NO_CHANGES and not w.startswith(_SMALLER)]
     causes = f" ({', '.join(f'{packed[what]:,} {what}' for what in changes)})" * bool(changes)
-    notes = {**_NOTES, _ENCODED: f"re-encoded{causes}"}
+    notes = {_KEPT: "kept verbatim", _ENCODED: f"re-encoded{causes}", **_NOTES}
     notes |= {what: f"{what}, kept that size" for what in packed if what.startswith(_SMALLER)}
-    return [
-        f"{counted(packed[what], 'picture')} {notes[what]}" for what in packed if what in notes
-    ]
+    found = (what for what in notes if packed.get(what))
+    return [f"{counted(packed[what], 'picture')} {notes[what]}" for what in found]
