@@ -264,6 +264,8 @@ class Window:
             rows: ``(N,)`` bool: which samples.
             size: ``(N, 2)``: sizes of the new frames; None: unchanged.
 
+        Raises:
+            BatchError: The samples are not images.
         """
         if self.base is None:
             self.base = np.zeros((len(self.size), 3, 3))
@@ -283,7 +285,7 @@ class Window:
         """Displace the pixels of all frames, as ``Ripple`` does.
 
         Raises:
-            BatchError: A previous op displaced them.
+            BatchError: The samples are not images, or a previous op displaced them.
         """
         if self.ripples is not None:
             raise BatchError("ElasticTransform works once per list of ops")
@@ -297,6 +299,9 @@ class Window:
 
     def _matrices(self) -> Floats:
         """Return the maps from x, y of the frame to x, y of the source, or of the frame that is displaced."""
+        if self.size.shape[1] != 2:
+            what = f"arrays of {self.size.shape[1]} axes can only be cropped and flipped"
+            raise BatchError(what)
         step = self.extent / self.size
         matrices = np.zeros((len(step), 3, 3))
         matrices[:, 2, 2] = 1

@@ -201,6 +201,20 @@ def test_volumes_are_cropped_and_flipped() -> None:
         assert np.array_equal(found[i].numpy(), cut(volumes[i].numpy(), box, flip))
 
 
+class Turned(augment.Op):
+    num_draws = 0
+
+    def move(self, window: augment.Window, draws: Any) -> None:
+        num = len(window.size)
+        window.warp(np.tile(np.eye(3), (num, 1, 1)), np.ones(num, np.bool_))
+
+
+@pytest.mark.parametrize("shape", [(2, 1, 9), (2, 1, 7, 8, 9)])
+def test_an_op_of_your_own_that_warps_takes_images(shape: tuple[int, ...]) -> None:
+    with pytest.raises(BatchError):
+        BatchAugment([Turned()])(torch.zeros(shape, dtype=torch.uint8), indices=[0, 1])
+
+
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.int16])
 def test_volumes_are_those_of_a_float64_reference(dtype: torch.dtype) -> None:
     """Cropped, mirrored and normalized: numpy slices, and the formula in float64."""
