@@ -48,6 +48,8 @@ def test_names_of_mounts_may_have_spaces(proc: Path) -> None:
         ("/mnt/数据", "/mnt/数据"),
         ("/mnt/ü 1", "/mnt/ü\\0401"),
         ("/mnt/a\\n", "/mnt/a\\134n"),
+        ("/mnt/a\u3000b", "/mnt/a\u3000b"),
+        ("/mnt/a\u2028b", "/mnt/a\u2028b"),
     ],
 )
 def test_names_of_mounts_may_have_any_characters(proc: Path, point: str, written: str) -> None:
