@@ -123,8 +123,11 @@ class Plan:
         return self.length - self._tail_begin if is_padded else 0
 
     def of_node(self, ranks_per_node: int) -> Self:
-        """Return what the ranks of this rank's node, whose number divides all, read together, as the plan of one."""
-        num_nodes = self.world_size // ranks_per_node
+        """Return what the ranks of this rank's node read together, as the plan of one; they divide all ranks."""
+        num_nodes, rest = divmod(self.world_size, ranks_per_node)
+        if rest:
+            what = f"ranks_per_node must divide {self.world_size} ranks"
+            raise ValueError(f"{what}, got {ranks_per_node}")
         size, rank = self.batch_size * ranks_per_node, self.rank // ranks_per_node
         return replace(self, batch_size=size, rank=rank, world_size=num_nodes)
 

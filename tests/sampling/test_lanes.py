@@ -207,6 +207,8 @@ def test_a_node_reads_what_its_ranks_read_together() -> None:
         assert node.positions(step)[0].tolist() == together.tolist()
     needed = order.at(2, node.full_steps(0, node.num_full_steps).ravel())[0]
     assert len(np.unique(shards_of(order, needed))) <= 21
+    with pytest.raises(ValueError):
+        ranks[0].of_node(3)
 
 
 # -- what it is made of ----------------------------------------------------------------------------
