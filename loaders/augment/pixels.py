@@ -84,7 +84,7 @@ def carry_out(
         raise BatchError(
             f"cannot warp a {image.dtype} image of shape {image.shape}: {error.err}"
         ) from error
-    out[...] = done
+    out[...] = done.reshape(out.shape)  # OpenCV leaves out an axis of one channel
     return out
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from loaders.remote.wire import Connection, File
 
 # Of an environment, what says how a store is reached; HOME has the profiles.
-_VARIABLES = re.compile(r"(AWS|GOOGLE|AZURE|HF|ALLUXIO|FSSPEC)_\w+|HOME")
+_VARIABLES = re.compile(r"(AWS|GOOGLE|AZURE|HF)_\w+|HOME")
 
 
 class Origin:

@@ -43,6 +43,17 @@ def on_host(ops: list[Any], image: Array, *, fill: Any = 0) -> Array:
     return carry_out(image, geometry.move(0), geometry.resampling, fill)
 
 
+@pytest.mark.parametrize(
+    "op", [RandomAffine(20), RandomPerspective(0.5, 1.0), ElasticTransform()], ids=str
+)
+def test_a_gray_picture_is_moved_as_one_of_colours(op: Any) -> None:
+    image = smooth(40, 50)
+
+    gray = on_host([op], image[..., :1])
+
+    assert np.array_equal(gray, on_host([op], image)[..., :1])
+
+
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear"])
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_values_are_torchvisions(size: tuple[int, int], interpolation: Any) -> None:
