@@ -537,6 +537,19 @@ def test_stats_count_nan_and_write_json_without_it(
     assert run("stats", folder) == 0
 
 
+def test_stats_show_the_lowest_float_in_few_digits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [{"x": np.finfo(np.float32).min, "y": 2**62}]
+    folder = pack(tmp_path / "a", {"x": Array(dtype="float32"), "y": Array(dtype="int64")}, rows)
+
+    assert run("stats", folder) == 0
+
+    out = capsys.readouterr().out
+    assert "min: -3.40282e+38\n" in out
+    assert "min: 4,611,686,018,427,387,904\n" in out
+
+
 def test_stats_of_some_samples(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = pack_samples(tmp_path / "a", 10)
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from packdata.inspect.verify import Report
 
 _MAX_SHOWN = 50  # of the classes of a field, or its columns; --json has all
+_LARGE = 2.0**64  # from here on numbers are no counts, but such as -3.4e38 where there is no value
 
 
 def _show_each(args: Namespace, found: list[dict[str, Any]], lines: Iterator[str]) -> None:
@@ -185,7 +186,8 @@ def _row(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(_row, value))
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return f"{value:,.6g}" if value % 1 else f"{value:,.0f}"
+        is_count = not value % 1 and abs(value) < _LARGE
+        return f"{value:,.0f}" if is_count else f"{value:,.6g}"
     return str(value)
 
 
