@@ -479,6 +479,14 @@ def test_both_ends_of_a_range_are_in_it(number: int) -> None:
     assert parser.parse_args(["--number", str(number)]).number == number
 
 
+def test_a_number_of_numpy_becomes_an_int() -> None:
+    options = Ranged(np.int64(3))  # type: ignore[arg-type]
+
+    check_options(options)
+
+    assert type(options.number) is int
+
+
 @pytest.mark.parametrize(("command", "kind", "name", "value"), [*out_of_range()])
 def test_choices_and_ranges_hold_in_python_and_on_the_command_line(
     command: str, kind: Any, name: str, value: object

@@ -89,8 +89,9 @@ def check_options(options: Any) -> None:
                 raise TypeError(f"{name} must be texts, such as ['a', 'b'], got {value!r}")
             object.__setattr__(options, name, tuple(several))
         if (within := each.metadata.get("within")) is not None:
-            least, most = within
-            if not least <= whole_number(name, value) <= (most or math.inf):
+            (least, most), number = within, whole_number(name, value)
+            object.__setattr__(options, name, number)  # an int, also of one of numpy's
+            if not least <= number <= (most or math.inf):
                 limits = f"at least {least}" if most is None else f"from {least} to {most}"
                 raise SchemaError(f"{name} must be {limits}, got {value}")
 
