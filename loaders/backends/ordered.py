@@ -126,7 +126,8 @@ class OrderedBatches:
                 self._turn += 1
         except StopIteration:
             return
-        except Exception as error:  # whatever it is: it comes after the batches before it
+        except Exception as error:  # of any kind: after the batches before it, and the last
+            self._chunk, self._turn, self._chunks = Chunk([]), 0, iter(())
             self._failed = error
 
     def _take(self) -> Made:

@@ -264,3 +264,4 @@ def test_indices_that_a_child_cannot_be_sent_are_an_error_behind_the_batches_bef
         taken.extend(batch.x.item() for batch in batches)
 
     assert taken == [0, 1, 2]
+    assert next(batches, None) is None  # a loop that goes on after errors ends

@@ -355,6 +355,20 @@ def test_a_bad_sample_is_replaced_by_one_of_its_source(tmp_path: Path, begin: in
     assert mixture.num_replaced >= 1
 
 
+def test_each_source_has_its_own_limit_of_bad_samples(tmp_path: Path) -> None:
+    fields = {"values": Array(dtype="uint8", dims=(10,))}
+    folder = pack(tmp_path / "bad", fields, [{"values": np.zeros(10, np.uint8)}] * 40)
+    bad = ShardDataset(folder, on_error="replace")
+    good = RAMDataset.from_arrays(values=np.zeros((3000, 10), np.uint8))
+    for shard in folder.glob("shard-*"):
+        shard.unlink()
+
+    with pytest.raises(LoadersError, match="11 samples had to be replaced"):
+        list(
+            DataLoader(Mixture([good.replace(on_error="replace"), bad], [1, 1]), 4, num_workers=0)
+        )
+
+
 class Backwards(RAMDataset):
     """Chooses its samples itself."""
 

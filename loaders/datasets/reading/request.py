@@ -204,7 +204,7 @@ class BadSamples:
     def __init__(self) -> None:
         self.num_replaced = 0  # how often one was
         self.ends: Sequence[int] = ()  # of the sources of a mixture that are read as one
-        self._indices: set[int] = set()
+        self._bad: dict[range, set[int]] = {}  # by those that may stand for them
 
     def others(self, index: int, num_samples: int) -> range:
         """Return the samples of which one may stand for a sample: all, or those of its source."""
@@ -218,11 +218,11 @@ class BadSamples:
             self.num_replaced += 1
         if isinstance(error.__cause__, StaleDatasetError):
             raise error  # every sample may be another one now: replacing this one helps nothing
-        if error.index not in self._indices:
-            self._indices.add(error.index)
+        bad = self._bad.setdefault(others, set())
+        if error.index not in bad:
+            bad.add(error.index)
             logger.warning("replaced: %s", error)
-        num = sum(index in others for index in [*self._indices])
-        if num > max(_MAX_FEW, _MAX_SHARE * len(others)):
+        if (num := len(bad)) > max(_MAX_FEW, _MAX_SHARE * len(others)):
             raise LoadersError(
                 f"{num} samples had to be replaced, more than 1 %; the last one: {error}"
             )
