@@ -339,7 +339,7 @@ def move_boxes(boxes: npt.NDArray[np.float32], move: Move) -> npt.NDArray[np.flo
     """
     found = _to_result(corners_of(boxes), move)
     moved = np.concatenate([found.min(axis=1), found.max(axis=1)], axis=1)
-    return np.asarray(np.clip(moved, 0, (move.size[1], move.size[0]) * 2), np.float32)
+    return np.ascontiguousarray(np.clip(moved, 0, (move.size[1], move.size[0]) * 2), np.float32)
 
 
 def _to_result(points: Array, move: Move) -> npt.NDArray[np.float64]:

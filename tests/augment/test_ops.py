@@ -963,6 +963,7 @@ def test_boxes_are_scaled_flipped_and_clipped() -> None:
     assert kept.tolist() == [[0, 0, 30, 40], [15, 10, 18, 14], [30, 40, 30, 40], [0, 0, 3, 2]]
     assert flipped.tolist() == [[0, 0, 30, 40], [12, 26, 15, 30], [0, 0, 0, 0], [27, 38, 30, 40]]
     assert kept.dtype == np.float32
+    assert kept.flags.c_contiguous  # for tensor.view()
 
 
 def test_no_boxes_stay_no_boxes() -> None:
