@@ -166,7 +166,7 @@ class ColumnsSource(Source):
         """Yield rows from ``start`` on: the file, the number in it, and the values of columns, None if missing."""
 
     @abstractmethod
-    def _file(self, value: Any, where: str, what: str, folder: Path) -> Any:
+    def _file(self, value: Any, where: str, what: str, rows: RowFile) -> Any:
         """Return what reads the picture or mask (``what``) of a cell; None if there is none."""
 
     def _describe(self) -> None:
@@ -223,7 +223,7 @@ class ColumnsSource(Source):
         return [value]
 
     def _read(self, what: str, cell: Any, where: str, file: RowFile) -> Any:
-        if (read := self._file(cell, where, what, file.path.parent)) is not None:
+        if (read := self._file(cell, where, what, file)) is not None:
             return read
         hint = "Fill the column in, or leave the sample or column out of the source"
         return partial(fail, SourceError(f"the {what} is missing", where, hint))

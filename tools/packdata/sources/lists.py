@@ -43,7 +43,6 @@ from packdata.types import NO_VALUES, type_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from packdata.rows import RowFile
     from packdata.sources.base import Row
@@ -128,7 +127,7 @@ class ListSource(ColumnsSource):
         key = super()._key(file, number, value)
         return key if self._shared is None else key_of(self._inside(key), self._shared)
 
-    def _file(self, value: Any, where: str, what: str, folder: Path) -> Any:
+    def _file(self, value: Any, where: str, what: str, rows: RowFile) -> Any:
         if value is None:
             return None
         return self._at(str(value), where if what == "picture" else f"{where} ({what} {value})")

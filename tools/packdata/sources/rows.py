@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from packdata.reading import File
+    from packdata.rows import RowFile
     from packdata.sources.base import Row
     from packdata.sources.row_kinds import TypedRows
 
@@ -93,12 +94,14 @@ class RowsSource(ColumnsSource):
             return super().keys()
         return (self._key(file, n, None) for file in self._typed for n in range(file.num_rows))
 
-    def _file(self, value: Any, where: str, what: str, folder: Path) -> Any:
+    def _file(self, value: Any, where: str, what: str, rows: RowFile) -> Any:
         path = value.get("path") if isinstance(value, Mapping) else None
         data = value.get("bytes") if isinstance(value, Mapping) else value
         if data is not None:
             return partial(bytes, data)
-        return partial(read_file, folder / path, f"{where} ({path})") if path else None
+        if not path:
+            return None
+        return partial(read_file, rows.path.parent / path, f"{where} ({path})")
 
     def _column(self, name: str, field: str) -> Column:
         classes, types = self._files[0].classes, pa.types
