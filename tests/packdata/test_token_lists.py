@@ -471,11 +471,12 @@ def test_lists_that_a_later_file_or_line_brings_are_an_error(tmp_path: Path, kin
 def test_lengths_of_packed_rows_divide_documents(tmp_path: Path, kind: str) -> None:
     columns: dict[str, Any] = {"input_ids": [[1, 2, 3, 4], [5, 6]], "seq_lengths": [[3, 1], [2]]}
     source = write_rows(tmp_path / f"a.{kind}", columns)
-    bad = write_rows(tmp_path / f"b.{kind}", columns | {"seq_lengths": [[3, 1], [3]]})
 
     assert documents(pack(source, tmp_path / "p")) == [[1, 2, 3], [4], [5, 6]]
-    with pytest.raises(SourceError):
-        pack(bad, tmp_path / "bad")
+    for lengths in ([[3, 1], [3]], [[5, -1], [2]]):
+        bad = write_rows(tmp_path / f"b.{kind}", columns | {"seq_lengths": lengths})
+        with pytest.raises(SourceError):
+            pack(bad, tmp_path / "bad")
 
 
 def test_rows_of_which_no_id_is_a_target_are_counted_or_an_error(tmp_path: Path) -> None:

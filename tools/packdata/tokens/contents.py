@@ -231,7 +231,7 @@ class Ids(DocumentForm):
         for name, (values, sizes, has_null) in lists.items():
             found = sizes
             if name == SEQ_LENGTHS:
-                before, ends = np.append(0, np.cumsum(values)), np.cumsum(sizes)
+                before, ends = np.append(0, np.cumsum(np.abs(values))), np.cumsum(sizes)
                 found = before[ends] - before[ends - sizes]
             bad = good & (has_null | (found != lengths))
             good &= ~bad
