@@ -97,9 +97,7 @@ def to_keypoints(value: Any, field: Keypoints, size: Size | None = None) -> Floa
         what = f"keypoints are {wanted} points of 2 or 3 numbers for each thing"
         raise CodecError(f"{what}, these are of shape {array.shape}")
     if (last := max(chain(*field.flip_pairs), default=0)) >= array.shape[1]:
-        raise CodecError(
-            f"flip_pairs name point {last}, counted from 0, of {array.shape[1]} points"
-        )
+        raise CodecError(f"flip_pairs name point {last}, and points are 0 to {array.shape[1] - 1}")
     if size is not None:
         _check_points(array, size)
     return array.astype(np.float32)
