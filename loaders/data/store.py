@@ -92,9 +92,8 @@ class Store:
         self.remotes = list(dict.fromkeys(origins))  # what shards at URLs are fetched by
         self.is_remote = bool(self.remotes)
         self._lock = ForkLock()
-        self.last_opened = (
-            0  # the shard that was opened last: where a reader is that reads them in order
-        )
+        # The shard that was opened last: where a reader is that reads them in order.
+        self.last_opened = 0
         self._close()
 
     def _close(self) -> None:
@@ -102,9 +101,8 @@ class Store:
         self._num_open = 0
         self._mapped_bytes = 0  # of caches
         self._open: list[OpenShard | None] = [None] * len(self.shards)
-        self._once: dict[
-            Shard, OpenShard
-        ] = {}  # of a dataset that is joined to itself, each is mapped once
+        # Of a dataset that is joined to itself, each is mapped once.
+        self._once: dict[Shard, OpenShard] = {}
         self._fields: dict[str, FieldRecords] = {}
 
     def __reduce__(self) -> Any:

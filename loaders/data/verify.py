@@ -86,9 +86,8 @@ class Verifier:
         self._field, self._starts, self._shard, self._always = field, starts, shard, always
         self._rows_per_block = np.zeros(len(starts), np.int64)  # 0: the shard is not open yet
         self._first_block = np.zeros(len(starts), np.int64)
-        self._first_of: dict[
-            OpenShard, int
-        ] = {}  # of a dataset that is joined to itself, each counts once
+        # Of a dataset that is joined to itself, each shard counts once.
+        self._first_of: dict[OpenShard, int] = {}
         self._known = Seen()  # blocks
         self._num_closed = len(starts)
         self._lock = ForkLock()

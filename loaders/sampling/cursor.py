@@ -61,9 +61,8 @@ class Cursor:
     epoch = 0
     start = 0  # where in it the next pass begins: 0 but for the first one after a state was loaded
     active: Pass | None = None  # the pass that began last, if it began here
-    last: Pass | None = (
-        None  # the active pass once a step of it is done, until then the one before
-    )
+    # The active pass once a step of it is done, until then the one before.
+    last: Pass | None = None
     chosen: int | None = None  # the epoch that ``set_epoch`` named last
     restarts = False  # ``set_epoch`` chose the epoch after all of it was taken: the next ``iter`` begins it anew
     is_loaders = False  # only the loader that loaded a state begins at ``start``: others skip
