@@ -46,11 +46,13 @@ def test_an_answer_that_stays_bad_is_one_error_in_bounded_time(
     proxy.set(faults=[{"kind": kind, "match": r"shard-0000[3-9]"}])
     began = time.monotonic()
 
+    loader = DataLoader(remote, batch_size=60, num_workers=2)
     with pytest.raises(SampleError) as caught:
-        for _ in DataLoader(remote, batch_size=60, num_workers=2):
+        for _ in loader:
             pass
 
     assert time.monotonic() - began < 90
+    loader.close()  # who still waits would start the fetcher again when it is ended
     cause = caught.value.__cause__
     assert isinstance(cause, LoadersError)
     assert without_hash(getattr(cause, "path", "")) == f"{S3}/shard-00003.lmdb"
