@@ -42,7 +42,7 @@ class Mixture(Settled, SamplesOf[BatchDataset]):
     where a sample is from. A loader of torch draws all alike, unless it is given
     ``sampler=EpochSampler(mixture.order(seed=0, batch_size=1))`` (of ``loaders.sampling``).
 
-    Sources that ``concat`` can join, and of which none replaces bad samples, are read as one dataset.
+    Sources that ``concat`` can join are read as one dataset; a bad sample is replaced by one of its source.
     Others are read one by one, and their samples put together: the names of their fields must be the
     same (``replace(fields=...)``), and where one batch takes samples of several, so must shapes and types.
 

@@ -365,8 +365,7 @@ def choose_halves(
             return read.halves(device) or moving_halves(read)
     is_apart = isinstance(read, Mixture) and any(getattr(s, "augment", ()) for s in read.sources)
     if augment_on == "device" and is_apart:
-        what = "augment_on='device' needs a Mixture whose sources have equal settings"
-        raise ValueError(f"{what}, and not on_error='replace'")
+        raise ValueError("augment_on='device' needs a Mixture whose sources have equal settings")
     if device.type == "cpu" and not dataset.finishes_late:
         return dataset, None
     return dataset.halves(device) or (dataset, None)

@@ -379,6 +379,18 @@ def _add_columns(writer: Writer, columns: Mapping[str, Any], progress: Progress)
         progress.advance(writer.num_rejected, min(step, num - first))
 
 
+def _add_samples(writer: Writer, source: Any, progress: Progress) -> None:
+    """Add samples one by one."""
+    progress.start(len(source) if isinstance(source, Sized) else None, 0)
+    for number, values in enumerate(source):
+        if not hasattr(values, "keys"):  # rows of pandas and sqlite3 have them, too
+            what = f"sample {number} must be a mapping, got {shown(values)}"
+            hint = "pass an iterable of mappings, such as [{'label': 3}]"
+            raise TypeError(f"{what}; {hint}")
+        writer.add(**values)
+        progress.advance(writer.num_rejected)
+
+
 def pack(
     source: Iterable[Mapping[str, Any]] | Mapping[str, Any],
     dst: Path | str,
@@ -455,14 +467,7 @@ def pack(
             if isinstance(source, Mapping):
                 _add_columns(writer, source, progress)
             else:
-                progress.start(len(source) if isinstance(source, Sized) else None, 0)
-                for number, values in enumerate(source):
-                    if not hasattr(values, "keys"):  # rows of pandas and sqlite3 have them, too
-                        what = f"sample {number} must be a mapping, got {shown(values)}"
-                        hint = "pass an iterable of mappings, such as [{'label': 3}]"
-                        raise TypeError(f"{what}; {hint}")
-                    writer.add(**values)
-                    progress.advance(writer.num_rejected)
+                _add_samples(writer, source, progress)
         finally:
             progress.close()
         return writer.close()

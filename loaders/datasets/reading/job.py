@@ -114,7 +114,7 @@ class BatchJob:
         )
 
     def _replace(self, position: int, attempt: int, others: range) -> None:
-        """Put one of others in the place of a sample: the same one in every run, and another at each attempt."""
+        """Replace a sample by one of ``others``: the same one in every run, and another at each attempt."""
         request = self.request
         draw = 0 if request.draws is None else int(request.draws[position])
         key = key64(request.seed, request.epoch, draw, attempt, 0x5EED)

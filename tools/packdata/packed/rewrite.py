@@ -195,7 +195,7 @@ class ViewContent(Recipe):
 
     def __post_init__(self) -> None:
         self.targets = [Target("", self.schema)]
-        # Rows of tokens are no samples: nobody counts them.
+        # Rows of a stream of tokens are not samples: progress shows no total.
         self.num_samples = None if has_tokens(self.schema) else len(self.view)
         store = self.view.store
         nbytes = sum(

@@ -273,7 +273,7 @@ def publish(
         files: The files that its schema names, by their names.
         rejects: What ``rejected.jsonl`` is to hold, by folder: if it is nothing, the file that is there goes.
         overwrite: Replace other datasets.
-        seen: Marks of the manifests that are to be replaced, by folder; of others, what is there now is.
+        seen: Marks of the manifests to replace, by folder; without one, the manifest that is there now is replaced.
 
     Raises:
         PackError: Another dataset is there, or was put there meanwhile; a shard is missing.

@@ -49,7 +49,7 @@ def make_folder(folder: Path) -> None:
 
 
 def check_empty(dst: Path, folders: Collection[str]) -> None:
-    """Raise PackError for files of others where datasets are to be made below a destination."""
+    """Raise PackError if a folder below a destination, where a dataset is to be made, holds other files."""
     if dst.exists() and not dst.is_dir():
         raise PackError("not a folder", dst, "Choose a folder that is new or empty")
     # Without one of these they may be all that is left of a dataset whose manifest was lost.
