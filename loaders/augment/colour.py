@@ -10,6 +10,7 @@ function of the sample.
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -40,6 +41,7 @@ class PixelOp(Op):
 
     edits_places: ClassVar[bool] = False
 
+    @abstractmethod
     def edit(self, draws: Floats, sizes: Ints) -> Edits:
         """Return the edits of N samples.
 
@@ -47,7 +49,6 @@ class PixelOp(Op):
             draws: ``(N, num_draws)`` uniform in [0, 1).
             sizes: ``(N, 2)``: height and width of the results.
         """
-        raise NotImplementedError
 
 
 def as_range(

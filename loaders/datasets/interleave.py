@@ -72,7 +72,7 @@ class Sources(BatchDataset):
         return np.searchsorted(self._begins, indices, "right") - 1
 
     def request(self, indices: Any, num_workers: int = 1) -> NoReturn:
-        raise NotImplementedError("each source has a request of its own: see job()")
+        raise TypeError("each source has a request of its own: see job()")
 
     def job(
         self, indices: Any, memory: Memory, num_workers: int = 1, collate: Collate | None = None

@@ -7,6 +7,7 @@ made the batch, and without asking the device for anything.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 _NUM_QUANTILES = 4096
 
 
-class _Mix(nn.Module):
+class _Mix(nn.Module, ABC):
     """A batch mixed with the same one, shifted by one sample, and its labels likewise."""
 
     def __init__(
@@ -85,11 +86,11 @@ class _Mix(nn.Module):
             raise BatchError(f"label {label} is not in [0, {self.num_classes}): check num_classes")
         return soft
 
+    @abstractmethod
     def _mixed(
         self, images: torch.Tensor, share: torch.Tensor, numbers: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return mixed images, and the share that a sample keeps of itself."""
-        raise NotImplementedError
 
     def extra_repr(self) -> str:
         """Show the settings."""

@@ -11,6 +11,7 @@ Arrays that orders choose by (weights, labels, lengths) are checked, frozen and 
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -52,7 +53,7 @@ class Order(Protocol):
         """Return what makes this order, in primitives: orders that describe alike are alike."""
 
 
-class Computed:
+class Computed(ABC):
     """An order that is a frozen dataclass: its arguments, numbers and arrays, describe it, and they alone are pickled.
 
     What it derives from them has a name that begins with an underscore, and is derived again.
@@ -78,9 +79,9 @@ class Computed:
         """Positions in one epoch."""
         return int(getattr(self, self._count))
 
+    @abstractmethod
     def at(self, epoch: int, positions: Int64s) -> tuple[Int64s, Int64s | None]:
         """Return the indices at these positions of an epoch, and their draws."""
-        raise NotImplementedError
 
     def describe(self) -> dict[str, int | str]:
         """Return what makes this order, in primitives."""

@@ -36,7 +36,7 @@ def sizes(folder: Path) -> dict[str, int]:
     return {shard.file: shard.size_bytes for shard in read_manifest(folder).shards}
 
 
-def stale(read: Any, *args: Any) -> StaleDatasetError:
+def assert_stale(read: Any, *args: Any) -> StaleDatasetError:
     """Return the error that the dataset was replaced, which is of a sample or of a shard."""
     with pytest.raises((StaleDatasetError, SampleError)) as caught:
         read(*args)
@@ -58,7 +58,10 @@ def test_a_shard_that_is_opened_behind_a_new_packing_is_refused(
 
     assert [*sizes(folder).values()] == [*before.values()]
     assert len(before) == 3
-    assert without_hash(stale(dataset.__getitem__, NUM - 1).path) == f"{folder}/shard-00002.lmdb"
+    assert (
+        without_hash(assert_stale(dataset.__getitem__, NUM - 1).path)
+        == f"{folder}/shard-00002.lmdb"
+    )
     assert int(dataset[1].x[0]) == 1  # of the file that is mapped
     assert ShardDataset(folder)[0].x[0] == (1 if classes[0] == "ape" else 2)
 
@@ -74,9 +77,9 @@ def test_copies_of_a_dataset_meet_the_new_files(tmp_path: Path) -> None:
 
     pack(folder, 2)
 
-    stale(pickle.loads(pickled).__getitem__, 0)
-    stale(joined.__getitem__, 0)
-    stale(RAMDataset, pickle.loads(pickled))
+    assert_stale(pickle.loads(pickled).__getitem__, 0)
+    assert_stale(joined.__getitem__, 0)
+    assert_stale(RAMDataset, pickle.loads(pickled))
     assert int(joined[NUM].x[0]) == 3
 
 
@@ -85,7 +88,7 @@ def test_a_loader_says_so_instead_of_replacing_samples(tmp_path: Path) -> None:
     dataset = ShardDataset(folder, on_error="replace")
     pack(folder, 2)
 
-    stale(list, DataLoader(dataset, 4, num_workers=1))
+    assert_stale(list, DataLoader(dataset, 4, num_workers=1))
 
 
 @pytest.mark.parametrize("link", [True, False])
@@ -97,7 +100,7 @@ def test_a_dataset_that_was_replaced_is_not_written(tmp_path: Path, link: bool) 
 
     pack(folder, 2)
 
-    stale(lambda: packdata.write(dataset, tmp_path / "b", link=link))
+    assert_stale(lambda: packdata.write(dataset, tmp_path / "b", link=link))
     assert not (tmp_path / "b").exists()
 
 
@@ -108,7 +111,7 @@ def test_packing_over_a_dataset_is_no_missing_shard(tmp_path: Path) -> None:
     rows = ({"x": np.full(WIDTH, 2, np.uint8), "label": 0} for _ in range(NUM))
     packdata.pack(rows, folder, dict(dataset.schema.fields), overwrite=True)
 
-    stale(dataset.__getitem__, 0)
+    assert_stale(dataset.__getitem__, 0)
 
 
 def test_a_folder_without_its_manifest_is_refused(tmp_path: Path) -> None:
@@ -117,7 +120,7 @@ def test_a_folder_without_its_manifest_is_refused(tmp_path: Path) -> None:
     dataset = ShardDataset(folder)
     (folder / "manifest.json").unlink()
 
-    stale(dataset.__getitem__, 0)
+    assert_stale(dataset.__getitem__, 0)
 
 
 def test_a_dataset_that_grows_or_is_restored_goes_on(tmp_path: Path) -> None:
