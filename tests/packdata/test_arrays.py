@@ -422,6 +422,20 @@ def test_a_single_array_is_not_its_own_mask(tmp_path: Path) -> None:
     assert "the mask is missing" in assert_refused(src, tmp_path / "dst", mask_array="seg")
 
 
+@pytest.mark.parametrize("suffix", ["npy", "npz"])
+def test_an_empty_cell_of_masks_is_a_missing_mask(tmp_path: Path, suffix: str) -> None:
+    """Also where a file could hold both: its array would be its own mask."""
+    for name in ("a", "b", "m"):
+        np.save(tmp_path / f"{name}.npy", numbers((2, 3, 4), "uint8"))
+        np.savez(tmp_path / f"{name}.npz", numbers((2, 3, 4), "uint8"))
+    (tmp_path / "l.csv").write_text(f"path,seg\na.{suffix},m.{suffix}\nb.{suffix},\n")
+
+    with pytest.raises(SourceError, check=At(f"l.csv, line 3 (b.{suffix})")):
+        pack_arrays(tmp_path / "l.csv", tmp_path / "dst", mask_column="seg")
+    pack_arrays(tmp_path / "l.csv", tmp_path / "skipped", mask_column="seg", on_error="skip")
+    assert stored(tmp_path / "skipped", "mask").keys() == {"a"}
+
+
 def test_arrays_of_other_shapes_without_a_mask_are_rejected_for_the_mask(tmp_path: Path) -> None:
     src = save(tmp_path / "src", {f"c{i}": numbers((3 + i, 4)) for i in range(3)})
     masks = save(tmp_path / "masks", {"c0": numbers((3, 4))})

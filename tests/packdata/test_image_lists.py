@@ -324,6 +324,18 @@ def labelled(folder: Path, cells: list[str]) -> Path:
     return folder / "list.csv"
 
 
+def test_an_empty_cell_of_masks_is_a_missing_mask(tmp_path: Path) -> None:
+    for i in range(2):
+        (tmp_path / f"{i}.jpg").write_bytes(jpeg(i))
+    Pil.new("L", (16, 12)).save(tmp_path / "m.png")
+    (tmp_path / "l.csv").write_text("path,seg\n0.jpg,m.png\n1.jpg,\n")
+
+    with pytest.raises(SourceError, check=At("l.csv, line 3 (1.jpg)")):
+        pack_images(tmp_path / "l.csv", tmp_path / "out", mask_column="seg")
+    packed = pack_images(tmp_path / "l.csv", tmp_path / "out", mask_column="seg", on_error="skip")
+    assert packed.samples == 1
+
+
 @pytest.mark.parametrize(("line", "name"), [(1, '"image"x'), (2, "image")])
 def test_a_quote_inside_a_cell_of_a_list_is_an_error_of_its_line(
     tmp_path: Path, line: int, name: str

@@ -215,17 +215,16 @@ class ArraysRecipe(FilesRecipe[ArrayOptions]):
 
     def _mask_of(self, item: Item) -> File:
         """Return the file of an item's mask."""
-        file = item.read_mask if isinstance(item.read_mask, File) else _file_of(item)
+        file: Any = item.read_mask or _file_of(item)
         if self.masks is not None:
             file = self.masks.find(item)
-        if file == item.file:
-            is_missing = self.source.has_masks and item.read_mask is None
-            # Of a single array ``mask_array`` would be the array itself.
+        if file == item.file:  # of a single array ``mask_array`` would be the array itself
             with file.open() as opened:
-                if is_missing or not zipfile.is_zipfile(opened):
-                    hint = "masks= and mask_column= say where it is, mask_array= in an .npz"
-                    raise SourceError("the mask is missing", item.where, hint)
-        return file
+                file = file if zipfile.is_zipfile(opened) else None
+        if isinstance(file, File):  # none of an empty cell
+            return file
+        hint = "masks= and mask_column= say where it is, mask_array= in an .npz"
+        raise SourceError("the mask is missing", item.where, hint)
 
 
 def _channels_of(num: int, channels: Channels | None) -> Channels | None:
