@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loaders.data.manifest import MANIFEST_NAME
+from loaders.errors import PackError
 from packdata.cli import main
 from packdata.images.plan import pack_images
 from packdata.packing.firstpass import KEY
@@ -26,6 +27,7 @@ from tests.packdata.command_sources import make_sources
 from tests.packdata.reading import PackedReader
 from tests.packdata.recipes import contents
 from tests.packdata.test_kills import killed_before
+from tests.refusals import At
 
 COMMANDS = {
     "images": "images broken DST --on-error skip --size 16 --size 8 --shard-size 1kB",
@@ -226,6 +228,26 @@ def test_what_is_no_part_is_wrong_usage(text: str) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["images", "photos", "dst", f"--part={text}"])
     assert ended.value.code == 2
+
+
+def test_parts_of_several_counts_are_not_joined(photos: Path, tmp_path: Path) -> None:
+    """Of 2 and 3, made at one time, some would hold the same items."""
+    dst, other = tmp_path / "dst", tmp_path / "other"
+    for i in range(2):
+        pack_images(photos, dst, part=f"{i}/2")
+    for i in range(3):
+        pack_images(photos, other, part=f"{i}/3")
+    with pytest.raises(PackError, check=At("dst")):
+        pack_images(photos, dst, part="0/3")
+    shutil.copytree(other, dst, dirs_exist_ok=True)  # as of machines that do not see each other
+
+    with pytest.raises(PackError, check=At("dst")):
+        finish(dst)
+
+    assert not [*dst.rglob(MANIFEST_NAME)]
+    for path in (dst / ".parts").glob("*-of-00003*"):
+        path.unlink()
+    assert finish(dst).samples == 10
 
 
 def test_finish_goes_on_where_it_was_killed_behind_the_files_beside_manifests(

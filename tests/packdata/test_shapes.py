@@ -440,6 +440,30 @@ class TestAnnotations:
 
         assert sum("a flip exchanges none" in note for note in notes) == num
 
+    @pytest.mark.parametrize(
+        ("second", "num"),
+        [(["a", "l_ear", "r_ear"], 3), (["nose", "l_eye", "r_eye", "tail"], None)],
+    )
+    def test_categories_may_name_their_keypoints_otherwise(
+        self, tmp_path: Path, second: list[str], num: int | None
+    ) -> None:
+        """But not exchange others in a flip: a dataset has one list of pairs."""
+        pictures(tmp_path / "in", "1.png")
+        names = [["nose", "l_eye", "r_eye"], second]
+        categories = [{"id": i, "name": f"{i}", "keypoints": n} for i, n in enumerate(names)]
+        one = {"id": 1, "image_id": 0, "category_id": 0, "bbox": [0, 0, 9, 9]}
+        more = {"categories": categories, "annotations": [{**one, "keypoints": [1, 1, 2] * 3}]}
+
+        pack_images(
+            tmp_path / "in", tmp_path / "out", annotations=coco(tmp_path, ["1.png"], **more)
+        )
+
+        field = ShardDataset(tmp_path / "out").schema.fields["keypoints"]
+        assert field == Keypoints(num, ((1, 2),))
+        categories[1]["keypoints"] = ["l_eye", "r_eye", "nose"]
+        with pytest.raises(SourceError, check=At("instances.json")):
+            plan_images(tmp_path / "in", annotations=coco(tmp_path, ["1.png"], **more))
+
     @pytest.mark.parametrize("layout", ["images/{split}/{name}", "{split}/images/{name}"])
     def test_yolo_folders_are_read_with_their_splits(self, tmp_path: Path, layout: str) -> None:
         for split in ("train", "val"):
@@ -675,6 +699,25 @@ class TestAnnotations:
             assert field.classes == ("cat", "cow", "dog")  # type: ignore[attr-defined]
         with pytest.raises(SourceError):
             plan_images(tmp_path / "in", classes=["cat"], **xml)
+
+    def test_splits_whose_files_number_classes_otherwise_are_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "json").mkdir()
+        for split, name in (("train", "dog"), ("val", "cat")):
+            pictures(tmp_path / "in" / split, "1.png")
+            one = {"id": 1, "image_id": 0, "category_id": 3, "bbox": [0, 0, 9, 9]}
+            known = [{"id": 3, "name": name}]
+            file = coco(tmp_path, ["1.png"], annotations=[one], categories=known)
+            file.rename(tmp_path / f"json/{split}.json")
+        json_files: dict[str, Any] = {"annotations": tmp_path / "json"}
+
+        with pytest.raises(SourceError, check=At("train")):  # 0 would be a dog here, a cat there
+            pack_images(tmp_path / "in", tmp_path / "out", **json_files)
+        pack_images(tmp_path / "in", tmp_path / "out", classes=["cat", "dog"], **json_files)
+
+        labels = [
+            ShardDataset(tmp_path / "out" / s)[0].box_labels.item() for s in ("train", "val")
+        ]
+        assert labels == [1, 0]
 
     def test_annotations_without_a_box_are_counted_and_ids_are_unique(
         self, tmp_path: Path

@@ -415,6 +415,21 @@ def test_turns_that_are_not_to_be_trained_are_no_targets(
     assert targets.startswith("No.")
 
 
+def test_a_turn_that_is_not_trained_needs_a_mark_of_its_own(tmp_path: Path) -> None:
+    """Of several in a turn nothing tells which are its own: no other turn is left out in its place."""
+    thinking = MARKS.replace(
+        "{% generation %}", "{% generation %}Hm.{% endgeneration %}{% generation %}"
+    )
+    template = write(tmp_path / "c.jinja", thinking)
+    chat = [CHAT[0], CHAT[1], {**CHAT[2], "weight": 0}, CHAT[3], CHAT[4]]
+
+    assert said(
+        pack(write_chats(tmp_path / "a.jsonl", CHAT), tmp_path / "a", chat_template=template)
+    )
+    with pytest.raises(SourceError, check=At("b.jsonl, line 2")):
+        pack(write_chats(tmp_path / "b.jsonl", CHAT, chat), tmp_path / "b", chat_template=template)
+
+
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_conversations_of_other_roles_are_an_error_or_counted(tmp_path: Path, kind: str) -> None:
     template = write(tmp_path / "c.jinja", CHATML)
