@@ -14,7 +14,7 @@ publishes them by a rename, and trainers map the finished files. What talks to a
     ahead     which shards a loader will read, and when: sent to the fetcher
     options   how a URL is opened, on a command line
     fetcher   the process: clients, what to fetch next
-    source    a place in a store: its client, what is counted, how often it is asked again, what packdata asks for
+    served    a URL that clients ask for: its store, counters, repeated requests, what packdata asks
     transfer  one file in parts: verified, published
     stores    look, get, put and delete, by obstore or fsspec
     credentials  where they come from

@@ -38,7 +38,7 @@ from loaders.remote.folder import (
     shard_path,
     small_file,
 )
-from loaders.remote.source import BUCKET_OPS, ServedURL
+from loaders.remote.served import BUCKET_OPS, ServedURL
 from loaders.remote.transfer import Download
 from loaders.remote.wire import (
     BEAT_S,
@@ -55,7 +55,7 @@ from loaders.system.publish import publish_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from loaders.remote.source import Reached
+    from loaders.remote.served import Reached
 
 logger = logging.getLogger("loaders.remote.fetcher")
 IDLE_S = 3.0

@@ -20,12 +20,12 @@ import xxhash
 from loaders.errors import ChecksumError, RemoteError
 from loaders.remote import wire
 from loaders.remote.faults import StoreFault
-from loaders.remote.source import ATTEMPTS
+from loaders.remote.served import ATTEMPTS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from loaders.remote.source import ServedURL
+    from loaders.remote.served import ServedURL
     from loaders.remote.wire import File
 
     Turns = tuple[asyncio.Semaphore, asyncio.Semaphore]

@@ -14,9 +14,9 @@ import torch
 from loaders import DataLoader, Normalize, RAMDataset, ShardDataset, augment, concat
 from loaders.augment import CenterCrop, RandomCrop, RandomFlip, RandomResizedCrop, Resize
 from loaders.augment.planning import draw_geometry
-from loaders.data.chunks import BoxBytes, PartialRecords
 from loaders.data.formats import checksums, open_columns
 from loaders.data.manifest import read_manifest
+from loaders.data.partial import BoxBytes, PartialRecords
 from loaders.errors import BatchError, ChecksumError, LoadersError, SampleError, SchemaError
 from loaders.schema import Array, Field, Image, Label, Text
 from tests.packdata.packing import pack

@@ -11,7 +11,7 @@ import numpy as np
 
 from loaders.errors import ChecksumError
 from loaders.remote import transfer, wire
-from loaders.remote.source import ServedURL
+from loaders.remote.served import ServedURL
 from loaders.remote.url import URL
 from loaders.remote.wire import File
 from loaders.system.regular import hash_file

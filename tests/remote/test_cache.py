@@ -26,7 +26,7 @@ from loaders.errors import CacheError, RemoteError, SampleError
 from loaders.remote import fetcher
 from loaders.remote.ahead import Needs, downloads
 from loaders.remote.folder import Cache, CacheFolder, prepare
-from loaders.remote.source import ServedURL
+from loaders.remote.served import ServedURL
 from loaders.remote.url import URL
 from loaders.remote.wire import File
 from loaders.sampling import Lanes

@@ -15,7 +15,7 @@ from loaders.errors import PackError, RemoteError
 from loaders.remote import origin
 from loaders.remote.credentials import WAYS, from_environment
 from loaders.remote.faults import StoreFault, fault_of
-from loaders.remote.source import ServedURL
+from loaders.remote.served import ServedURL
 from loaders.remote.stores import open_objects
 from loaders.remote.url import URL, endpoint_of
 from loaders.schema import Array

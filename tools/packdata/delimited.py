@@ -18,7 +18,7 @@ import pyarrow.csv
 
 from loaders.errors import SourceError
 from packdata.options import check_options, opt, unescaped
-from packdata.readers import UTF8_HINT, csv_rows
+from packdata.parsing import UTF8_HINT, csv_rows
 from packdata.rows import MAX_ROW_BYTES, NO_KINDS, Rows, TextRows, suffix_inside
 from packdata.types import Kind
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from packdata.readers import arrow_lines, filled_lines, json_object
+from packdata.parsing import arrow_lines, filled_lines, json_object
 from packdata.rows import NO_KINDS, Rows, TextRows
 from packdata.types import Kind, as_text
 

@@ -128,7 +128,7 @@ def parse_size(text: str) -> int:
 
 def parse_names(text: str) -> list[str]:
     """Read names separated by commas; one with a comma stands in quotes, as in CSV."""
-    from packdata.readers import csv_cells
+    from packdata.parsing import csv_cells
 
     try:
         names = [name for name in csv_cells(text) if name]

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from loaders.errors import SourceError
 from loaders.system.regular import regular
-from packdata.readers import UTF8_HINT
+from packdata.parsing import UTF8_HINT
 from packdata.reading import LocalFile
 from packdata.types import Kind
 

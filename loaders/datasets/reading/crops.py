@@ -21,7 +21,7 @@ from loaders.augment.geometry import SizedBySample
 from loaders.augment.ops import Crop, RandomFlip, RandomHorizontalFlip, RandomVerticalFlip
 from loaders.augment.planning import check_ops, draw_geometry, fill_mask_of
 from loaders.codecs.raw import RawCodec
-from loaders.data.chunks import BoxBytes, PartialRecords, RecordPart
+from loaders.data.partial import BoxBytes, PartialRecords, RecordPart
 from loaders.datasets.reading.fixed import Layout, torch_dtype
 from loaders.datasets.reading.known import geometry_of
 from loaders.datasets.reading.request import Reader

@@ -12,7 +12,7 @@ from loaders.errors import CodecError, SchemaError, SourceError
 from loaders.schema import Array, Boxes, Keypoints
 from packdata.geometry import BOX_FORMATS, to_boxes, to_keypoints
 from packdata.options import check_options, opt, parse_target
-from packdata.readers import parse_json
+from packdata.parsing import parse_json
 from packdata.sources.annotations import annotated
 from packdata.sources.base import BOX_LABELS, Column, ExtendedSource, Item, Source, identifier_of
 

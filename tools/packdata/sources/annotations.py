@@ -20,7 +20,7 @@ from loaders.errors import SourceError
 from loaders.remote.url import URL
 from loaders.schema import Array, Boxes, Json, Keypoints
 from packdata.describe import few
-from packdata.readers import parse_json
+from packdata.parsing import parse_json
 from packdata.reading import LocalFile, fetched_ahead
 from packdata.sources.base import (
     BOX_LABELS,

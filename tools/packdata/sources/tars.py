@@ -19,7 +19,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 from loaders.errors import SourceError
 from packdata.describe import few
-from packdata.readers import parse_json
+from packdata.parsing import parse_json
 from packdata.reading import open_file
 from packdata.sources.base import (
     LABEL_NAMES,

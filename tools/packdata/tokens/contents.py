@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from loaders.errors import LoadersError, SourceError
 from packdata.delimited import CsvRows
-from packdata.readers import UTF8_HINT, arrow_lines, filled_lines, json_object
+from packdata.parsing import UTF8_HINT, arrow_lines, filled_lines, json_object
 from packdata.sources.row_kinds import open_row_file
 from packdata.tokens.documents import IGNORED, Documents, placed, rejected
 from packdata.types import is_text, kind_of, plain

@@ -14,7 +14,7 @@ import pyarrow as pa
 import xxhash
 
 from loaders.errors import SourceError
-from packdata.readers import UTF8_HINT
+from packdata.parsing import UTF8_HINT
 
 Place = Callable[[int], str]
 Reject = tuple[str, SourceError]

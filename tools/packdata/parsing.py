@@ -1,4 +1,4 @@
-"""How the text of CSV and JSON lines is read, wherever it is."""
+"""Parsing CSV and JSON lines: text to rows, cells and objects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A place in a store, in the fetcher: its client, what is counted, how often it is asked again, what packdata asks."""
+"""A URL that clients of the fetcher ask for: its store, counters, repeated requests, and what packdata asks."""
 
 from __future__ import annotations
 
