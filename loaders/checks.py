@@ -1,4 +1,4 @@
-"""Arguments are checked where they enter: what must be, what was found, what to do instead.
+"""Arguments are checked where they enter: what is needed, what was passed, what to do instead.
 
 A wrong type is a ``TypeError``, a value out of range a ``ValueError``. Nothing here is for
 single samples of a batch.

@@ -108,9 +108,8 @@ def output_size(ops: Sequence[Op], size: tuple[int, int] | None = None) -> tuple
 
 def draw_geometry(
     ops: Sequence[Op],
-    sizes: npt.NDArray[
-        Any
-    ],  # ``(N, 2)``, of volumes ``(N, 3)``: height and width in source pixels
+    # ``(N, 2)``, of volumes ``(N, 3)``: height and width in source pixels
+    sizes: npt.NDArray[Any],
     *,
     seed: int,  # the run's
     epoch: int,

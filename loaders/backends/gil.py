@@ -45,7 +45,7 @@ class GilWatch:
             self._left = _usage(pool)
 
     def enter(self, pool: Any) -> None:
-        """Note that it is over."""
+        """Note that the step is over."""
         left, self._left = self._left, None
         if left is None or (self._accelerator is not None and self._accelerator.is_busy()):
             return
@@ -54,7 +54,7 @@ class GilWatch:
 
     @property
     def lost_share(self) -> float:
-        """Share of the steps' time that was spent waiting for the GIL; 0 where it is small, or nothing says so."""
+        """Share of the steps' time that was spent waiting for the GIL; 0 where that is small, or cannot be measured."""
         wall_s, cpu_s, workers_s, num_waits = self._sums
         lost_s = wall_s - cpu_s
         is_often = wall_s >= _MIN_S and num_waits > _WAITS_PER_S * wall_s

@@ -142,9 +142,7 @@ class OrderedBatches:
                     raise _not_the_end(error)  # noqa: B904  # which has its cause
                 if not isinstance(error, Late):  # the wait was interrupted
                     raise
-                late = str(
-                    error
-                )  # not the error, which logs would keep, and this iterator with it
+                late = str(error)  # logs would keep the error, and this iterator with it
             if self._timeout_s:
                 what = f"DataLoader timed out after {self._timeout_s} seconds: {late}"
                 raise RuntimeError(what)

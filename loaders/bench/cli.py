@@ -382,7 +382,7 @@ def _add_doctor(parser: Parser) -> None:
 
 
 def run_doctor(args: argparse.Namespace) -> int:
-    """Print what was found about the machine."""
+    """Print the findings about the machine."""
     if not Path(args.path).exists():
         raise LoadersError(f"there is no {args.path!r} to look at")
     place = doctor.Surroundings(Path(args.path))

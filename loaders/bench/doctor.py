@@ -57,7 +57,7 @@ class Finding:
 
 
 def finding(name: str, found: str, *, cost: str = "", risk: str = "", do: str = "") -> Finding:
-    """Return what was found: with a risk, or a cost, and what to do; without them all is well."""
+    """Return a finding: a risk or a cost, and the remedy; without these all is well."""
     level: Level = "risk" if risk else "cost" if cost else "ok"
     return Finding(name, level, found, risk or cost, do if risk or cost else "")
 

@@ -82,7 +82,7 @@ def load(spec: str, *, size: int = CROP) -> MeasuredDataset:
 
     A packed dataset at a URL is fetched first, so that loading is measured, and not the link.
     Images that differ in size, and loose ones, are cropped to ``size`` at random and flipped, as in training; 0 leaves
-    them. TargetError says what was found instead.
+    them. TargetError names what is there instead.
     """
     path = Path(spec)
     if path.is_dir():

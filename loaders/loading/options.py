@@ -200,14 +200,14 @@ class LoaderOptions:
 
     @property
     def chosen_seed(self) -> int:
-        """The seed, as was said, or that of a sampler or batch sampler of loaders."""
+        """The seed that was passed, else that of a sampler or batch sampler of loaders."""
         if self.seed is not None:
             return whole_number("seed", self.seed)
         return getattr(self._given, "seed", 0)
 
     @property
     def chosen_pad(self) -> Pad:
-        """How the tail is padded, as was said, or as a sampler of loaders says."""
+        """The padding that was passed, else that of a sampler or batch sampler of loaders."""
         if self.pad is not None:
             return self.pad
         return getattr(self._given, "pad", True)
@@ -241,7 +241,7 @@ class LoaderOptions:
 
     @cached_property
     def chosen_workers(self) -> int:
-        """How many workers to have: as was said, or measured; else what the samples cost."""
+        """The number of workers: as passed, else as measured, else by the size of a sample."""
         num_workers, dataset = self.num_workers, self.dataset
         if num_workers != "auto":
             return whole_number("num_workers", num_workers, at_least=0)

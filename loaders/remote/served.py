@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from loaders.remote.stores import Got
     from loaders.remote.url import URL
 
-    Reached = tuple[
-        URL, dict[str, Any], dict[str, str]
-    ]  # a URL, options, and variables of the client
+    # A URL, options, and variables of the client.
+    Reached = tuple[URL, dict[str, Any], dict[str, str]]
 
 T = TypeVar("T")
 ATTEMPTS = 3  # at what more time does not mend, and at a whole file

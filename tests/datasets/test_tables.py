@@ -71,7 +71,7 @@ def test_batches_are_matrices_with_wide_categories(packed: Path, kind: Any) -> N
 def test_every_number_of_workers_serves_the_same_rows(
     packed: Path, num_workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("loaders.datasets.reading.fixed._PART_BYTES", 64)  # several parts a batch
+    monkeypatch.setattr("loaders.datasets.reading.fixed.PART_BYTES", 64)  # several parts a batch
     dataset = ShardDataset(packed)
     loader = DataLoader(dataset, batch_size=256, shuffle=True, seed=3, num_workers=num_workers)
     plain = DataLoader(dataset, batch_size=256, shuffle=True, seed=3, num_workers=0)

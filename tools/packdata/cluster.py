@@ -20,7 +20,7 @@ from loaders.errors import LoadersError, PackError
 from loaders.remote.origin import get_defaults, set_defaults
 from loaders.remote.url import place_of
 from packdata.describe import counted
-from packdata.packing.engine import changed
+from packdata.packing.engine import source_changed
 from packdata.packing.target import check_outside
 from packdata.parts.packing import finish, pack_part
 from packdata.parts.part import Part
@@ -87,7 +87,7 @@ def pack_on_ray(
         shared = ray.put((recipes, place, os.getcwd(), get_defaults(), settings))
         samples = _pack_all(ray, shared, of, cores, progress)
     if not plan.is_unchanged():
-        raise changed(dst)
+        raise source_changed(dst)
     summary = finish(dst, overwrite=overwrite)
     if not summary.datasets:  # all was there
         return summary

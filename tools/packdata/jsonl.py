@@ -118,9 +118,8 @@ def _column(values: list[Any], kind: Kind | None) -> pa.Array:
     if kind == "text" or found <= {str}:
         return _texts(values)
     if found <= {int, float}:
-        return pa.array(
-            [None if v is None else float(str(v)) for v in values], pa.float64()
-        )  # also of more digits than float() takes of an int
+        # By their text: float() raises for an int above 1e308.
+        return pa.array([None if v is None else float(str(v)) for v in values], pa.float64())
     if found == {bool}:
         return pa.array(values, pa.bool_())
     if kind is not None and _JsonCell not in found:

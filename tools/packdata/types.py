@@ -141,9 +141,8 @@ def _are_names(texts: pa.Array, numbers: Floats) -> bool:
     signs = data[starts]
     starts = starts + ((signs == ord("-")) | (signs == ord("+")))
     zeros = (data[starts] == ord("0")) & (starts + 1 < ends)
-    return bool(
-        (zeros & (data[starts + 1] - np.uint8(ord("0")) <= 9)).any()
-    )  # below 0 wraps around
+    are_digits = data[starts + 1] - np.uint8(ord("0")) <= 9  # below 0 wraps around
+    return bool((zeros & are_digits).any())
 
 
 def parsed(texts: pa.Array, kind: Kind) -> pa.Array:

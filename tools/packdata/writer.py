@@ -287,7 +287,7 @@ class Writer:
         return self._packer
 
     def _encode(self, numbered: tuple[int, _Sample]) -> Outcome:
-        """Runs on the threads."""
+        """Return what became of a sample; runs on the threads."""
         number, (name, values, refused) = numbered
         try:
             if refused is not None:

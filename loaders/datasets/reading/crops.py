@@ -22,7 +22,7 @@ from loaders.augment.ops import Crop, RandomFlip, RandomHorizontalFlip, RandomVe
 from loaders.augment.planning import check_ops, draw_geometry, fill_mask_of
 from loaders.codecs.raw import RawCodec
 from loaders.data.partial import BoxBytes, PartialRecords, RecordPart
-from loaders.datasets.reading.fixed import Layout, torch_dtype
+from loaders.datasets.reading.fixed import PART_BYTES, Layout, torch_dtype
 from loaders.datasets.reading.known import geometry_of
 from loaders.datasets.reading.request import Reader
 from loaders.datasets.reading.samples import LIST, Form, in_form
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
 
 UInt8Array = npt.NDArray[np.uint8]
 _VOLUME_AXES = 3
-_PART_BYTES = 1 << 20  # copying less than this is not worth another thread
 _FLOOR_NBYTES = 4 << 10  # of a sample, where the batch is a list
 _FLIPS = RandomFlip | RandomHorizontalFlip | RandomVerticalFlip
 
@@ -62,7 +61,7 @@ def spatial_axes(fields: Mapping[str, Field | None]) -> dict[str, int]:
     return {name: field.spatial for name, field in arrays.items() if field.spatial}
 
 
-def _check_said(fields: Mapping[str, Field | None]) -> None:
+def _check_spatial(fields: Mapping[str, Field | None]) -> None:
     """Raise SchemaError for an array that does not say whether it moves, and has the lengths of what does."""
     moved = [lengths for field in fields.values() if (lengths := _moved_lengths(field))]
     for name, field in fields.items():
@@ -98,7 +97,7 @@ def crop_readers(
     """Return a reader for each array that the ops of some view move; SchemaError if an op cannot be carried out."""
     if not any(views.values()):
         return {}
-    _check_said(fields)
+    _check_spatial(fields)
     axes = spatial_axes(fields)
     has_masks = any(isinstance(field, Mask) for field in fields.values())
     if axes and not has_masks and any(map(fill_mask_of, views.values())):
@@ -166,7 +165,7 @@ class CropReader(Reader):
         """How many crops are worth a thread."""
         known = [math.prod(shape) for shape in self.shapes if shape is not None]
         nbytes = sum(known) * self.codec.dtype.itemsize
-        return max(1, _PART_BYTES // max(nbytes, _FLOOR_NBYTES))
+        return max(1, PART_BYTES // max(nbytes, _FLOOR_NBYTES))
 
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:
         return [

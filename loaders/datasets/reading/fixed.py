@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     UInt8Array = npt.NDArray[np.uint8]
 
-_PART_BYTES = 1 << 20  # copying less than this is not worth another thread
+PART_BYTES = 1 << 20  # copying less than this is not worth another thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class FixedReader(Reader):
 
     @property
     def min_rows(self) -> int:
-        return max(1, _PART_BYTES // self.row_nbytes)
+        return max(1, PART_BYTES // self.row_nbytes)
 
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:
         flat = memory.take(self.name, num_samples * self.row_nbytes)

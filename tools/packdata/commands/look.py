@@ -42,7 +42,7 @@ _LARGE = 2.0**64  # from here on numbers are no counts, but such as -3.4e38 wher
 
 
 def _show_each(args: Namespace, found: list[dict[str, Any]], lines: Iterator[str]) -> None:
-    """Print what was found of one dataset, or of several."""
+    """Print the result of one dataset, or of several."""
     show_result(args, found if len(found) > 1 else found[0], lines)
 
 

@@ -66,7 +66,7 @@ class SourceOptions:
 
 
 class Split(NamedTuple):
-    """One split, with what its recipe is made of."""
+    """One split: its source, labels and masks."""
 
     name: str  # its own; ``""`` where the source has none
     source: Source  # lists its files

@@ -150,7 +150,7 @@ class Run:
         """Pack and publish; return what is worth knowing of it."""
         earlier = self.pack_splits(packing, splits)
         if not self.is_unchanged():
-            raise changed(packing.dst)
+            raise source_changed(packing.dst)
         packing.publish(
             {
                 folder: Made(target.schema, {**each[1].provenance, "packer": PACKER}, target.files)
@@ -192,7 +192,7 @@ class Run:
             packer.end(recipe.why_empty)
 
 
-def changed(dst: Path | str, where: str = "") -> PackError:
+def source_changed(dst: Path | str, where: str = "") -> PackError:
     """Return the error that a source is not what was listed, or what an earlier run has packed."""
     hint = "Pass overwrite=True to start anew; nothing was published"
     return PackError(f"the source changed while it was packed{where}", dst, hint)
@@ -236,7 +236,7 @@ def counted_folders(splits: Sequence[tuple[str, Recipe]]) -> list[str]:
 
 
 def _encode(recipe: Recipe, format: Format, numbered: tuple[int, Any]) -> Outcome:
-    """Runs on the threads."""
+    """Return what became of an item; runs on the threads."""
     number, item = numbered
     try:
         records = recipe.encode(item)
@@ -338,7 +338,7 @@ class SplitPacker:
                 if each is records[0]:
                     num_samples = num
                 if 0 < first >= num:
-                    raise changed(self._packing.dst, f" (item {number})")
+                    raise source_changed(self._packing.dst, f" (item {number})")
                 if number >= at.items:
                     for row in builder.add(each, first):
                         self._write(folder, builder, self._at(number, num, row))
@@ -352,7 +352,7 @@ class SplitPacker:
         """Note what was left out; an earlier run that saw the item has noted the same."""
         if number < self._num_seen:
             if bool(rejects) != (number in self._expected):
-                raise changed(self._packing.dst, f" (item {number})")
+                raise source_changed(self._packing.dst, f" (item {number})")
             return
         if self._run.on_error == "fail":
             raise rejects[0][1]

@@ -84,7 +84,7 @@ class Reached:
         return cls(**{**line, "rejects": [Reject(*each) for each in line["rejects"]]})
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON types."""
+        """Return the place as JSON types."""
         about = {"items": self.items, "rows": self.rows, "split": self.split}
         return about | {"rejects": list(self.rejects), "counts": dict(self.counts)}
 

@@ -47,9 +47,9 @@ from packdata.packing.journal import (
 from packdata.packing.provenance import PLAN
 from packdata.packing.shards import Format, named_by_hash
 from packdata.packing.store import (
+    already_there,
     datasets_below,
     is_made,
-    is_there,
     manifests_at,
     name_at,
     publish,
@@ -388,6 +388,6 @@ def check_target(
         hint = "Datasets are replaced in the same places only: remove it, or choose another folder"
         raise PackError("another packed dataset exists", dst / min(others), hint)
     if there and not overwrite:
-        raise is_there(dst / there[0])
+        raise already_there(dst / there[0])
     if not there and not is_url(dst):
         check_empty(dst, {*folders, *([""] if is_alone else [])})

@@ -51,7 +51,7 @@ def check_shard_options(format: str, shard_bytes: int) -> None:
         raise ValueError(f"shard_bytes must be in [1, {most}] for {format}, got {shard_bytes}")
 
 
-class _FieldRecords:
+class _GrowingColumn:
     """Records of one field, one after the other, that are joined once the shard is full."""
 
     def __init__(self, nbytes: int | None) -> None:
@@ -97,7 +97,7 @@ class ShardBuilder:
 
     def __init__(self, schema: Schema, format: Format, shard_bytes: int) -> None:
         self.schema, self._shard_bytes = schema, shard_bytes
-        self._rows = {n: _FieldRecords(each.record_nbytes) for n, each in schema.fields.items()}
+        self._rows = {n: _GrowingColumn(each.record_nbytes) for n, each in schema.fields.items()}
         self._num_samples = self._nbytes = 0
         num_varied = sum(field.record_nbytes is None for field in schema.fields.values())
         is_bounded = format == "lmdb" and num_varied > 0

@@ -250,7 +250,7 @@ def is_made(store: Store, folders: Collection[str], digest: str) -> bool:
     )
 
 
-def is_there(folder: Path) -> PackError:
+def already_there(folder: Path) -> PackError:
     """Return the error that a dataset is where another would go."""
     hint = "Pass overwrite=True to replace it; 'packdata extend' adds to it"
     return PackError("a packed dataset exists", folder, hint)
@@ -285,7 +285,7 @@ def publish(
         if there == manifest_bytes(manifest):
             continue
         if there is not None and folder not in seen and not overwrite:
-            raise is_there(store.url / folder)
+            raise already_there(store.url / folder)
         marks[folder] = {} if there is None else dict(seen.get(folder, mark))
         if there is not None:
             old |= files_of(folder, parse_manifest(there, store.url / folder / MANIFEST_NAME))

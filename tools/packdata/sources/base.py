@@ -115,7 +115,7 @@ class Item:
 
     @property
     def file(self) -> File | None:
-        """The file itself; None where it is none of its own."""
+        """The file; None where the picture is a part of one."""
         return self.read if isinstance(self.read, File) else None
 
 

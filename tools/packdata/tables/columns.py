@@ -50,9 +50,8 @@ class TargetColumn(NamedTuple):
     how: str  # ``label``, ``number``, ``flag`` or ``days``
 
 
-Columns = tuple[
-    Schema, list[TargetColumn]
-]  # ``features``, ``missing``, ``categories``, if any; and the targets
+# ``features``, ``missing``, ``categories``, if any; and the targets.
+Columns = tuple[Schema, list[TargetColumn]]
 
 
 def kinds_read(schema: Schema, targets: Sequence[TargetColumn]) -> dict[str, Kind]:

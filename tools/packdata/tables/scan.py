@@ -177,7 +177,7 @@ def _scan_part(
     kinds: Mapping[str, Kind],
     part: Part,
 ) -> Scan:
-    """Runs on the threads."""
+    """Return what a part holds; runs on the threads."""
     file, found, dropped = files[part.file], Scan([part]), {*options.drop}
     # Texts of JSON may be dates where dates= asks for these.
     is_asked = options.dates is not None or "number" in file.guesses
