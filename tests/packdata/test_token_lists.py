@@ -409,14 +409,45 @@ def test_an_attention_mask_of_flags_and_labels_of_floats_are_used(
     assert labels_of(folder) == [[-100, 6]]
 
 
-@pytest.mark.parametrize("kind", ["parquet", "arrow", "jsonl"])
-def test_another_list_of_as_many_numbers_is_an_error_that_names_what_to_drop(
-    tmp_path: Path, kind: str
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+@pytest.mark.parametrize("name", ["attention_mask", "completion_mask", "loss_mask"])
+def test_a_mask_of_other_numbers_than_0_and_1_is_refused_with_its_row(
+    tmp_path: Path, kind: str, name: str
 ) -> None:
-    columns: dict[str, Any] = {
-        "input_ids": [[5, 6, 7], [8, 9]],
-        "prompt_mask": [[0, 0, 1], [1, 0]],
-    }
+    """As those that number the documents of a packed row."""
+    columns = {"input_ids": [[5, 6], [7, 8, 9]], name: [[1, 1], [1, 2, 0]]}
+    source = write_rows(tmp_path / f"a.{kind}", columns)
+
+    where = "a.parquet, row 1" if kind == "parquet" else "a.jsonl, line 2"
+    with pytest.raises(SourceError, check=At(where)):
+        pack(source, tmp_path / "p")
+    assert documents(pack(source, tmp_path / "q", drop=(name,))) == [[5, 6], [7, 8, 9]]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "jsonl"])
+@pytest.mark.parametrize(
+    ("name", "value"), [("labels", 1), ("labels", [[5, 6]]), ("loss_mask", "01")]
+)
+def test_what_is_called_as_labels_or_a_mask_and_is_no_list_of_numbers_is_refused(
+    tmp_path: Path, kind: str, name: str, value: Any
+) -> None:
+    source = write_rows(tmp_path / f"a.{kind}", {"input_ids": [[5, 6]], name: [value]})
+
+    with pytest.raises(SourceError, check=At("a.jsonl, line 1" if kind == "jsonl" else source)):
+        pack(source, tmp_path / "p")
+    assert documents(pack(source, tmp_path / "q", drop=(name,))) == [[5, 6]]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "jsonl"])
+@pytest.mark.parametrize(
+    "lists",
+    [[[0, 0, 1], [1, 0]], [None, [1, 0]], [[1, 3], [2]], [[2, 1], [2]]],
+    ids=["numbers", "later", "ends", "lengths"],
+)
+def test_another_list_that_fits_the_ids_is_an_error_that_names_what_to_drop(
+    tmp_path: Path, kind: str, lists: Any
+) -> None:
+    columns: dict[str, Any] = {"input_ids": [[5, 6, 7], [8, 9]], "prompt_mask": lists}
     columns["scores"] = [[0.5], [0.25, 1.0]]  # of other lengths: no business of the ids
     source = write_rows(tmp_path / f"a.{kind}", columns)
 

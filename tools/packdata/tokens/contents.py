@@ -38,7 +38,8 @@ BOM = b"\xef\xbb\xbf"
 # As Hugging Face's tokenizers, TRL, transformers, Megatron-LM and verl name what they put beside ids.
 LABELS, ATTENTION_MASK, SEQ_LENGTHS = "labels", "attention_mask", "seq_lengths"
 LOSS_MASKS = ("completion_mask", "assistant_masks", "loss_mask")  # 0: no target
-BESIDE_IDS = (LABELS, ATTENTION_MASK, SEQ_LENGTHS, *LOSS_MASKS)
+MASKS = (ATTENTION_MASK, *LOSS_MASKS)
+BESIDE_IDS = (LABELS, SEQ_LENGTHS, *MASKS)
 _FIRST_BYTES, _FIRST_ROWS = 1 << 20, 64  # of the first file, looked at for lists beside the ids
 
 
@@ -194,17 +195,19 @@ class Ids(DocumentForm):
     def check(self, schema: pa.Schema, path: Path) -> None:
         """Raise SourceError if a column cannot be read, or is one beside the ids that the first file lacks."""
         super().check(schema, path)
-        lists = {field.name for field in schema if _is_list_of_numbers(field.type)}
-        if unexpected := [name for name in self._unused if name in lists]:
+        if unexpected := [name for name in self._unused if name in schema.names]:
             raise _only_here(unexpected[0], path)
 
     def check_first(self, rows: Sequence[Row], path: Path) -> None:
         """Raise SourceError if another list of numbers runs beside the ids: whether it matters is not known."""
-        ids = [_length(row.get(self.column)) or 0 for row in rows]
         known = {self.column, *BESIDE_IDS, *self.drop}
         for name in dict.fromkeys(name for row in rows for name in row if name not in known):
-            if ids == [_length(row.get(name)) or 0 for row in rows] and max(ids) > 1:
-                what = f"column {name!r} has a number for each id of {self.column!r}"
+            lists = ((_length(row.get(self.column)), row[name]) for row in rows if row.get(name))
+            fits = [_fits(num, values) for num, values in lists if num != 1]
+            if fits and all(fits):
+                what = (
+                    f"column {name!r} has a number for each id of {self.column!r}, or divides them"
+                )
                 raise SourceError(what, path, f"Pass drop={[name]} to pack without it")
 
     def value(self, value: Any, column: str) -> npt.NDArray[np.int64]:
@@ -233,12 +236,16 @@ class Ids(DocumentForm):
             if name == SEQ_LENGTHS:
                 before, ends = np.append(0, np.cumsum(np.abs(values))), np.cumsum(sizes)
                 found = before[ends] - before[ends - sizes]
-            bad = good & (has_null | (found != lengths))
+            is_odd = np.zeros(len(lengths), bool)
+            if name in MASKS:  # such as numbers of documents
+                is_odd[np.repeat(np.arange(len(lengths)), sizes)[values >> 1 != 0]] = True
+            bad = good & (has_null | is_odd | (found != lengths))
             good &= ~bad
             for row in np.flatnonzero(bad).tolist():
-                what = f"is for {found[row]} ids, and there are {lengths[row]}"
-                what = f"{name!r} {'has a null' if has_null[row] else what}"
-                rejects.append(rejected(place(row), what))
+                what = "has other numbers than 0 and 1" if is_odd[row] else "has a null"
+                if not (is_odd | has_null)[row]:
+                    what = f"is for {found[row]} ids, and there are {lengths[row]}"
+                rejects.append(rejected(place(row), f"{name!r} {what}"))
         used = {name: values for name, (values, *_) in lists.items()}
         if not good.all():
             used = {n: values[np.repeat(good, sizes)] for n, (values, sizes, _) in lists.items()}
@@ -257,13 +264,20 @@ class Ids(DocumentForm):
 
 def _only_here(name: str, where: Path | str) -> SourceError:
     hint = f"Pack files with and without it one after the other, or pass drop={[name]}"
-    return SourceError(f"unexpected {name!r}, which the first file lacks", where, hint)
+    return SourceError(
+        f"unexpected {name!r}: the first file has no such list of numbers", where, hint
+    )
 
 
 def _length(value: Any) -> int | None:
     """Return the length of a list of numbers, None of anything else."""
     is_list = isinstance(value, list) and all(isinstance(each, int | float) for each in value)
     return len(value) if is_list else None
+
+
+def _fits(num: int | None, values: Any) -> bool:
+    """Tell whether a list has as many numbers as there are ids, or their lengths or ends."""
+    return _length(values) is not None and num in (len(values), sum(values), values[-1])
 
 
 def _flat(
