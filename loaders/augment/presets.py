@@ -58,11 +58,6 @@ def imagenet_eval(size: int = 224, resize: int | None = None) -> list[Op]:
     return [Resize(round(size * 8 / 7) if resize is None else resize), CenterCrop(size)]
 
 
-def _blur(size: int, p: float) -> RandomApply:
-    """Return SimCLR's blur: its kernel is a tenth of the image."""
-    return RandomApply([GaussianBlur(max(size // 20 * 2 + 1, 3))], p)
-
-
 def simclr(size: int = 224, strength: float = 1.0) -> list[Any]:
     """Return SimCLR's recipe: two views of each sample, ``a`` and ``b``; ``strength`` scales the colour jitter.
 
@@ -74,7 +69,7 @@ def simclr(size: int = 224, strength: float = 1.0) -> list[Any]:
         RandomHorizontalFlip(),
         RandomApply([ColorJitter(*colours)], 0.8),
         RandomGrayscale(0.2),
-        _blur(size, 0.5),
+        RandomApply([GaussianBlur(max(size // 20 * 2 + 1, 3))], 0.5),  # a tenth of the image
     ]
     return [Views(a=view, b=view)]
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _PROCESS_BYTES = 20 << 20  # a forked worker's own pages: heap that is written to, torch's state
 _HELD = 2  # batches that the trainer holds: the one in use, and the next before it lets go of it
 _SCRATCH_BYTES = 4 << 20  # of a thread: what it decodes into, its stack, its heap arena
+_SERVED = 8  # samples of which the mean is taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +92,10 @@ def _process_bytes() -> int:
     return _PROCESS_BYTES if is_fork else memory([os.getpid()]).own_bytes
 
 
-def sample_bytes_of(dataset: Any, *, count: int = 8) -> float:
+def sample_bytes_of(dataset: Any) -> float:
     """Return the mean bytes of a few samples in a batch, served one by one."""
-    some = itertools.islice(batches_of(dataset, Config(0, 1)), count)
-    return sum(batch_nbytes(batch) + _text_nbytes(batch) for batch in some) / count
+    some = itertools.islice(batches_of(dataset, Config(0, 1)), _SERVED)
+    return sum(batch_nbytes(batch) + _text_nbytes(batch) for batch in some) / _SERVED
 
 
 def _text_nbytes(value: Any) -> int:

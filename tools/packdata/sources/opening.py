@@ -81,7 +81,8 @@ def open_source(
         f"or .jsonl list of such files{_ARCHIVES if kind is PICTURES else ''}"
     )
     if suffix_of(place.name) in kind.suffixes:
-        hint = "Give the folder that holds it, with a file for each sample; packdata.pack takes the rows of one array"
+        hint = "Give the folder of this file, with a file for each sample"
+        hint += "" if kind is PICTURES else "; packdata.pack takes the rows of one array"
     raise SourceError("this kind of source is not known", place, hint)
 
 
