@@ -233,6 +233,7 @@ class TestColumns:
             ([[0.1, 0.2, 0.5, 0.9], [0, 0, 1, 0.5]], "xyxy"),
             ([[0.5, 0.5, 0.2, 0.25]], "cxcywh"),
             ([[1, 2, 3]], "xyxy"),
+            ([[1, 2], [30, 20]], "xyxy"),
             (["a"], "xyxy"),
         ],
     )
@@ -264,8 +265,16 @@ class TestColumns:
         ((where, _),) = summary.rejected
         assert where.endswith("list.jsonl, line 2 (b.png)")
 
-    @pytest.mark.parametrize("points", [[[0.25, 0.5], [1, 0]], [[1, 2], [300, 4]]])
-    def test_keypoints_in_shares_or_beyond_the_picture_are_an_error(
+    @pytest.mark.parametrize(
+        "points",
+        [
+            [[0.25, 0.5], [1, 0]],
+            [[1, 2], [300, 4]],
+            [[-1, -1], [3, 4]],
+            [[None, None, 0], [3, 4, 2]],
+        ],
+    )
+    def test_keypoints_in_shares_beyond_the_picture_or_nowhere_are_an_error(
         self, tmp_path: Path, points: Any
     ) -> None:
         pictures(tmp_path, "a.png")
@@ -400,8 +409,12 @@ class TestAnnotations:
             file.rename(tmp_path / f"annotations/instances_{split}.json")
         pictures(tmp_path / "all", "1.png")
 
+        coco(tmp_path, ["1.png"]).rename(tmp_path / "annotations/person_keypoints_val2017.json")
         for split, box in (("train2017", [1, 2, 4, 6]), ("val2017", [5, 6, 12, 14])):
             out = tmp_path / f"out-{split}"
+            plan = plan_images(tmp_path / split, annotations=tmp_path / "annotations")
+            is_noted = any("person_keypoints_val2017.json" in note for note in plan.notes())
+            assert is_noted == (split == "val2017")
             pack_images(tmp_path / split, out, annotations=tmp_path / "annotations")
             assert ShardDataset(out)[0].boxes.tolist() == [box]
         with pytest.raises(SourceError, check=At(tmp_path / "annotations")):
@@ -414,7 +427,7 @@ class TestAnnotations:
         points = [10, 11, 2, 0, 0, 0, 30, 31, 1]
         file = coco(
             tmp_path, ["1.png"], categories=[{"id": 1, "name": "person", "keypoints": names}],
-            annotations=[{**one, "keypoints": points}, one],
+            annotations=[{**one, "keypoints": []}, {**one, "keypoints": points}, one],
         )  # fmt: skip
 
         pack_images(tmp_path / "in", tmp_path / "out", annotations=file)
@@ -423,9 +436,17 @@ class TestAnnotations:
         assert dataset.schema.fields["keypoints"] == Keypoints(3, ((1, 2),))
         flipped = dataset.replace(augment=[augment.RandomHorizontalFlip(p=1)])[0]
         expected = [[WIDTH - 10, 11, 2], [WIDTH - 30, 31, 1], [0, 0, 0]]
-        assert flipped.keypoints.tolist() == [expected, [[0, 0, 0]] * 3]
+        assert flipped.keypoints.tolist() == [[[0, 0, 0]] * 3, expected, [[0, 0, 0]] * 3]
 
-    @pytest.mark.parametrize(("names", "num"), [(["l_eye", "r_eye"], 0), (["tail", "nose"], 1)])
+    @pytest.mark.parametrize(
+        ("names", "num"),
+        [
+            (["l_eye", "r_eye"], 0),
+            (["eyeLeft", "eyeRight"], 0),
+            (["LEye", "REye"], 0),
+            (["tail", "nose"], 1),
+        ],
+    )
     def test_keypoints_that_no_flip_exchanges_are_noted(
         self, tmp_path: Path, names: list[str], num: int
     ) -> None:
@@ -479,11 +500,14 @@ class TestAnnotations:
                 if (split, name) != ("val", "2"):
                     file.write_text(text if split == "train" else text.splitlines()[2])
         (tmp_path / "data.yaml").write_text("nc: 2\nnames:\n  0: cat  # or kitten\n  1: 'dog'\n")
+        (tmp_path / "README.roboflow.txt").write_text("https://universe.example")
         src = tmp_path / "images" if layout.startswith("images") else tmp_path
         labels = tmp_path / "labels" if layout.startswith("images") else tmp_path
 
+        notes = plan_images(src, annotations=labels).notes()
         pack_images(src, tmp_path.parent / f"{tmp_path.name}-out", annotations=labels)
 
+        assert not any("not there" in note for note in notes)
         train, val = (
             ShardDataset(tmp_path.parent / f"{tmp_path.name}-out" / s) for s in ("train", "val")
         )
@@ -531,7 +555,7 @@ class TestAnnotations:
         field = ShardDataset(tmp_path / "out").schema.fields["box_labels"]
         assert field.classes == ("cat", "dog")  # type: ignore[attr-defined]
 
-    @pytest.mark.parametrize("names", ["{0: cat, 2: dog}", "5", "cat"])
+    @pytest.mark.parametrize("names", ["{0: cat, 2: dog}", "5", "cat", "[cat, dog"])
     def test_names_of_yolo_with_a_gap_or_in_no_list_are_refused(
         self, tmp_path: Path, names: str
     ) -> None:
@@ -558,16 +582,17 @@ class TestAnnotations:
         with pytest.raises(SourceError, check=At("data.yaml")):
             plan_images(tmp_path / "in", annotations=tmp_path / "labels")
 
-    def test_polygons_of_yolo_have_their_bounds(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("more", ["", " 0.2 0.5 0.1 0.3"])
+    def test_polygons_of_yolo_have_their_bounds(self, tmp_path: Path, more: str) -> None:
         pictures(tmp_path / "in", "1.png")
         (tmp_path / "labels").mkdir()
-        (tmp_path / "labels/1.txt").write_text("0 0.1 0.1 0.3 0.1 0.3 0.5\n")
+        (tmp_path / "labels/1.txt").write_text(f"0 0.1 0.1 0.3 0.1 0.3 0.5{more}\n")
 
         pack_images(tmp_path / "in", tmp_path / "out", annotations=tmp_path / "labels")
 
         sample = ShardDataset(tmp_path / "out", fields=["boxes", "segmentation"])[0]
         assert np.allclose(sample.boxes.numpy(), [[8, 4, 24, 20]], atol=1e-4)
-        assert sample.segmentation == [[0.1, 0.1, 0.3, 0.1, 0.3, 0.5]]
+        assert sample.segmentation == [[0.1, 0.1, 0.3, 0.1, 0.3, 0.5, *map(float, more.split())]]
 
     def test_voc_is_read_as_what_it_is(self, tmp_path: Path) -> None:
         pictures(tmp_path / "JPEGImages", "1.png", "2.png", "3.png")
@@ -594,7 +619,9 @@ class TestAnnotations:
     @pytest.mark.parametrize(
         ("name", "text"),
         [("1.txt", "cat 0 0 1 1"), ("1.txt", "0 0.5 0.5"), ("1.xml", "<annotation><object/></annotation>"),
-         ("1.xml", "<other/>"), ("1.xml", "<annotation")],
+         ("1.xml", "<other/>"), ("1.xml", "<annotation"),
+         ("1.xml", "<annotation><object><name> </name><bndbox><xmin>1</xmin><ymin>1</ymin><xmax>2</xmax><ymax>2</ymax>"
+                   "</bndbox></object></annotation>")],
     )  # fmt: skip
     def test_a_bad_annotation_is_named(self, tmp_path: Path, name: str, text: str) -> None:
         pictures(tmp_path / "in", "1.png", "2.png")
@@ -724,20 +751,32 @@ class TestAnnotations:
     ) -> None:
         pictures(tmp_path / "in", "1.png")
         one = {"id": 1, "image_id": 0, "category_id": 3, "bbox": [1, 2, 3, 4]}
-        none = [{**one, "bbox": []}, {**one, "bbox": None}]
+        none = [{**one, "bbox": []}, {**one, "bbox": None}, {**one, "ignore": 1}]
         images = [{"id": 0, "file_name": name} for name in ("1.png", "2.png")]
 
         file = coco(tmp_path, ["1.png"], annotations=[one, *none])
         plan = plan_images(tmp_path / "in", annotations=file)
 
         assert any("without a box, skipped: 2" in note for note in plan.notes())
+        assert any("not read: ignore" in note for note in plan.notes())
         with pytest.raises(SourceError, check=At("instances.json")):
             plan_images(tmp_path / "in", annotations=coco(tmp_path, ["1.png"], images=images))
 
-    def test_keypoints_of_yolo_are_refused_without_a_yaml(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(
+        "points",
+        [
+            ".4 .4 1 .5 .5 2",
+            ".4 .4 .5 .5 .6 .6",
+            ".4 .4 .5 .5 0 0 .6 .6",
+            ".4 .4 .9 .5 .5 .8 0 0 0 .6 .6 .7",
+        ],
+    )
+    def test_keypoints_of_yolo_are_refused_without_a_yaml(
+        self, tmp_path: Path, points: str
+    ) -> None:
         pictures(tmp_path / "in", "1.png")
         (tmp_path / "labels").mkdir()
-        (tmp_path / "labels/1.txt").write_text("0 .5 .5 .2 .2 .4 .4 1 .5 .5 2\n")
+        (tmp_path / "labels/1.txt").write_text(f"0 .5 .5 .2 .2 {points}\n")
 
         with pytest.raises(SourceError):
             pack_images(tmp_path / "in", tmp_path / "out", annotations=tmp_path / "labels")

@@ -31,7 +31,7 @@ def to_boxes(value: Any, form: str, size: Size) -> Floats:
         CodecError: These are no boxes, or not such, or they lie beyond the picture.
     """
     rows = _numbers(value, "boxes").astype(np.float64)
-    rows = rows.reshape(-1, 4) if rows.size == 4 or not rows.size else rows
+    rows = rows.reshape(-1, 4) if rows.shape == (4,) or not rows.size else rows
     if rows.ndim != 2 or rows.shape[1] != 4:
         raise CodecError(f"boxes have four numbers each, these are of shape {rows.shape}")
     height, width = size
@@ -107,10 +107,10 @@ def _check_points(points: npt.NDArray[Any], size: Size) -> None:
     height, width = size
     places = points[..., :2]
     _check_pixels(places, "keypoints", "in pixels: multiply x by the width and y by the height")
-    is_right = (places >= -_ROUNDED).all(-1)
+    is_right = (places >= -_ROUNDED).all(-1) & (places != -1).any(-1)  # as some say: no such point
     is_right &= (places <= np.array((width, height)) + _ROUNDED).all(-1)
     if points.shape[2] == 3:
-        is_right |= points[..., 2] == 0
+        is_right |= (points[..., 2] == 0) & np.isfinite(places).all(-1)
     if not is_right.all():
         x, y = places[~is_right][0].tolist()
         what = f"keypoint {x:g}, {y:g} (x, y) lies beyond the picture of {width} x {height} (width x height)"

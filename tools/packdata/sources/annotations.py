@@ -19,7 +19,7 @@ from xml.etree import ElementTree
 from loaders.errors import SourceError
 from loaders.remote.url import URL
 from loaders.schema import Array, Boxes, Json, Keypoints
-from packdata.describe import few
+from packdata.describe import counted, few
 from packdata.parsing import parse_json
 from packdata.reading import LocalFile, fetched_ahead
 from packdata.sources.base import (
@@ -40,11 +40,16 @@ if TYPE_CHECKING:
     from packdata.sources.base import Item
 
 BOXES, _SIZE = "boxes", "size"
-_NO_LABELS = frozenset({"classes.txt", "train.txt", "val.txt", "test.txt", "readme.txt"})
-_WORD = re.compile(r"left|right|[a-z]+|[0-9]+")  # of names such as left_eye, L_Eye, lefteye
+_NO_LABELS = re.compile(r"(classes|train|val|test|readme.*)\.txt", re.IGNORECASE)
+# Of names such as left_eye, L_Eye, lefteye, eyeLeft, LEye.
+_WORD = re.compile(
+    r"(?i:left|right)|[A-Z]?[a-z]+?(?=[Ll]eft|[Rr]ight|[^a-z]|$)|[A-Z]+(?![a-z])|[0-9]+"
+)
 _OTHER_SIDE = {"left": "right", "l": "r"}
 _VOC_SIDES = ("xmin", "ymin", "xmax", "ymax")
 _POINTS_OF_POLYGON = 6  # numbers of the smallest one
+_NUMBERS_OF_POSE, _NEAR = 10, 0.01  # from where poses without a YAML are told from polygons
+_AS_COCO = "Convert poses to COCO's person_keypoints"
 _NUMBERS = Array(dtype="int64", dims=(None,))
 # Of a picture, by field: a list with a value for each box. ``size`` is the (height, width) of the picture that was
 # annotated, if that is said.
@@ -109,9 +114,12 @@ def annotated(
         own = {name: values.get(name, []) for name in columns}
         return replace(item, labels={**item.labels, **own}, drawn_on=values.get(_SIZE))
 
+    of_others = {*SPLIT_NAMES} - {split or source.name}
+    absent = found.pictures.keys() - names.keys()
+    absent = {name for name in absent if of_others.isdisjoint(PurePath(name).parts)}
     counts = {
         "without annotations, so without boxes": without,
-        "annotations of pictures that are not there": len(found.pictures) - len(names),
+        "annotations of pictures that are not there": len(absent),
     }
     notes = [*source.notes, *found.notes, *(f"{what}: {n:,}" for what, n in counts.items() if n)]
     identity = {"annotations": digest, "classes": classes}
@@ -122,7 +130,7 @@ def _read(path: Path | str, split: str) -> tuple[Annotations, str]:
     """Read annotations; return also a hash of their files."""
     found = look_at(path)
     if isinstance(found, Listing):
-        paths = (path for path in found if PurePath(path).name.lower() not in _NO_LABELS)
+        paths = (path for path in found if not _NO_LABELS.fullmatch(PurePath(path).name))
         root, folder, files = found.root, found.root, found.files(sorted(paths))
     else:
         root, folder, files = found[0].path, found[0].path.parent, found
@@ -133,14 +141,19 @@ def _read(path: Path | str, split: str) -> tuple[Annotations, str]:
         raise SourceError(what if kinds else "no annotations", root, hint)
     (kind,) = kinds
     files = [file for file in files if suffix_of(file.path.name) == kind]
-    files = [_coco_file(root, files, split)] if kind == ".json" else files
+    files, beside = _coco_file(root, files, split) if kind == ".json" else (files, "")
     names = {file: os.path.relpath(str(file.path), str(folder)) for file in files}
     digest = hash_of_files((name, file.size, file.mark) for file, name in names.items())
     classes = _yolo_names(root) if kind == ".txt" else ()  # labels of poses are refused there
     pictures = _parsed(names, *_PARSERS[kind])
     if kind == ".json":
-        return pictures.popitem()[1], digest
-    return _of_voc(pictures) if kind == ".xml" else _of_yolo(pictures, classes), digest
+        coco: Annotations = pictures.popitem()[1]
+        coco.notes = [
+            *coco.notes,
+            *([f"files of annotations that are not read: {beside}"] if beside else []),
+        ]
+        return coco, digest
+    return _of_voc(pictures) if kind == ".xml" else _of_yolo(pictures, classes, root), digest
 
 
 def _parsed(files: Mapping[File, str], kind: str, parse: Callable[[bytes], Any]) -> dict[str, Any]:
@@ -188,19 +201,20 @@ _COCO: dict[str, tuple[Any, Column]] = {  # what a box without it gets, and how 
     "segmentation": (None, Column("json", field=Json())),
     "keypoints": (None, Column("json", form="keypoints")),
 }
+_COCO_READ = ("id", "image_id", "category_id", "bbox", "num_keypoints")
 
 
-def _coco_file(root: Path, files: Sequence[File], split: str) -> File:
-    """Return the file that is of a split by its name or folder: of several, that of ``instances``."""
+def _coco_file(root: Path, files: Sequence[File], split: str) -> tuple[list[File], str]:
+    """Return the file that is of a split by its name or folder: of several, that of ``instances``; name the others."""
     for word in [each for each in re.findall("[a-z]+", split.lower()) if each in SPLIT_NAMES][:1]:
         begins = re.compile(rf"(?<![a-z]){word[:3]}")  # train of training, too
         of = {f: f"{f.path.parent.name} {f.path.stem}".lower() for f in files}
         files = [file for file in files if begins.search(of[file])] or files
-    files = [file for file in files if file.path.name.startswith("instances")] or files
-    if len(files) > 1:
-        what = f"several COCO files ({few([file.path.name for file in files])})"
+    chosen = [file for file in files if file.path.name.startswith("instances")] or files
+    if len(chosen) > 1:
+        what = f"several COCO files ({few([file.path.name for file in chosen])})"
         raise SourceError(what, root, "Give the one of these pictures")
-    return files[0]
+    return [*chosen], few(file.path.name for file in files if file not in chosen)
 
 
 def _coco(data: bytes) -> Annotations:
@@ -232,20 +246,23 @@ def _coco(data: bytes) -> Annotations:
         pictures[name] = values
     without = len(found["annotations"]) - len(boxes)
     notes = [f"annotations without a box, skipped: {without:,}"] * bool(without)
+    if more := sorted(set[str]().union(*boxes) - {*_COCO, *_COCO_READ}):
+        notes.append(f"of the annotations not read: {few(more, 8)}")
     if "keypoints" in columns:
         field = _keypoints(pictures.values(), categories.values())
         columns["keypoints"] = replace(columns["keypoints"], field=field)
-        if not field.flip_pairs:
-            notes.append("keypoints without left and right in their names: a flip exchanges none")
+        num = len(field.flip_pairs)
+        pairs = counted(num, "pair") if num else "none"
+        notes.append(f"keypoints, left and right by their names: a flip exchanges {pairs}")
     return Annotations("COCO", "xywh", [*names.values()], columns, pictures, notes)
 
 
 def _keypoints(images: Iterable[Values], categories: Iterable[Values]) -> Keypoints:
     """Return the field of keypoints; objects without any get the same number of unlabelled ones."""
-    given = (points for values in images for points in values["keypoints"] if points is not None)
+    given = (points for values in images for points in values["keypoints"] if points)
     nothing = [0] * len(next(given, [0] * 3))
     for values in images:
-        values["keypoints"] = [nothing if each is None else each for each in values["keypoints"]]
+        values["keypoints"] = [each or nothing for each in values["keypoints"]]
     points = [[*map(str, each["keypoints"])] for each in categories if each.get("keypoints")]
     if len({_mirrored(each) for each in points}) > 1:
         raise ValueError(
@@ -259,10 +276,10 @@ def _mirrored(names: Sequence[str]) -> tuple[tuple[int, int], ...]:
     """Return the points whose names differ in left and right alone, the left one first.
 
     Example:
-        >>> _mirrored(["nose", "L_Eye", "R_Eye"]), _mirrored(["left ankle", "right ankle", "lip"])
+        >>> _mirrored(["nose", "L_Eye", "R_Eye"]), _mirrored(["ankleLeft", "ankleRight", "lip"])
         (((1, 2),), ((0, 1),))
     """
-    words = [_WORD.findall(name.lower()) for name in names]
+    words = [[word.lower() for word in _WORD.findall(name)] for name in names]
     places = {tuple(each): i for i, each in enumerate(words)}
     others = [tuple(_OTHER_SIDE.get(word, word) for word in each) for each in words]
     pairs = zip(words, others, strict=True)
@@ -279,11 +296,12 @@ def _voc(data: bytes) -> Values:
     height, width = (int(root.findtext(f"size/{name}") or 0) for name in ("height", "width"))
     things = root.findall(".//object")
     sides = [[t.findtext(f"bndbox/{side}") for side in _VOC_SIDES] for t in things]
-    if any(None in box for box in sides):
-        raise ValueError("an object has no whole bndbox")
+    names = [(thing.findtext("name") or "").strip() for thing in things]
+    if any(None in box for box in sides) or "" in names:
+        raise ValueError("an object has no whole bndbox, or no name")
     return {
         BOXES: [[float(text) for text in box] for box in sides],  # type: ignore[arg-type]
-        BOX_LABELS: [(thing.findtext("name") or "").strip() for thing in things],
+        BOX_LABELS: names,
         "difficult": [int(thing.findtext("difficult") or 0) for thing in things],
         _SIZE: (height, width) if height and width else None,
     }
@@ -307,7 +325,7 @@ def _yolo(data: bytes) -> Values:
         numbers = [float(word) for word in words[1:]]
         is_polygon = len(numbers) >= _POINTS_OF_POLYGON and len(numbers) % 2 == 0
         if is_polygon and len(numbers) % 3 == 1 and {*numbers[6::3]} <= {0.0, 1.0, 2.0}:
-            raise ValueError(f"line {line} has keypoints: convert it to COCO's person_keypoints")
+            raise ValueError(f"line {line} has keypoints. {_AS_COCO}")
         if not words[0].isdecimal() or (len(numbers) != 4 and not is_polygon):
             raise ValueError(f"line {line} is not 'class x y width height', nor a polygon")
         values[BOX_LABELS].append(int(words[0]))
@@ -322,11 +340,28 @@ def _bounds(polygon: Sequence[float]) -> list[float]:
     return [(left + right) / 2, (top + bottom) / 2, right - left, bottom - top]
 
 
-def _of_yolo(pictures: dict[str, Values], classes: Sequence[str]) -> Annotations:
-    if not any(any(values["segmentation"]) for values in pictures.values()):
+def _of_yolo(pictures: dict[str, Values], classes: Sequence[str], root: Path) -> Annotations:
+    shapes = [each for values in pictures.values() for each in values["segmentation"] if each]
+    if not shapes:
         return Annotations("YOLO", "yolo", classes, {}, pictures)
+    is_one = len({*map(len, shapes)}) == 1 and len(shapes[0]) >= _NUMBERS_OF_POSE
+    if is_one and sum(map(_is_pose, shapes)) > len(shapes) * 0.9:
+        raise SourceError("polygons look like poses, a box and points in it", root, _AS_COCO)
     more = {"segmentation": Column("json", field=Json())}
     return Annotations("YOLO", "yolo", classes, more, pictures)
+
+
+def _is_pose(numbers: Sequence[float]) -> bool:
+    """Tell whether numbers may be a box in the picture, and points of two or three numbers in it, or 0, 0."""
+    (x, y, width, height), rest = numbers[:4], numbers[4:]
+    return max(abs(x - 0.5) + width / 2, abs(y - 0.5) + height / 2) <= 0.5 + _NEAR and any(
+        all(
+            (abs(a - x) <= width / 2 + _NEAR and abs(b - y) <= height / 2 + _NEAR) or a == b == 0
+            for a, b in zip(rest[::step], rest[1::step], strict=False)
+        )
+        for step in (2, 3)
+        if len(rest) % step == 0
+    )
 
 
 def _yolo_names(root: Path) -> Sequence[str]:
@@ -360,11 +395,12 @@ def _yaml_names(given: File) -> Sequence[str]:
         raise SourceError("class names in YAML need PyYAML", file, hint) from error
     try:
         data = yaml.safe_load(text)
-    except yaml.YAMLError:
-        return []
+    except yaml.YAMLError as error:
+        reason = " ".join(str(error).split())
+        raise SourceError(f"cannot be read as YAML ({reason})", file, "Mend the file") from error
     if "kpt_shape" in data:
         what = "labels of poses (kpt_shape), which would be read as polygons"
-        raise SourceError(what, file, "Convert them to COCO's person_keypoints")
+        raise SourceError(what, file, _AS_COCO)
     names = data.get("names") or ()
     if not isinstance(names, list | tuple | dict):
         raise SourceError(f"class names are {names!r}, no list", file, "Write them as [cat, dog]")
