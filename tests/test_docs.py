@@ -209,12 +209,14 @@ def test_quickstart_runs_on_a_folder(folder: Path, source: str) -> None:
         "--steps",
         "3",
     ]
+    (folder / "out").mkdir(exist_ok=True)
+    (folder / "out/sheet.png").write_bytes(b"of a run before")
 
     done = subprocess.run(command, capture_output=True, text=True, timeout=200)
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert "images/s" in done.stdout
-    assert (folder / "out/sheet.png").exists()
+    assert (folder / "out/sheet.png").stat().st_size > 1000
 
 
 def test_every_subcommand_is_on_a_page() -> None:

@@ -39,7 +39,9 @@ def main() -> int:
     serve(lmdb, parquet)
     train(lmdb, args.steps)
     say("a contact sheet")
-    return packdata(["preview", str(lmdb), "--out", str(args.out / "sheet.png")])
+    sheet = args.out / "sheet.png"
+    sheet.unlink(missing_ok=True)  # of the run before: packdata replaces no file
+    return packdata(["preview", str(lmdb), "--out", str(sheet)])
 
 
 def first_dataset(packed: Path) -> Path:

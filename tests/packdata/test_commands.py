@@ -353,7 +353,7 @@ def test_preview_replaces_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     Path("a.png").write_text("a figure of somebody")
 
     for words in (["a"], ["a", "--out", "a.png"]):
-        with pytest.raises(FileExistsError):
+        with pytest.raises(PackError, check=At("a.png")):
             run("preview", *words)
 
     assert Path("a.png").read_text() == "a figure of somebody"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from loaders.commandline import show
 from loaders.data.manifest import FORMAT_VERSION, read_manifest
+from loaders.errors import PackError
 from loaders.progress import Meter
 from loaders.remote.options import add_remote
 from loaders.schema import Label, MultiLabel
@@ -127,6 +128,8 @@ def preview(args: Namespace) -> int:
     out: Path = args.out or Path(f"{args.dataset.absolute().name}.png")
     if args.out and not (is_drawn and out.suffix.lower() == ".png"):
         args.parser.error("--out names a .png, for pictures: leave it out to print samples")
+    if is_drawn and out.exists():
+        raise PackError("the file exists", out, "Name another one with --out, or remove this one")
     indices = preview.choose(len(view.first_at_url()), args.num, args.seed)
     if not is_drawn:
         for i in indices:
