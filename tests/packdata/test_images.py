@@ -241,7 +241,9 @@ class TestOptions:
         assert decode(recipe, dict(small), 1)["image"].shape == (32, 48, 3)
         assert large["key"] == small["key"] == b"a"
         (alone,) = encode(plan(tmp_path, sizes=["64"], codec="png"))
-        assert large["image"] == alone["image"]  # not of a decoding that is small enough for 32
+        (_, last) = plan(tmp_path, sizes=[32, "64"], codec="png").encode(item)
+        # Not of a decoding that is small enough for 32.
+        assert large["image"] == last["image"] == alone["image"]
         assert plan(tmp_path, sizes=[32]).targets[0].folder == ""
 
     @pytest.mark.parametrize("fit", ["cover", "contain", "stretch"])

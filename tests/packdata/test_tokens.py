@@ -246,6 +246,18 @@ def test_pieces_of_an_unpacked_file_or_a_group_of_rows_are_read_from_its_first(
     assert len({*found[2]}) == 2 < len(found[2])
 
 
+def test_two_groups_of_rows_are_kept_however_many_there_are(tmp_path: Path) -> None:
+    table = pa.table({"text": ["a" * (1 << 18)] * 24})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=4)
+    source = TokenSource(list_files([tmp_path / "a.parquet"])[0], TokenOptions())
+    before = pa.total_allocated_bytes()
+
+    num = sum(len(piece.read().data) for piece in source.pieces())
+
+    assert num == 6 << 20
+    assert pa.total_allocated_bytes() - before < 3 << 20
+
+
 @pytest.mark.parametrize(
     "bad",
     [
