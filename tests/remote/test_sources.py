@@ -160,19 +160,24 @@ def test_a_source_that_changes_while_it_is_packed_is_not_published(
         pack_plan(tokens, tmp_path / "tokens")
 
 
-def test_objects_come_ahead_of_need_and_no_more_than_a_few(raw: Path) -> None:
-    """While one is looked at, some hundred others are on their way, but not all of many."""
-    items, taken = [*plan_images(RAW).recipes[0].source.items()] * 50, 0
+@pytest.mark.parametrize(("nbytes", "most"), [(100, 8 * 32), (1 << 20, 32 + 4)])
+def test_objects_come_ahead_of_need_and_no_more_than_a_few(
+    raw: Path, nbytes: int, most: int
+) -> None:
+    """While one is looked at, some hundred others are on their way, or 32 MB of large ones, but not all of many."""
+    (raw / "notes").mkdir()
+    (raw / "notes" / "large.bin").write_bytes(bytes(1 << 20))
+    (_, file), taken = Listing(url_of(f"{RAW}/notes")).at(0), 0
 
     def counted() -> Iterator[Any]:
         nonlocal taken
-        for item in items:
+        for _ in range(5000):
             taken += 1
-            yield item
+            yield file.part(0, nbytes)
 
     ahead = fetched_ahead(counted())
-    assert next(ahead).read()
-    assert 32 < taken <= 8 * 32
+    assert len(next(ahead)()) == nbytes
+    assert 32 <= taken <= most
     ahead.close()
 
 
