@@ -169,8 +169,7 @@ class CsvRows(TextRows):
         text, num = self._bytes(part).decode(errors="surrogateescape"), len(self.columns)
         for line, cells in csv_rows(text, self.path, first_line=part.line, **self._dialect):
             if len(cells) != num:
-                named = "line 1 names" if self.header else "the first row has"
-                yield line, cells, f"the row has {len(cells)} cells, {named} {num}"
+                yield line, cells, f"the row has {len(cells)} cells, the first row {num}"
                 continue
             named_cells = zip(self.columns, cells, strict=True)
             yield line, cells, next(filter(None, starmap(_not_utf8, named_cells)), "")
