@@ -649,6 +649,7 @@ def test_an_array_that_changes_after_listing_is_an_error(tmp_path: Path) -> None
 def test_large_arrays_go_to_lmdb_and_small_ones_to_parquet(tmp_path: Path) -> None:
     small = save(tmp_path / "small", {"a": numbers((10, 10))})
     sparse(tmp_path / "large/a.npy", (1 << 20,))
+    save(tmp_path / "large", {"b": numbers((10,), "uint8")})  # the largest counts
 
     assert plan_arrays(small).format == "parquet"
     assert plan_arrays(tmp_path / "large").format == "lmdb"

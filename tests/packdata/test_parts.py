@@ -230,6 +230,25 @@ def test_what_is_no_part_is_wrong_usage(text: str) -> None:
     assert ended.value.code == 2
 
 
+def test_a_part_with_rejects_is_packed_again_where_that_is_asked_for(
+    photos: Path, tmp_path: Path
+) -> None:
+    """And no other part: a picture that was unreadable for a moment is of the same size and time."""
+    bad, dst = photos / "train/c0/0.png", tmp_path / "dst"
+    good, state = bad.read_bytes(), bad.stat()
+    bad.write_bytes(bytes(len(good)))
+    os.utime(bad, ns=(state.st_atime_ns, state.st_mtime_ns))
+    found = [pack_images(photos, dst, part=f"{i}/2", on_error="skip") for i in range(2)]
+    bad.write_bytes(good)
+    os.utime(bad, ns=(state.st_atime_ns, state.st_mtime_ns))
+
+    again = [pack_images(photos, dst, part=f"{i}/2", overwrite=True) for i in range(2)]
+
+    assert [len(each.rejected) for each in found] == [1, 0]
+    assert [each.samples for each in again] == [5, 0]
+    assert finish(dst).samples == 10
+
+
 def test_parts_of_several_counts_are_not_joined(photos: Path, tmp_path: Path) -> None:
     """Of 2 and 3, made at one time, some would hold the same items."""
     dst, other = tmp_path / "dst", tmp_path / "other"

@@ -942,6 +942,15 @@ def test_stats_count_tokens_documents_and_what_is_unused(tmp_path: Path) -> None
     assert found["tokens_per_document"]["min"] == 1
     assert found["tokens_per_document"]["max"] == 3
 
+    source = write(tmp_path / "b.txt", "a" * 50 + "\nbb\n")
+    pack_tokens(
+        source, tmp_path / "q", TokenOptions(documents="line", row_tokens=8), shard_bytes=1
+    )
+    found = stats(tmp_path / "q").fields["tokens"]
+
+    assert len(read_manifest(tmp_path / "q").shards) == 7
+    assert found["tokens_per_document"] | {"min": 2, "max": 50} == found["tokens_per_document"]
+
 
 def test_a_writer_refuses_a_schema_that_names_a_file(tmp_path: Path) -> None:
     kept = Tokens(tokenizer="tokenizer-a.json", tokenizer_xxh3_128="0" * 32)
