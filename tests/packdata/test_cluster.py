@@ -135,6 +135,16 @@ def test_a_plan_that_was_sent_packs_the_same(
     assert contents(tmp_path / "sent") == contents(tmp_path / "packed")
 
 
+def test_a_part_is_of_128_pieces_of_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("packdata.tokens.source._PIECE_BYTES", 1)
+    (tmp_path / "a.txt").write_text("a\n" * 129)
+    plan = plan_tokens(tmp_path / "a.txt", TokenOptions(documents="line"))
+    ((_, pieces),) = plan.splits
+
+    assert len(pieces) == 129
+    assert usual_parts(plan) == 2
+
+
 def test_options_of_ray_are_refused_without_it(photos: Path) -> None:
     for words in (["--parts", "3"], ["--address", "auto"], ["--engine", "ray", "--part", "0/1"]):
         with pytest.raises(SystemExit) as ended:

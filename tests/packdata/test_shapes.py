@@ -642,6 +642,23 @@ class TestAnnotations:
         with pytest.raises(LoadersError):
             plan_images(tmp_path / "in", annotations=tmp_path / "a.json")
 
+    def test_of_names_that_fit_a_picture_the_longest_counts(self, tmp_path: Path) -> None:
+        pictures(tmp_path / "in", "a/1.png", "b/a/1.png")
+        boxes = {"a/1.png": [1, 2, 3, 4], "b/a/1.png": [5, 6, 7, 8]}
+        found = [
+            {"id": i, "image_id": 7 * i, "category_id": 3, "bbox": box}
+            for i, box in enumerate(boxes.values())
+        ]
+        file = coco(tmp_path, [*boxes], annotations=found)
+
+        pack_images(tmp_path / "in", tmp_path / "out", annotations=file)
+
+        samples = ShardDataset(tmp_path / "out", fields=["key", "boxes"])
+        assert {key: each.tolist() for key, each in samples} == {
+            "a/1": [[1, 2, 4, 6]],
+            "b/a/1": [[5, 6, 12, 14]],
+        }
+
     def test_one_annotation_is_of_one_picture(self, tmp_path: Path) -> None:
         pictures(tmp_path / "in", "a/1.png", "b/1.png")
         (tmp_path / "labels").mkdir()

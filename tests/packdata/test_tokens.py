@@ -246,6 +246,19 @@ def test_pieces_of_an_unpacked_file_or_a_group_of_rows_are_read_from_its_first(
     assert len({*found[2]}) == 2 < len(found[2])
 
 
+def test_a_tokenizer_learns_from_texts_that_are_spread_over_the_source(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("packdata.tokens.source._PIECE_BYTES", 100)
+    path = write(tmp_path / "a.txt", "".join(f"{i:09}\n" for i in range(1000)))
+    source = TokenSource(list_files([path])[0], TokenOptions(documents="line"))
+
+    learned = [int(text) for text in source.texts(1000)]
+
+    assert 90 <= len(learned) <= 130
+    assert np.ptp(learned) >= 900
+
+
 def test_two_groups_of_rows_are_kept_however_many_there_are(tmp_path: Path) -> None:
     table = pa.table({"text": ["a" * (1 << 18)] * 24})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=4)

@@ -9,10 +9,10 @@ import PIL.Image
 import pytest
 
 from loaders import ShardDataset
-from loaders.errors import LoadersError, SchemaError, SourceError
+from loaders.errors import CodecError, LoadersError, SchemaError, SourceError
 from packdata.arrays import pack_arrays
 from packdata.cli import main
-from packdata.images.masks import ClassMap
+from packdata.images.masks import ClassMap, decode_mask
 from packdata.images.plan import pack_images, plan_images
 from packdata.sources.folders import MaskFolder
 from packdata.sources.listed import Listing
@@ -34,6 +34,15 @@ def picture(file: Path) -> None:
 
 def masks_of(folder: Path) -> list[Any]:
     return [sample.mask.tolist() for sample in ShardDataset(folder, fields=["mask"])]
+
+
+def test_a_mask_of_more_pixels_than_are_accepted_is_not_decoded(tmp_path: Path) -> None:
+    save(tmp_path / "m.png", NUMBERS)
+    data = (tmp_path / "m.png").read_bytes()
+
+    assert (decode_mask(data, NUMBERS.size) == NUMBERS).all()
+    with pytest.raises(CodecError):
+        decode_mask(data, NUMBERS.size - 1)
 
 
 class TestSuffixes:
