@@ -168,6 +168,7 @@ def test_objects_come_ahead_of_need_and_no_more_than_a_few(
     (raw / "notes").mkdir()
     (raw / "notes" / "large.bin").write_bytes(bytes(1 << 20))
     (_, file), taken = Listing(url_of(f"{RAW}/notes")).at(0), 0
+    assert isinstance(file, RemoteFile)
 
     def counted() -> Iterator[Any]:
         nonlocal taken

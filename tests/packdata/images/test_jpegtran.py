@@ -11,9 +11,11 @@ import PIL.Image
 import pytest
 import simplejpeg
 
+from loaders.codecs import codec_for
 from loaders.codecs.heads import jpeg_head
 from loaders.codecs.jpeg import num_segments
 from loaders.errors import SchemaError
+from loaders.schema import Image
 from packdata.cli import main
 from packdata.images.plan import plan_images
 from packdata.images.recipe import ImageOptions, count_notes
@@ -76,6 +78,21 @@ def test_only_jpegs_worth_dividing_change(tmp_path: Path) -> None:
         "1 picture divided into segments, with no pixel changed"
     ]
     assert recipe.options.to_json()["jpegtran"] == jpegtran_version()
+
+
+def test_a_program_that_changes_pixels_is_not_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = jpeg(photo(160, 240))
+    other = codec_for(Image(codec="jpeg")).encode(photo(160, 240)[::-1])
+    (tmp_path / "other.jpg").write_bytes(other)
+    program = tmp_path / JPEGTRAN
+    program.write_text(f"#!/bin/sh\ncat >{os.devnull}\ncat {tmp_path}/other.jpg\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+
+    assert divide_without_loss(other) is not None  # what it writes is divided
+    assert divide_without_loss(data) is None
 
 
 def test_segments_are_of_files_that_are_kept(tmp_path: Path) -> None:
