@@ -310,7 +310,7 @@ def test_a_single_file_and_a_packed_dataset_are_refused_with_a_hint(tmp_path: Pa
     src = save(tmp_path / "src", {"a": [1.0]})
     pack_arrays(src, tmp_path / "dst")
 
-    assert "Give the folder that holds it" in assert_refused(src / "a.npy", tmp_path / "other")
+    assert "Give the folder of this file" in assert_refused(src / "a.npy", tmp_path / "other")
     assert "a packed dataset cannot be a source" in assert_refused(
         tmp_path / "dst", tmp_path / "other"
     )
