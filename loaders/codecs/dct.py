@@ -241,7 +241,7 @@ def _fill_zstd(
     end = sum(sizes[: len(places)])
     reader = decompressor.stream_reader(data[:end], read_across_frames=True)
     if end > len(data) or reader.readinto(row) != len(row):
-        raise OSError("it ends too early")
+        raise OSError("the data ends too early")
 
 
 _FILLERS = {"lz4": _fill_lz4, "zstd": _fill_zstd}

@@ -44,7 +44,7 @@ class JsonDecoder:
             vocab: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
             self.vocab_size = max(vocab.values()) + 1  # ids are below it
         except Exception as error:  # tokenizers raises Exception itself
-            raise SourceError(f"it is not a tokenizer.json ({error})", where) from error
+            raise SourceError(f"not a tokenizer.json ({error})", where) from error
 
     def decode(self, ids: npt.NDArray[Any]) -> str:
         """Return the text, special tokens included."""
@@ -93,9 +93,7 @@ def _opened(path: Path, field: Tokens) -> Decoder:
     try:
         data = read_regular(path)
     except OSError as error:
-        raise ShardError(f"it cannot be read ({error.strerror})", path) from error
+        raise ShardError(f"the tokenizer cannot be read ({error.strerror})", path) from error
     if xxhash.xxh3_128_hexdigest(data) != field.tokenizer_xxh3_128:
-        raise ShardError(
-            "it is not the tokenizer of this dataset", path, hint="Run 'packdata verify'"
-        )
+        raise ShardError("not the tokenizer of this dataset", path, hint="Run 'packdata verify'")
     return JsonDecoder(data, path)

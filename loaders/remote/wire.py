@@ -80,7 +80,7 @@ class Connection:
             with socket_name(folder) as name:
                 self._socket.connect(name)
             if peer(self._socket)[1] != os.getuid():
-                what = "another user's process answers at its socket"
+                what = "another user's process answers at the fetcher's socket"
                 raise CacheError(what, folder, "Give a folder of your own by cache=")
         except BaseException:
             self._socket.close()

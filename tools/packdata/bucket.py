@@ -77,7 +77,7 @@ class Bucket:
         if self._is_there(name, path, size_bytes, digest):
             return
         if (found := hash_file(path)) != digest:
-            what = f"its xxh3-128 is {found}, the manifest says {digest}"
+            what = f"xxh3-128 is {found}, the manifest says {digest}"
             raise ChecksumError(what, path, None, None, "Run 'packdata verify' on it")
         self._ask("put", name=name, data=path.absolute(), only=None)
         if not self._is_there(name, path, size_bytes, digest):

@@ -126,7 +126,7 @@ def open_text(file: File) -> Iterator[Any]:
     except (OSError, pa.ArrowException) as error:
         reason = getattr(error, "strerror", None) or error
         what = f"the file cannot be {'decompressed' if compression else 'read'} ({reason})"
-        raise SourceError(what, file.path, "Is it complete?") from error
+        raise SourceError(what, file.path, "Is the file complete?") from error
 
 
 class TextRows(RowFile):

@@ -53,7 +53,7 @@ class TokenStream:
         if bad.any():
             row = int(bad.argmax())
             path, number = self._store.place(row)
-            what = f"its row holds {counts[row]} tokens of {field.row_tokens}"
+            what = f"the row holds {counts[row]} tokens of {field.row_tokens}"
             raise ShardError(what, path, number, NUM_TOKENS, "Run 'packdata verify'")
         self._find_runs(counts)
 
@@ -112,7 +112,7 @@ class TokenStream:
         if bad.any():
             row = int(rows[bad.argmax()])
             path, number = self._store.place(row)
-            what = "its documents do not follow each other within the tokens of the row"
+            what = "documents do not follow each other within the tokens of the row"
             raise ShardError(what, path, number, DOCUMENT_ENDS, "Pack it again")
 
     def read(self, start: int, stop: int) -> npt.NDArray[np.integer]:

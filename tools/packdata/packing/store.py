@@ -316,7 +316,7 @@ def swap(store: Store, folder: str, manifest: Manifest, seen: Mapping[str, Any])
         store.put(name, data, seen)
     if store.read(name)[0] != data:  # also where an answer was lost, and it was sent twice
         what = "another dataset was published meanwhile"
-        hint = "Look at it; pass overwrite=True to replace it"
+        hint = "Look at that dataset; overwrite=True replaces it"
         raise PackError(what, store.url / folder, hint)
 
 

@@ -183,7 +183,7 @@ class ArrowRows(TypedRows):
                 batch.validate(full=True)
             except pa.ArrowInvalid as error:
                 what = f"the file is damaged ({error})"
-                raise SourceError(what, self.path, "Is it complete?") from error
+                raise SourceError(what, self.path, "Is the file complete?") from error
             for row in range(0, len(batch), num_rows):
                 yield batch.slice(row, num_rows)
 
@@ -199,7 +199,7 @@ def open_arrow(file: File) -> pa.Table:
             source.seek(0)
             return pa.ipc.open_stream(source).read_all()
     except (OSError, ValueError, pa.ArrowException) as error:
-        hint = "Is it complete?"
+        hint = "Is the file complete?"
         raise SourceError(f"cannot be read as Arrow ({error})", file.path, hint) from error
 
 

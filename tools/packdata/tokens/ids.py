@@ -117,7 +117,7 @@ def _open_pair(file: SourceFile, index: Path) -> _Opened:
         pointers = np.frombuffer(data, "<i8", num_sequences, at)
         bounds = np.frombuffer(data, "<i8", num_bounds, at + 8 * num_sequences)
     except (struct.error, KeyError, ValueError, OverflowError) as error:
-        hint = f"Is it complete? Types {sorted(_DTYPES)} are read"
+        hint = f"Is the file complete? Types {sorted(_DTYPES)} are read"
         what = f"the file cannot be read as Megatron-LM's index ({error!r})"
         raise SourceError(what, index, hint) from error
     ends = np.append(0, np.cumsum(lengths))
