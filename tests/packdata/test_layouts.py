@@ -134,6 +134,8 @@ def test_classes_in_the_order_of_their_numbers_are_not_noted(tmp_path: Path) -> 
     [
         (["a|b", "a", "b", "b|c", "c"], True),
         (["16 0", "0", "16", "16 3", "3"], True),
+        (['"a, b"', "a", "b"], True),
+        (["\"['a', 'b']\"", "['a']"], True),
         (["New York", "Los Angeles", "Rome"], False),
     ],
 )
@@ -148,9 +150,11 @@ def test_classes_that_combine_labels_are_noted(
     assert any("multi_label" in note for note in notes) == joined
 
 
-def test_folders_in_a_tar_are_said_to_be_no_classes(tmp_path: Path) -> None:
+def test_tars_without_labels_and_folders_in_them_are_said_to_be_no_classes(tmp_path: Path) -> None:
     alone = write_tar(tmp_path / "alone.tar", {"cat/1.jpg": b"1", "cat/2.jpg": b"2"})
     several = write_tar(tmp_path / "several.tar", {"cat/1.jpg": b"1", "dog/2.jpg": b"2"})
 
-    assert not [note for note in plan_images(alone).notes() if "cat" in note]
+    assert [
+        note for note in plan_images(alone).notes() if "no label" in note and "cat" not in note
+    ]
     assert [note for note in plan_images(several).notes() if "cat, dog" in note]

@@ -133,6 +133,30 @@ class TestColumns:
         assert dataset[0].box_labels.tolist() == expected
         assert dataset.schema.fields["box_labels"].classes == classes  # type: ignore[attr-defined]
 
+    @pytest.mark.parametrize("is_list", [False, True])
+    def test_declared_names_of_classes_are_those_of_boxes(
+        self, tmp_path: Path, is_list: bool
+    ) -> None:
+        pictures(tmp_path, "a.png")
+        kind: dict[str, Any] = {"_type": "ClassLabel", "names": ["dog", "cat"]}
+        objects: Any = {"bbox": CORNERS, "category": [1, 0]}
+        members: Any = {"category": {"_type": "List", "feature": kind}}
+        if is_list:
+            objects = [{"bbox": box, "category": 1 - i} for i, box in enumerate(CORNERS)]
+            members = {"_type": "Sequence", "feature": [{"category": kind}]}
+        path = listed(tmp_path, [{"path": "a.png", "objects": objects}], "parquet")
+        about = json.dumps({"info": {"features": {"objects": members}}})
+        table = pq.read_table(path).replace_schema_metadata({"huggingface": about})
+        pq.write_table(table, path)
+
+        options: dict[str, Any] = {"boxes": "objects.bbox", "box_labels": "objects.category"}
+        pack_images(path, tmp_path / "out", **options)
+
+        dataset = ShardDataset(tmp_path / "out")
+        assert dataset.classes == ("dog", "cat")
+        assert dataset[0].box_labels.tolist() == [1, 0]
+        assert not any("objects_bbox" in note for note in plan_images(path, **options).notes())
+
     def test_boxes_of_another_form_are_another_packing(self, tmp_path: Path) -> None:
         pictures(tmp_path, "a.png")
         rows = [{"path": "a.png", "box": FORMS["xywh"], "kind": [1, 2]}]

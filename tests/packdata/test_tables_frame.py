@@ -62,6 +62,15 @@ def test_of_a_dataset_of_hugging_face_its_selection_is_packed(tmp_path: Path) ->
     assert made == expected
 
 
+def test_of_hugging_face_streams_and_several_splits_are_refused(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    one = datasets.Dataset.from_dict(COLUMNS)
+
+    for several in (datasets.DatasetDict(train=one), one.to_iterable_dataset()):
+        with pytest.raises(SourceError):
+            packdata.pack_tables(several, tmp_path / "out", target="y")
+
+
 OPTIONS: dict[str, Any] = {"target": ("y", "n"), "dates": "days", "dtype": "float64"}
 
 

@@ -124,10 +124,11 @@ def test_a_column_of_another_type_than_that_of_like_is_named_with_it(
 # -- what a source declares ------------------------------------------------------------------------
 
 
-def test_declared_categories_of_numbers_are_categories(tmp_path: Path) -> None:
+@pytest.mark.parametrize("suffix", ["feather", "parquet"])
+def test_declared_categories_of_numbers_are_categories(tmp_path: Path, suffix: str) -> None:
     values = pa.array([30, 4, 30, None]).dictionary_encode()
 
-    reader = packed(tmp_path, write(tmp_path, values))
+    reader = packed(tmp_path, write(tmp_path, values, suffix))
 
     field: Any = reader.schema.fields["categories"]
     assert field.vocabularies == (("30", "4"),)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from loaders.errors import SourceError
 from loaders.remote.url import place_of
-from loaders.schema import Array, Label
+from loaders.schema import Array, Label, MultiLabel
 from packdata.describe import counted, few, passed_over
-from packdata.files.labels import LABEL, LabelField, label_fields
+from packdata.files.labels import LABEL, LabelField, label_fields, parts_of
 from packdata.options import opt, parse_target
 from packdata.sources.base import LABEL_NAMES, PICTURES, FileKind, Source, suffix_of
 from packdata.sources.folders import FolderSource, MaskFolder, check_classes, split_suffix
@@ -171,7 +171,7 @@ def source_notes(splits: Sequence[Split]) -> list[str]:
         ignored.update(source.ignored)
         gaps.update({label.name: label.column.num_missing for label in split.labels})
         if source.kind in {"list", *ROW_KINDS} and LABEL not in source.labels:
-            unlabelled |= dict.fromkeys(source.labels)
+            unlabelled |= {name: None for name, c in source.labels.items() if c.field is None}
         notes += source.notes
     what = {
         "missing numbers, stored as NaN": [
@@ -195,7 +195,7 @@ def contents(splits: Sequence[Split]) -> list[str]:
     if splits[0].name:
         found.append(f"{counted(len(splits), 'split')}: {few([split.name for split in splits])}")
     for field in {label.name: label.field for split in splits for label in split.labels}.values():
-        if isinstance(field, Label | Array) and field.classes:
+        if isinstance(field, Label | MultiLabel | Array) and field.classes:
             of_boxes = " of boxes" if isinstance(field, Array) else ""
             number = counted(len(field.classes), "class")
             found.append(f"{number}{of_boxes}: {few(field.classes)}")
@@ -215,8 +215,10 @@ def _class_notes(splits: Sequence[Split]) -> Iterator[str]:
                 f"classes are called by numbers, but numbered as names are sorted: {name!r} is class {number} "
                 "(as in torchvision); classes= with a file, a name a line, fixes an order"
             )
+    if classes and all(name[:1] + name[-1:] in ("[]", "{}", "()") for name in classes):
+        yield f"classes such as {classes[0]!r} are lists: texts such as 'cat|dog' with multi_label='|' store each name"
     for mark in "|", ";", ",", " ":
-        parts = {part for name in classes for part in name.split(mark)}
+        parts = {part for name in classes for part in parts_of(name, mark)}
         joined = next((name for name in classes if mark in name), "")
         if joined and len(parts) < len(classes):
             yield (

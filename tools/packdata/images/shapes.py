@@ -105,7 +105,7 @@ class ShapeOptions:
         """Add the classes of boxes as numbers; SourceError if they are neither numbers nor names."""
         name, path = _find(str(self.box_labels), source)
         boxes, _ = _find(_split_format(self.boxes[0])[0], source)
-        classes = self.box_classes or source.labels[path[0]].classes or None
+        classes = self.box_classes or source.classes.get(str(self.box_labels))
         if classes is None:
             every = (each for item in source.items() for each in _list(item, path))
             classes = tuple(sorted({each for each in every if isinstance(each, str)})) or None

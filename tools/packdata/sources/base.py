@@ -131,6 +131,8 @@ class Source(ABC):
     has_several: bool = False  # True if items have any number of pictures each
     # (height, width) of every item, where ``read`` gives pixels; else None.
     pixels: tuple[int, int] | None = None
+    # Names of classes by column, or by member of a column: ``objects.category``.
+    classes: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     # How many other files were skipped, by suffix.
     ignored: Mapping[str, int] = MappingProxyType({})
     notes: Sequence[str] = ()
@@ -257,7 +259,7 @@ class ExtendedSource(Source):
         before = [source.identity["columns"]] if isinstance(source, ExtendedSource) else []
         self.identity = {**source.identity, "columns": [*before, identity] if before else identity}
         self.has_masks, self.has_several = source.has_masks, source.has_several
-        self.pixels, self.ignored = source.pixels, source.ignored
+        self.pixels, self.ignored, self.classes = source.pixels, source.ignored, source.classes
         self.notes = notes
 
     def __len__(self) -> int:

@@ -7,6 +7,7 @@ Source:
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 from abc import abstractmethod
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 PART_ROWS = 1 << 16
 FEW_ROWS = 32  # of pictures, say
 _WHOLE_BYTES = 8 << 20  # an object of a store that is fetched whole
+_LISTS = ("Sequence", "List", "LargeList")  # of Hugging Face's features
 
 
 class TypedRows(RowFile):
@@ -42,7 +44,10 @@ class TypedRows(RowFile):
         schema: Its columns, with what Hugging Face's ``datasets`` wrote of them.
         groups: Its groups, each a part.
         num_rows: Rows of all groups.
+        categories: Columns that were written as categories, also where they are not given back as such.
     """
+
+    categories = frozenset[str]()
 
     def __init__(self, path: Path, schema: pa.Schema, sizes: Sequence[int]) -> None:
         self.path, self.schema = path, schema
@@ -91,7 +96,8 @@ class TypedRows(RowFile):
         """Return numbers of classes by their names; -1 stands for none. SourceError if another number has no name."""
         classes = self.classes.get(name)
         if classes is None or not pa.types.is_integer(array.type):
-            return array
+            is_plain = name in self.categories and not pa.types.is_dictionary(array.type)
+            return array.dictionary_encode() if is_plain else array
         try:
             numbers = pc.if_else(pc.equal(array, -1), pa.scalar(None, array.type), array)
             names = pa.array(classes, pa.string())
@@ -102,14 +108,30 @@ class TypedRows(RowFile):
 
 
 def _class_names(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
-    """Return the names of classes by column, as Hugging Face's ``datasets`` wrote them into the schema."""
+    """Return the names of classes by column or member, as Hugging Face's ``datasets`` wrote them into the schema."""
     try:
-        features = json.loads(schema.metadata[b"huggingface"])["info"]["features"].items()
-        features = [(name, each) for name, each in features if isinstance(each, dict)]  # no lists
-        labels = {n: each for n, each in features if each.get("_type") == "ClassLabel"}
-        return {n: tuple(map(str, each["names"])) for n, each in labels.items() if each["names"]}
-    except (TypeError, KeyError, ValueError, AttributeError):  # none, or of another tool
+        return dict(_labels_in(json.loads(schema.metadata[b"huggingface"])["info"]["features"]))
+    except (TypeError, LookupError, ValueError, AttributeError):  # none, or of another tool
         return {}
+
+
+def _labels_in(feature: Any, name: str = "") -> Iterator[tuple[str, tuple[str, ...]]]:
+    while isinstance(feature, list) or feature.get("_type") in _LISTS:
+        feature = feature[0] if isinstance(feature, list) else feature["feature"]
+    if feature.get("_type") == "ClassLabel" and feature["names"]:
+        yield name, tuple(map(str, feature["names"]))
+    for member, each in feature.items():
+        if isinstance(each, dict | list) and member != "names":
+            yield from _labels_in(each, f"{name}.{member}" if name else member)
+
+
+def _categories(written: bytes) -> frozenset[str]:
+    """Return the columns that Arrow wrote to Parquet as categories: it gives those that are no texts back as plain."""
+    try:
+        schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(written)))
+    except (ValueError, pa.ArrowException):  # none
+        return frozenset()
+    return frozenset(field.name for field in schema if pa.types.is_dictionary(field.type))
 
 
 class ParquetRows(TypedRows):
@@ -121,6 +143,7 @@ class ParquetRows(TypedRows):
         self._file, self.path = file, file.path
         with self._open() as opened:
             schema, self._metadata = opened.schema_arrow, opened.metadata
+        self.categories = _categories((self._metadata.metadata or {}).get(b"ARROW:schema", b""))
         groups = map(self._metadata.row_group, range(self._metadata.num_row_groups))
         super().__init__(self.path, schema, [group.num_rows for group in groups])
 

@@ -61,7 +61,8 @@ class RowsSource(ColumnsSource):
         self._files = self._typed = opened = [open_row_file(file) for file in files]
         for file in opened[1:]:
             _check_alike(file, opened[0])
-        self._schema = schema = opened[0].schema
+        self._schema, self.classes = opened[0].schema, opened[0].classes
+        schema = self._schema
         check_distinct(schema.names, first)
         self._image, self._mask = _find_columns(schema, image_column, mask_column, first)
         self.has_several = _are_pictures(schema.field(self._image).type)
@@ -104,7 +105,7 @@ class RowsSource(ColumnsSource):
         return partial(read_file, rows.path.parent / path, f"{where} ({path})")
 
     def _column(self, name: str, field: str) -> Column:
-        classes, types = self._files[0].classes, pa.types
+        classes, types = self.classes, pa.types
         kind = _plain(self._schema.field(name).type)
         if name in classes and types.is_integer(kind):
             return Column("class", classes[name], numbered=True)

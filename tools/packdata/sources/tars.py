@@ -50,7 +50,9 @@ _ROLES = {
     **{suffix: suffix for suffix in _FIELDS},
 }
 _BLOCK = 512
-_NEIGHBOURS = "The members of a sample are neighbours: make the tar with --sort=name"
+_NEIGHBOURS = (
+    "Keys differ between tars, and members of a sample are neighbours: make tars with --sort=name"
+)
 
 
 @dataclass(slots=True)
@@ -119,10 +121,10 @@ class TarSource(Source):
         if self._label_key:
             self.labels[_LABEL] = column_of(_LABEL, map(self._label_of, self._values("json")))
         folders = sorted({sample.key.rpartition("/")[0] for sample in self._samples} - {""})
-        if _LABEL not in self.labels and len(folders) > 1:
-            self.notes = [
-                f"no label: folders in the tars ({few(folders)}) are not read as classes; unpack them, or add .cls"
-            ]
+        if _LABEL not in self.labels:
+            named = f" ({few(folders)})" if len(folders) > 1 else ""
+            what = f"no label: no .cls, nor {', '.join(LABEL_NAMES)} in the first .json"
+            self.notes = [f"{what}; tars and folders in them{named} are not read as classes"]
 
     def _column(self, role: str) -> Column:
         if role != "cls":

@@ -283,9 +283,9 @@ def as_table(frame: Any) -> pa.Table:
             named = frame.set_axis([str(column) for column in frame.columns], axis=1)
             return pa.Table.from_pandas(named, preserve_index=False)
         if hasattr(frame, "with_format"):
-            return frame.with_format("arrow")[:]  # of its selection
+            frame = frame.with_format("arrow")[:]  # of its selection
         return pa.table(frame.collect() if hasattr(frame, "collect") else frame)
-    except (pa.ArrowException, TypeError, ValueError) as error:
+    except (pa.ArrowException, LookupError, TypeError, ValueError) as error:
         what = f"the source cannot be read as a table ({error})"
         raise SourceError(
             what, type(frame).__name__, "Each column takes values of one kind"
