@@ -274,6 +274,16 @@ class TestColumns:
         if np.shape(boxes)[-1:] == (4,):
             assert all(name in str(caught.value) for name in FORMS)
 
+    def test_what_rounding_puts_beyond_an_edge_is_cut_off(self, tmp_path: Path) -> None:
+        pictures(tmp_path, "a.png")
+        boxes = [[-0.5, 4, 24, 20], [40, 10, WIDTH + 0.75, HEIGHT + 1]]
+        source = listed(tmp_path, [{"path": "a.png", "where": boxes}], "jsonl")
+
+        pack_images(source, tmp_path / "out", boxes=["where"])
+
+        found = ShardDataset(tmp_path / "out")[0].where.tolist()
+        assert found == [[0, 4, 24, 20], [40, 10, WIDTH, HEIGHT]]
+
     @pytest.mark.parametrize("text", ["{", "x", "[" * 100_000, f"[[1, 2, 3, 1{'0' * 400}]]"])
     @pytest.mark.parametrize("option", ["boxes", "keypoints"])
     def test_what_is_no_list_in_a_cell_is_skipped(
