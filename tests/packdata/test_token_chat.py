@@ -399,7 +399,9 @@ MARKS = (
 
 
 @pytest.mark.parametrize("template", [CHATML, MARKS], ids=["told", "marked"])
-@pytest.mark.parametrize("mark", [{"weight": 0}, {"train": False}, {"trainable": False}])
+@pytest.mark.parametrize(
+    "mark", [{"weight": 0}, {"train": False}, {"trainable": False}, {"loss": False}]
+)
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_turns_that_are_not_to_be_trained_are_no_targets(
     tmp_path: Path, template: str, mark: dict[str, Any], kind: str
