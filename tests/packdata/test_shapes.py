@@ -167,6 +167,16 @@ class TestColumns:
         with pytest.raises(PackError):
             pack_images(source, tmp_path / "out", boxes="box:cxcywh", box_labels="kind")
 
+    def test_another_member_of_classes_is_another_packing(self, tmp_path: Path) -> None:
+        pictures(tmp_path, "a.png")
+        objects = {"bbox": CORNERS, "kind": [0, 1], "group": [1, 1]}
+        source = listed(tmp_path, [{"path": "a.png", "objects": objects}], "jsonl")
+        for _ in range(2):
+            pack_images(source, tmp_path / "out", boxes="objects.bbox", box_labels="objects.kind")
+
+        with pytest.raises(PackError):
+            pack_images(source, tmp_path / "out", boxes="objects.bbox", box_labels="objects.group")
+
     def test_four_numbers_alone_are_a_box_that_has_a_class(self, tmp_path: Path) -> None:
         pictures(tmp_path, "a.png")
         source = listed(tmp_path, [{"path": "a.png", "box": CORNERS[0], "kind": [2]}], "jsonl")
