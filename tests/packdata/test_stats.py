@@ -78,7 +78,6 @@ def test_a_limit_holds_for_arrays_of_several_axes(tmp_path: Path) -> None:
     packdata.pack({"e": values}, tmp_path / "a", {"e": Array(dtype="float32", dims=(2, 3))})
 
     assert stats(tmp_path / "a", limit=1).fields["e"]["max"] == 5
-    assert stats(tmp_path / "a", limit=2).fields["e"]["max"] == 17  # of the first and the third
     assert stats(tmp_path / "a").fields["e"]["max"] == 23
 
 
