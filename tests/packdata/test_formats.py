@@ -426,6 +426,7 @@ def test_pandas_reads_parquet(tmp_path: Path) -> None:
 
     assert frame["label"].tolist() == [0, 1, -5]
     assert frame["text"].tolist() == list(FIELDS["text"][1])
+    assert {*map(type, frame["json"])} == {str}
     assert [json.loads(text) for text in frame["json"]] == list(FIELDS["json"][1])
     vectors = FIELDS["float32_vector"][1].tolist()
     assert np.stack(frame["float32_vector"].tolist()).tolist() == vectors
