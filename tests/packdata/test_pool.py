@@ -38,23 +38,38 @@ def test_what_was_done_before_an_error_comes_before_it() -> None:
     assert taken == list(range(57))
 
 
+@pytest.mark.parametrize("num_small", [0, 3000])
 @pytest.mark.parametrize("nbytes", [1 << 20, 64 << 20])
-def test_large_results_are_few_in_flight(nbytes: int) -> None:
-    """Also where each takes no time, so that chunks would grow."""
+def test_large_results_are_few_in_flight(nbytes: int, num_small: int) -> None:
+    """Also where each takes no time, so that chunks would grow, and where those before were small."""
     lock, made, most = threading.Lock(), 0, 0
+
+    def size_of(item: int) -> int:
+        return nbytes if item >= num_small else 1
 
     def work(item: int) -> int:
         nonlocal made
         with lock:
-            made += 1
+            made += size_of(item)
         return item
 
-    with OrderedPool(work, 2, lambda _: nbytes, max_bytes=16 << 20) as pool:
-        for taken, _ in enumerate(pool.map(range(400))):
-            most = max(most, made - taken)
+    with OrderedPool(work, 2, size_of, max_bytes=16 << 20) as pool:
+        for result in pool.map(range(num_small + 400)):
+            most = max(most, made)
+            made -= size_of(result)
+            time.sleep(0.0005 * (result >= num_small))
 
-    # Three chunks are in flight at least, and one may be half taken.
-    assert most <= 4 * max(1, (16 << 20) // nbytes // 3) + 3
+    # Each thread makes its share of the memory once there is room, and one is taken.
+    assert most <= (16 << 20) + 3 * max(nbytes, (16 << 20) // 3 + nbytes)
+
+
+def test_it_ends_while_threads_wait_for_room() -> None:
+    with OrderedPool(int, 3, lambda _: 1 << 20, max_bytes=4 << 20) as pool:
+        results = pool.map(range(1000))
+        assert next(results) == 0
+        began = time.monotonic()
+
+    assert time.monotonic() - began < 10
 
 
 def test_without_threads_one_result_is_made_at_a_time() -> None:
