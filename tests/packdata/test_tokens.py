@@ -246,6 +246,22 @@ def test_pieces_of_an_unpacked_file_or_a_group_of_rows_are_read_from_its_first(
     assert len({*found[2]}) == 2 < len(found[2])
 
 
+def test_no_document_is_cut_where_bad_ones_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its other half may be what is left out."""
+    monkeypatch.setattr("packdata.tokens.source._PIECE_TOKENS", 16)
+    ids = np.tile(np.r_[1:10, 0], 10).astype(np.uint16)
+    ids[25] = 99
+    np.save(tmp_path / "a.npy", ids)
+    options = TokenOptions(vocab_size=50, eod=0, row_tokens=8)
+
+    summary = pack_tokens(tmp_path / "a.npy", tmp_path / "p", options, on_error="skip")
+
+    assert len(summary.rejected) == 1
+    assert documents(tmp_path / "p") == [[*range(1, 10), 0]] * 8
+
+
 def test_a_tokenizer_learns_from_texts_that_are_spread_over_the_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -739,6 +755,22 @@ def test_special_tokens_that_a_text_spells_out_are_text(tmp_path: Path, bpe: byt
 
     assert 0 not in ids
     assert open_tokenizer(path).decode(np.array(ids)) == "a <|endoftext|> b"
+
+
+def test_a_tokenizer_neither_cuts_nor_pads_whatever_its_file_says(
+    tmp_path: Path, bpe: bytes
+) -> None:
+    own = pytest.importorskip("tokenizers").Tokenizer.from_str(bpe.decode())
+    own.enable_truncation(3)
+    own.enable_padding(length=64)
+    source = write(tmp_path / "a.txt", "\n".join(WORDS))
+    files = (write(tmp_path / f"{i}.json", data) for i, data in enumerate((bpe, own.to_str())))
+
+    plain, odd = (
+        pack(source, tmp_path / file.stem, documents="line", tokenizer=file) for file in files
+    )
+
+    assert documents(odd) == documents(plain)
 
 
 def test_a_file_that_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
