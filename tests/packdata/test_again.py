@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import cv2
@@ -100,6 +101,34 @@ def test_what_differs_behind_a_list_is_in_the_way(
         os.utime(photos / "c0" / ("2.png" if change == "mask" else "0.png"), ns=(1, 1))
 
     assert run("images", rows, dst, "--gray") == 1
+
+
+@pytest.mark.parametrize("change", ["mask", "palette", "annotations"])
+def test_what_differs_beside_a_folder_is_in_the_way(
+    tmp_path: Path, photos: Path, change: str
+) -> None:
+    palette, boxes = tmp_path / "palette.txt", tmp_path / "boxes/c0/0.txt"
+    shutil.copytree(photos, tmp_path / "masks")
+    palette.write_text("0 0 0\n1 1 1\n2 2 2\n3 3 3\n")
+    boxes.parent.mkdir(parents=True)
+    boxes.write_text("0 .5 .5 .2 .2\n")
+    beside = (
+        "--masks",
+        tmp_path / "masks",
+        "--palette",
+        palette,
+        "--annotations",
+        boxes.parents[1],
+    )
+    argv = ("images", photos, tmp_path / "out", *beside)
+    assert run(*argv) == run(*argv) == 0
+
+    if change == "palette":
+        palette.write_text("1 1 1\n0 0 0\n2 2 2\n3 3 3\n")
+    else:
+        os.utime(boxes if change == "annotations" else tmp_path / "masks/c0/0.png", ns=(1, 1))
+
+    assert run(*argv) == 1
 
 
 def test_it_is_packed_anew_where_that_is_asked_for(tmp_path: Path, photos: Path) -> None:
