@@ -7,6 +7,8 @@ from pathlib import Path
 
 import cv2
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from loaders.data.manifest import read_manifest
@@ -101,6 +103,18 @@ def test_what_differs_behind_a_list_is_in_the_way(
         os.utime(photos / "c0" / ("2.png" if change == "mask" else "0.png"), ns=(1, 1))
 
     assert run("images", rows, dst, "--gray") == 1
+
+
+def test_masks_that_were_taken_for_pictures_are_not_what_is_meant(
+    tmp_path: Path, photos: Path
+) -> None:
+    files = [(photos / "c0" / f"{i}.png").read_bytes() for i in (0, 2)]
+    rows, dst = tmp_path / "rows.parquet", tmp_path / "out"
+    pq.write_table(pa.table({"a": files[:1], "b": files[1:]}), rows)
+    argv = ("images", rows, dst, "--gray", "--image-column")
+    assert run(*argv, "a", "--mask-column", "b") == run(*argv, "a", "--mask-column", "b") == 0
+
+    assert run(*argv, "b", "--mask-column", "a") == 1
 
 
 @pytest.mark.parametrize("change", ["mask", "palette", "annotations"])

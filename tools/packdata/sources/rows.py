@@ -57,7 +57,6 @@ class RowsSource(ColumnsSource):
     ) -> None:
         self.name, first = name, files[0].path
         self.kind = str(row_kind(first.name))
-        self.identity = files_identity(self.kind, files)
         self._files = self._typed = opened = [open_row_file(file) for file in files]
         for file in opened[1:]:
             _check_alike(file, opened[0])
@@ -65,6 +64,8 @@ class RowsSource(ColumnsSource):
         schema = self._schema
         check_distinct(schema.names, first)
         self._image, self._mask = _find_columns(schema, image_column, mask_column, first)
+        columns = {"columns": [self._image, self._mask]} if self._mask else {}
+        self.identity = files_identity(self.kind, files) | columns
         self.has_several = _are_pictures(schema.field(self._image).type)
         if not len(self):
             raise SourceError("no rows", first)
