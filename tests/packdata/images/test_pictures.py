@@ -44,11 +44,11 @@ def save(pixels: Array | PIL.Image.Image, format: str, **options: Any) -> bytes:
     return file.getvalue()
 
 
-def tiff(pixels: Array, orientation: int, *, order: str = "<") -> bytes:
+def tiff(pixels: Array, orientation: int, *, order: str = "<", white: int = 1) -> bytes:
     """Write a TIFF of 16 bits (Pillow and OpenCV write none with an orientation), H x W x C."""
     height, width, channels = pixels.shape
     offset, count, length = "I", "H", 12
-    tags = {256: width, 257: height, 258: 16, 259: 1, 262: 1 if channels < 3 else 2, 273: 0}
+    tags = {256: width, 257: height, 258: 16, 259: 1, 262: white if channels < 3 else 2, 273: 0}
     tags |= {274: orientation, 277: channels, 278: height, 279: pixels.nbytes}
     tags |= {338: 0} if channels in (2, 4) else {}
     bits = 8 + struct.calcsize(f"{order}{count}{offset}") + length * len(tags)
@@ -177,6 +177,26 @@ class TestOrientation:
 
         with pytest.raises(CodecError):
             decode_picture(tiff(pixels, 1))
+
+    @pytest.mark.parametrize(
+        "data",
+        [
+            tiff(np.zeros((5, 8, 1), np.uint16), 1, white=0),
+            save(np.zeros((5, 8), np.uint8), "TIFF", tiffinfo={339: 2}),
+            b"P6 # of a scanner\n8 5\n4095\n" + bytes(240),
+        ],
+        ids=["0 is white", "signed", "PPM of 12 bits"],
+    )
+    @pytest.mark.parametrize("dtype", ["uint8", "uint16"])
+    def test_pixels_that_pillow_would_change_are_refused(self, data: bytes, dtype: str) -> None:
+        with pytest.raises(CodecError):
+            decode_picture(data, dtype=dtype)
+
+    def test_colours_of_a_jpeg_2000_of_16_bits_are_refused(self) -> None:
+        _, data = cv2.imencode(".jp2", np.zeros((64, 64, 3), np.uint16))
+
+        with pytest.raises(CodecError):
+            decode_picture(data.tobytes(), dtype="uint16")
 
     @pytest.mark.parametrize("mode", ["RGBX", "CMYK"])
     def test_four_bands_without_alpha_are_refused(self, mode: str) -> None:

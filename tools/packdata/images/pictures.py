@@ -66,6 +66,10 @@ with suppress(ImportError):  # and for JPEG XL
 with suppress(ImportError):
     import pillow_jxl  # noqa: F401 - registers on import
 _PNG_DEPTH_AT, _PNG_END = 24, b"IEND\xaeB`\x82"
+# The largest value behind width and height; ISO 15444-1, A.5.1: Ssiz of the first component.
+_PPM_HEAD = re.compile(rb"P[2356](?:\s+(?:#.*\s+)*(\d+)){3}")
+_J2K_DEPTH = re.compile(rb"\xff\x4f\xff\x51.{38}(.)", re.DOTALL)
+_SIGNED = 2  # TIFF's SampleFormat
 _PADDING = re.compile(r"(\d+) extraneous bytes before marker 0x([0-9a-f]{2})")
 _MAX_ODDITIES = 8
 _PREFIX_NBYTES = 16  # that Pillow tells formats by
@@ -80,7 +84,7 @@ class PictureFile:
         format: ``jpeg``, ``png``, ``webp``, ``tiff``, ...
         orientation: Exif's, 1 to 8; 1 of a file that says none (or is turned by Pillow).
         size: (height, width), upright.
-        bits: Bits a channel, as a PNG or TIFF says; 8 for other formats.
+        bits: Bits a channel, as a PNG, TIFF, PPM or JPEG 2000 says; 8 for other formats.
 
     Raises:
         CodecError: The bytes are no picture, a damaged one, or one of too many pixels.
@@ -93,7 +97,8 @@ class PictureFile:
         if factory is None:
             hint = "for HEIC, AVIF and JPEG XL 'pip install loaders[pictures]', or convert it"
             raise CodecError(f"no picture that is read: it starts with {data[:12]!r}; {hint}")
-        with _damage_named("picture"):
+        hint = "; bands that are no colours are for 'packdata arrays'"
+        with _damage_named("picture", hint if data[:2] in (b"II", b"MM") else ""):
             # Not by Image.open, which has a limit of pixels of its own: one of the process.
             self.head: PIL.Image.Image = factory(io.BytesIO(data), "")
         head, self.format = self.head, str(self.head.format).lower()
@@ -108,8 +113,13 @@ class PictureFile:
         if self.orientation >= 5:
             self.size = head.width, head.height
         self._tags = getattr(head, "tag_v2", {})
-        of_tiff = self._tags.get(PIL.ExifTags.Base.BitsPerSample)
-        self.bits = data[_PNG_DEPTH_AT] if self.format == "png" else max(of_tiff or (8,))
+        self.bits = max(self._tags.get(PIL.ExifTags.Base.BitsPerSample) or (8,))
+        if self.format == "png":
+            self.bits = data[_PNG_DEPTH_AT]
+        elif self.format == "ppm" and (found := _PPM_HEAD.match(data)):
+            self.bits = max(8, int(found[1]).bit_length())
+        elif self.format == "jpeg2000" and (found := _J2K_DEPTH.search(data)):
+            self.bits = (found[1][0] & 0x7F) + 1
 
     def oddities(self) -> list[str]:
         """Return what keeps the file from being stored as it is, as far as its head says that."""
@@ -124,15 +134,21 @@ class PictureFile:
     def load(self) -> PIL.Image.Image:
         """Let Pillow decode it; CodecError where it would drop a part: bands, bits, or a gray that stands for clear."""
         mode, bits, clear = self.head.mode, self.bits, self.head.info.get("transparency")
-        num_bands = self._tags.get(PIL.ExifTags.Base.SamplesPerPixel, 1)
-        extra = self._tags.get(PIL.ExifTags.Base.ExtraSamples)
+        tags, names = self._tags, PIL.ExifTags.Base
+        num_bands, extra = tags.get(names.SamplesPerPixel, 1), tags.get(names.ExtraSamples)
+        is_signed = _SIGNED in tags.get(names.SampleFormat, ())
+        # Which Pillow turns around where there are 8 bits.
+        is_inverted = bits > 8 and tags.get(names.PhotometricInterpretation) == 0
         if (
             mode in ("I", "F")
-            or (bits == 16 and not mode.startswith("I;16"))
+            or (bits > 8 and not mode.startswith("I;16"))
             or (bits != 8 and mode != "P" and clear is not None)
             or (num_bands not in (1, 3) and extra not in ((1,), (2,)))
+            or is_signed
+            or is_inverted
         ):
             what = f"mode {mode}, {bits} bits, {num_bands} bands, transparent value {clear}"
+            what += ", signed" * is_signed + ", 0 is white" * is_inverted
             hint = "save it as gray or RGB of 8 or 16 bits, or its numbers for 'packdata arrays'"
             raise CodecError(f"a {self.format} of such pixels is not read ({what}): {hint}")
         self._decode()
@@ -203,12 +219,12 @@ def _orientation(head: PIL.Image.Image) -> int:
 
 
 @contextmanager
-def _damage_named(what: str) -> Iterator[None]:
+def _damage_named(what: str, hint: str = "") -> Iterator[None]:
     """Raise CodecError for whatever Pillow's plugins raise on damage: it may be any exception."""
     try:
         yield
     except Exception as error:
-        raise CodecError(f"the {what} is cut, damaged or not supported ({error})") from error
+        raise CodecError(f"the {what} is cut, damaged or not supported ({error}){hint}") from error
 
 
 @dataclass(frozen=True, slots=True)
