@@ -219,7 +219,7 @@ def _check_alike(sources: Sequence[BatchDataset]) -> None:
         if names != expected:
             raise SchemaError(
                 f"samples of source {number} have the fields {names}, those of source 0 "
-                f"{expected}: use replace(fields=...)"
+                f"{expected}: use replace(fields=...), for windows of tokens the same by="
             )
         _check_meaning(first, source, number)
         if source.device != first.device:

@@ -33,7 +33,7 @@ class Tokens(Field):
     """
 
     kind: ClassVar[str] = "tokens"
-    meaning: ClassVar[tuple[str, ...]] = ("tokenizer", "tokenizer_xxh3_128", "eod")
+    meaning: ClassVar[tuple[str, ...]] = ("tokenizer", "tokenizer_xxh3_128", "vocab_size", "eod")
     dtype: str = "uint16"
     row_tokens: int = 8192
     vocab_size: int | None = None

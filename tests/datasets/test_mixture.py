@@ -606,17 +606,26 @@ def test_numbers_of_other_names_are_refused(tmp_path: Path, one: Any, other: Any
         Mixture(sources)
 
 
-def test_windows_of_two_tokenizers_and_with_labels_beside_none_are_refused(tmp_path: Path) -> None:
+def test_windows_of_two_tokenizers_or_kinds_and_with_labels_beside_none_are_refused(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "a.txt").write_text("some text to pack " * 10)
     packdata.pack_tokens(tmp_path / "a.txt", tmp_path / "bytes")
     lines = [json.dumps({"input_ids": [5] * 40, "labels": [-100] * 20 + [5] * 20})]
     (tmp_path / "a.jsonl").write_text("\n".join(lines))
     packdata.pack_tokens(tmp_path / "a.jsonl", tmp_path / "labels")
-    text, labels = (TokenWindows(tmp_path / name, length=8) for name in ("bytes", "labels"))
+    (tmp_path / "b.jsonl").write_text(json.dumps({"input_ids": [5] * 40}))
+    ids = packdata.TokenOptions(vocab_size=50_257)
+    packdata.pack_tokens(tmp_path / "b.jsonl", tmp_path / "ids", ids)
+    text, labels, other = (
+        TokenWindows(tmp_path / name, length=8) for name in ("bytes", "labels", "ids")
+    )
+    by_document = TokenWindows(tmp_path / "bytes", length=8, by="document")
 
     assert Mixture([text, text]).order(0, 1).length
-    with pytest.raises(SchemaError):
-        Mixture([text, labels])
+    for different in (labels, other, by_document):
+        with pytest.raises(SchemaError):
+            Mixture([text, different], batch_from="one")
 
 
 def test_too_many_bad_samples_are_those_of_one_source(tmp_path: Path) -> None:

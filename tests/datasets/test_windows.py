@@ -196,9 +196,9 @@ def test_shards_that_a_store_closes_are_read_where_they_are_mapped_next(tmp_path
 
 
 @pytest.mark.parametrize("folder", ["lmdb"], indirect=True)
-def test_a_child_process_serves_the_same_windows(folder: Path) -> None:
-    both = [TokenWindows(folder, 20), TokenWindows(folder, 20, by="document")]
-    windows: Any = Mixture(both, [1, 1])
+@pytest.mark.parametrize("by", ["stream", "document"])
+def test_a_child_process_serves_the_same_windows(folder: Path, by: Any) -> None:
+    windows: Any = Mixture([TokenWindows(folder, 20, by=by)] * 2, [1, 1], batch_from="one")
     child = DataLoader(windows, 4, shuffle=True, backend="subprocess", num_workers=2)
     for one, other in zip(child, DataLoader(windows, 4, shuffle=True), strict=True):
         assert one._fields == other._fields

@@ -17,7 +17,7 @@ from loaders.datasets.base import BatchDataset, SamplesOf, from_start, index_arr
 from loaders.datasets.packed import PackedDataset
 from loaders.datasets.reading.request import ReadPlan, Request
 from loaders.datasets.shard import ShardDataset
-from loaders.datasets.tokens.documents import DocumentPlan, DocumentReader, Fit
+from loaders.datasets.tokens.documents import SAMPLE_FIELDS, DocumentPlan, DocumentReader, Fit
 from loaders.datasets.tokens.reader import Widen, WindowReader
 from loaders.datasets.tokens.stream import LABELS, TOKENS, TokenStream
 from loaders.errors import NoValueError, SchemaError
@@ -200,6 +200,11 @@ class TokenWindows(Settled, BatchDataset):
     def schema(self) -> Schema:
         """The fields of the packed dataset."""
         return self.dataset.schema
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the fields of a sample, in order."""
+        return SAMPLE_FIELDS if self.by == "document" else SAMPLE_FIELDS[:2]
 
     @property
     def stored_fields(self) -> dict[str, Field]:
