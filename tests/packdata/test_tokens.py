@@ -876,6 +876,19 @@ def test_val_share_divides_by_document_and_equal_documents_stay_together(
     assert [d for d in expected if d in val] == val  # in their order
 
 
+def test_equal_documents_of_files_of_several_types_stay_together(tmp_path: Path) -> None:
+    ids = np.arange(400).reshape(100, 4)
+    (tmp_path / "ids").mkdir()
+    for dtype in ("uint16", ">u2", "int32", "int64"):
+        np.save(tmp_path / f"ids/{dtype}.npy", ids.astype(dtype))
+
+    pack(tmp_path / "ids", tmp_path / "p", val_share=0.3)
+
+    train, val = (documents(tmp_path / "p" / name) for name in ("train", "val"))
+    assert sorted(train + val) == sorted(ids.tolist() * 4)
+    assert not {*map(tuple, train)} & {*map(tuple, val)}
+
+
 def test_split_divides_documents_and_merge_and_extend_join_them(
     tmp_path: Path, bpe: bytes
 ) -> None:

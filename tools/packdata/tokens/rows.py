@@ -105,7 +105,11 @@ class TokensRecipe(Recipe):
         if draw is not None:
             parts = [documents.take(draw(len(documents)))]
         if self.val_share:
-            is_val = parts[0].hashes(self.seed) * 2.0**-64 < self.val_share
+            known = parts[0]
+            if self.source.kind == "ids":  # of files of several types, too, equal ones are equal
+                wide = known.data.astype(f"i{self.source.itemsize}", copy=False)
+                known = replace(known, data=wide)
+            is_val = known.hashes(self.seed) * 2.0**-64 < self.val_share
             parts = [parts[0].take(np.flatnonzero(some)) for some in (~is_val, is_val)]
         if not self.source.has_ids and self.tokenizer is not None:
             parts = [_encoded(part, self.tokenizer) for part in parts]
