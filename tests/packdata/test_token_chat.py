@@ -230,6 +230,26 @@ def test_a_call_in_place_of_an_opened_thought_is_a_target_whole(tmp_path: Path) 
     assert said(folder) == ["<tool>f(1 > 0)</tool><|im_end|>\nNo.<|im_end|>\n"]
 
 
+@pytest.mark.parametrize(
+    "begin",
+    [
+        "{% if messages and messages[0].role != 'system' %}<|im_start|>system\nBe brief.<|im_end|>\n{% endif %}",
+        "{{ '<s>' if messages else '' }}",
+    ],
+    ids=["system", "bos"],
+)
+def test_what_a_template_writes_before_a_first_answer_is_no_target(
+    tmp_path: Path, begin: str
+) -> None:
+    template = write(tmp_path / "chat.jinja", begin + CHATML)
+
+    folder = pack(
+        write_chats(tmp_path / "a.jsonl", CHAT[2:]), tmp_path / "p", chat_template=template
+    )
+
+    assert said(folder) == ["Drei Äpfel.<|im_end|>\nNo.<|im_end|>\n"]
+
+
 def test_a_turn_whose_place_cannot_be_told_is_refused_with_its_row(tmp_path: Path) -> None:
     template = write(tmp_path / "chat.jinja", "{{ messages | length }}" + CHATML)
     source = write_chats(tmp_path / "a.jsonl", CHAT[:1], CHAT)
@@ -400,7 +420,9 @@ MARKS = (
 
 @pytest.mark.parametrize("template", [CHATML, MARKS], ids=["told", "marked"])
 @pytest.mark.parametrize(
-    "mark", [{"weight": 0}, {"train": False}, {"trainable": False}, {"loss": False}]
+    "mark",
+    [{"weight": 0}, {"train": False}, {"trainable": False}, {"loss": 0.0}, {"masked": True}],
+    ids=lambda mark: next(iter(mark)),
 )
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_turns_that_are_not_to_be_trained_are_no_targets(
@@ -430,6 +452,76 @@ def test_a_turn_that_is_not_trained_needs_a_mark_of_its_own(tmp_path: Path) -> N
     )
     with pytest.raises(SourceError, check=At("b.jsonl, line 2")):
         pack(write_chats(tmp_path / "b.jsonl", CHAT, chat), tmp_path / "b", chat_template=template)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+@pytest.mark.parametrize(
+    "mark",
+    [
+        {"weight": 0.5},
+        {"train_detail": [{"begin_offset": 0, "end_offset": 2, "train": False}]},
+        {"content": [{"type": "text", "text": "Drei", "train": False}]},
+    ],
+    ids=lambda mark: next(iter(mark)),
+)
+def test_a_turn_that_is_trained_in_part_is_refused(
+    tmp_path: Path, mark: dict[str, Any], kind: str
+) -> None:
+    answer = {"role": "assistant", "content": "Drei Äpfel."} | mark
+    source = write_chats(tmp_path / f"a.{kind}", [answer])
+    template = "{% for m in messages %}{{ m.role + ':' + (m.content | string) }}{% endfor %}"
+
+    with pytest.raises(
+        SourceError, check=At(f"a.{kind}, {'row 0' if kind != 'jsonl' else 'line 1'}")
+    ):
+        pack(source, tmp_path / "p", chat_template=write(tmp_path / "c.jinja", template))
+
+
+# What else a conversation may have: each would change its text.
+ELSE: dict[str, Any] = {
+    "tools": [{"name": "f"}],
+    "system": "Be brief.",
+    "prompt": CHAT[:2],
+    "chat_template_kwargs": {"language": "de"},
+    "enable_thinking": False,
+}
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+@pytest.mark.parametrize("name", ELSE)
+def test_what_is_beside_a_conversation_and_not_used_is_refused_or_dropped(
+    tmp_path: Path, name: str, kind: str
+) -> None:
+    template = write(tmp_path / "c.jinja", CHATML)
+    source = write_chats(tmp_path / f"a.{kind}", CHAT[1:], **{name: [ELSE[name]]})
+
+    with pytest.raises(
+        SourceError, check=At(f"a.{kind}, {'row 0' if kind != 'jsonl' else 'line 1'}")
+    ):
+        pack(source, tmp_path / "p", chat_template=template)
+    assert said(pack(source, tmp_path / "q", chat_template=template, drop=(name,)))
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_text_of_the_first_turn_beside_a_conversation_is_no_matter(
+    tmp_path: Path, kind: str
+) -> None:
+    template = write(tmp_path / "c.jinja", CHATML)
+    source = write_chats(tmp_path / f"a.{kind}", CHAT[1:], prompt=["Größe?"], tools=[None])
+
+    assert said(pack(source, tmp_path / "p", chat_template=template))
+
+
+@pytest.mark.parametrize("name", ["tool_calls", "function_call"])
+def test_calls_that_the_template_does_not_use_are_refused(tmp_path: Path, name: str) -> None:
+    """Else the answer to learn is an empty one."""
+    chat = [CHAT[1], {"role": "assistant", "content": "", name: [{"name": "f"}]}, *CHAT[3:]]
+    source = write_chats(tmp_path / "a.jsonl", chat)
+
+    with pytest.raises(SourceError, check=At("a.jsonl, line 1")):
+        pack(source, tmp_path / "p", chat_template=write(tmp_path / "c.jinja", CHATML))
+    whole = write(tmp_path / "d.jinja", "{% for m in messages %}{{ m | tojson }}{% endfor %}")
+    assert '"f"' in said(pack(source, tmp_path / "q", chat_template=whole))[0]
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])

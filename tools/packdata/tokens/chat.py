@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 CONFIG = "tokenizer_config.json"
 _NOW = "strftime_now"
 _HEAD_CHARS = 16
+# As other libraries say whether a turn is trained: 1 or true, 0 or false.
+_FLAGS = ("weight", "train", "trainable", "training", "loss", "loss_scale")
+_CALLS = ("tool_calls", "function_call")
 # No text has these.
 _OPEN, _CLOSE = "\ue000{9b1d6f32-generation}\ue001", "\ue000{9b1d6f32-endgeneration}\ue001"
 _MARKS = re.compile(f"({re.escape(_OPEN)}|{re.escape(_CLOSE)})")
@@ -55,6 +58,7 @@ class ChatTemplate:
         if lost := sorted(asked & {"bos_token", "eos_token"} - {*tokens}):
             hint = f"Put the tokenizer's {CONFIG} beside it, or pass that as the template"
             raise SourceError(f"unknown {' and '.join(lost)} in the template", where, hint)
+        self._words = {*re.findall(r"\w+", text)}
         self.tokens = {name: value for name, value in tokens.items() if name in asked}
         self._end = str(self.tokens.get("eos_token") or "")
         # Its ``{% generation %}`` marks are the targets.
@@ -81,9 +85,11 @@ class ChatTemplate:
     def turns(self, messages: Sequence[Message], tools: Any) -> tuple[str, list[tuple[int, int]]]:
         """Return the text of a conversation, and where in it the assistant speaks, or the template's marks are.
 
-        Turns that say that they are not to be trained are left out; ValueError if the template refuses the messages, or
-        writes a turn in another way once there are later ones, so that its place is not known.
+        Turns that say that they are not to be trained are left out; ValueError if the template refuses the messages,
+        does not use a part of them, or writes a turn in another way once there are later ones, so that its place is
+        not known.
         """
+        self._check_used(messages, tools)
         text, marked = _without_marks(self.render(messages, tools))
         answers = [n for n, message in enumerate(messages) if message.get("role") == "assistant"]
         learned = [n for n in answers if _is_learned(messages[n])]
@@ -96,6 +102,15 @@ class ChatTemplate:
             raise ValueError(f"{what}: turns that are not trained need one mark a turn")
         return text, [marked[answers.index(n)] for n in learned]
 
+    def _check_used(self, messages: Sequence[Message], tools: Any) -> None:
+        """Raise ValueError if the template names none of what is beside the content, which it would leave out."""
+        calls = [name for name in _CALLS if any(message.get(name) for message in messages)]
+        for names in (["tools"] if tools else [], calls):
+            if names and "content" in self._words and self._words.isdisjoint(names):
+                hint = "leave them out of the messages" if names == calls else "drop=['tools']"
+                what = f"the chat template does not use {names[0]!r}"
+                raise ValueError(f"{what}: pass one that does, or {hint}")
+
     def _turn(self, text: str, messages: Sequence[Message], tools: Any) -> tuple[int, int]:
         """Return where the last of some messages lies in the text of the whole conversation."""
         before = self.render(messages[:-1], tools).removesuffix(self._end)
@@ -103,13 +118,18 @@ class ChatTemplate:
         start = len(opened)
         while not text.startswith(opened[:start]):  # it may go on otherwise, such as by a thought
             start -= 1
+        upto = self.render(messages, tools)
         if start < len(opened):
             tag = opened.rfind("<", len(before), start)  # the name of one may be cut
             start = tag if tag >= 0 and ">" not in opened[tag:start] else start
+            # Before a first turn there may be the template's own system message.
+            header = opened[len(before) :].lstrip()
+            at = upto.find(header, start)
+            if at >= start >= len(before) and text.startswith(upto[: at + len(header)]):
+                start = at + len(header)
         said = str(messages[-1].get("content") or "").rpartition("</think>")[2].strip()
         # What is behind a short answer is written otherwise, too.
         head = text[start : start + (min(len(said), _HEAD_CHARS) or _HEAD_CHARS)]
-        upto = self.render(messages, tools)
         # The end token may stand behind the last message alone.
         for end in (upto, upto.removesuffix(self._end)) if start >= len(before) else ():
             at = start
@@ -133,9 +153,18 @@ def _without_marks(text: str) -> tuple[str, list[tuple[int, int]]]:
 
 
 def _is_learned(message: Message) -> bool:
-    """Tell whether a turn is a target, by the names that other libraries have for that."""
-    flags = (message.get(name) for name in ("train", "trainable", "loss"))
-    return message.get("weight") != 0 and not any(flag is False for flag in flags)
+    """Tell whether a turn is a target; ValueError if it is one in part."""
+    flags, content = [message.get(name) for name in _FLAGS], message.get("content")
+    parts = content if isinstance(content, list) else []
+    of_parts = (each for each in parts if isinstance(each, dict) and each.keys() & {*_FLAGS})
+    if (
+        message.get("train_detail")
+        or next(of_parts, None)
+        or any(x not in (None, 0, 1) for x in flags)
+    ):
+        what = "a turn that is trained in part, or with a weight other than 0 and 1"
+        raise ValueError(f"{what}: mark what is trained by {{% generation %}}")
+    return 0 not in flags and message.get("masked") is not True
 
 
 class _Generation(jinja2.ext.Extension):

@@ -300,8 +300,13 @@ class Chat(DocumentForm):
 
     column: str
     template: ChatTemplate
+    # Columns that would change the text, of which ``tools`` is used; less those that are left out.
+    beside: tuple[str, ...]
     kind, option, holds, type = "chat", "messages_column=", "lists of messages", None
-    beside = optional = ("tools",)
+    optional = (
+        *("tools", "prompt", "system", "functions", "documents", "chat_template_kwargs"),
+        *("enable_thinking", "images", "videos", "audios"),
+    )
     has_labels = True
     targets_hint = "Only turns of role 'assistant' are targets: rename the role, or mark turns by {% generation %}"
 
@@ -310,7 +315,9 @@ class Chat(DocumentForm):
         return bool(pa.types.is_struct(getattr(kind, "value_type", pa.null())))
 
     def to_json(self) -> dict[str, Any]:
-        return {"messages_column": self.column, "chat_template": self.template.digest}
+        made_by = {"messages_column": self.column, "chat_template": self.template.digest}
+        dropped = sorted({*self.optional} - {*self.beside})
+        return made_by | ({"drop": dropped} if dropped else {})
 
     def of_table(self, table: pa.Table, place: Place) -> Documents:
         """Return the documents of rows, whose messages have the keys of any of them: what is null is left out."""
@@ -323,7 +330,7 @@ class Chat(DocumentForm):
         rejects: list[Reject] = []
         for number, row in enumerate(rows):
             try:
-                text, turns = self._text(row.get(self.column), row.get("tools"))
+                text, turns = self._text(row)
                 parts.append(text.encode())
             except (ValueError, RecursionError) as error:
                 rejects.append(rejected(place(number), str(error)))
@@ -339,14 +346,24 @@ class Chat(DocumentForm):
             data, ends, placed(ends, lambda i: place(kept[i])), tuple(rejects), labels
         )
 
-    def _text(self, messages: Any, tools: Any) -> tuple[str, list[tuple[int, int]]]:
+    def _text(self, row: Row) -> tuple[str, list[tuple[int, int]]]:
+        messages, tools = row.get(self.column), row.get("tools")
+        for name in self.beside:
+            value = row.get(name) if name != "tools" else None
+            is_text = name == "prompt" and isinstance(value, str)  # of the first message
+            if value not in (None, "", [], {}) and not is_text:
+                hint = f"write it into the messages, or pass drop={[name]}"
+                raise ValueError(f"{name!r} beside {self.column!r} is not used: {hint}")
         are_messages = isinstance(messages, list) and all(
             isinstance(m, dict) and isinstance(m.get("role"), str) for m in messages
         )
         if not messages or not are_messages:
             what = "is not a list of messages with 'role' and 'content'"
             raise ValueError(f"{self.column!r} {what}")
-        tools = json.loads(tools) if isinstance(tools, str) else tools
+        try:
+            tools = json.loads(tools) if isinstance(tools, str) else tools
+        except ValueError as error:
+            raise ValueError(f"'tools' is not JSON ({error})") from error
         return self.template.turns(messages, tools or None)
 
 
@@ -367,7 +384,9 @@ def content_of(files: Sequence[SourceFile], options: TokenOptions) -> DocumentFo
             what = "a chat template needs the package 'jinja2': pip install 'loaders[text]'"
             raise LoadersError(what) from error
         template = open_template(options.chat_template, options.tokenizer, options.chat_date)
-        return Chat(options.messages_column or "messages", template)
+        column = options.messages_column or "messages"
+        beside = tuple(name for name in Chat.optional if name not in (column, *options.drop))
+        return Chat(column, template, beside)
     file = files[0]
     names, rows = _first_rows(file)
     means_text = options.tokenizer is not None or options.train_bpe is not None

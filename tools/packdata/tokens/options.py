@@ -49,7 +49,9 @@ class TokenOptions:
         "NAME",
     )
     drop: tuple[str, ...] = opt(
-        (), "columns beside the ids that are not used: other lists of as many numbers are an error"
+        (),
+        "columns to leave out: lists beside the ids, and what would change conversations (system, documents, ...), are "
+        "an error where they are not used",
     )
     chat_template: Path | str | None = opt(
         None,
