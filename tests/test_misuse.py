@@ -424,6 +424,8 @@ NORMALIZING: list[Case] = [
     (lambda g: Normalize.from_stats(3), TypeError, "stats must be what 'packdata stats"),
     (lambda g: Normalize.from_stats({"a": 1}), ValueError, "must have mean and std"),
     (lambda g: Denormalize.of(3), TypeError, "takes a Normalize, got 3"),
+    (lambda g: loaders.MixUp(3)([1], torch.zeros(1), [0]), TypeError, "tensors .* got .1."),
+    (lambda g: loaders.CutMix(3, alpha=float("inf")), ValueError, "alpha .* inf"),
     (lambda g: Denormalize.of(NORMALIZE)([1]), TypeError, "a tensor of floats, got .1"),
 ]
 

@@ -265,15 +265,20 @@ def test_it_is_made_from_what_packdata_prints(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("max_value", [255, 65535])
-def test_statistics_that_packdata_measured_are_in_pixel_units_however_small(
+def test_statistics_that_packdata_measured_are_in_pixel_units_of_its_images_however_small(
     max_value: int,
 ) -> None:
-    """Images of zeros and ones have them; nobody has scaled anything."""
+    """Images of zeros and ones have them; nobody has scaled anything. Those of other bits are refused."""
     module = Normalize.from_stats({"mean": [0.2], "std": [0.4], "max_value": max_value})
+    one, dtypes = torch.ones(1, 1, 1, 1), [torch.uint8, torch.uint16]
+    right, wrong = dtypes if max_value == 255 else dtypes[::-1]
 
-    torch.testing.assert_close(
-        module(torch.ones(1, 1, 1, 1, dtype=torch.uint8)), torch.full((1, 1, 1, 1), 2.0)
-    )
+    torch.testing.assert_close(module(one.to(right)), one * 2)
+    assert Denormalize.of(module, right)(one * 2).item() == 1
+    with pytest.raises(BatchError):
+        module(one.to(wrong))
+    with pytest.raises(ValueError):
+        Denormalize.of(module, wrong)
 
 
 def test_statistics_of_unknown_units_are_checked() -> None:

@@ -37,7 +37,7 @@ class _Mix(nn.Module, ABC):
         if num_classes is not None:
             whole_number("num_classes", num_classes, at_least=1)
         self.num_classes = num_classes
-        self.alpha = float(real_number("alpha", alpha, at_least=1e-3))
+        self.alpha = float(real_number("alpha", alpha, at_least=1e-3, at_most=1e6))
         self.seed = whole_number("seed", seed)
 
     def forward(
@@ -52,6 +52,7 @@ class _Mix(nn.Module, ABC):
             epoch: From 0.
 
         Raises:
+            TypeError: Images or labels are no tensor.
             BatchError: They do not fit together, or a label on the host is not in [0, num_classes). (On a device its
                 row is NaN.)
         """
@@ -71,19 +72,24 @@ class _Mix(nn.Module, ABC):
         return mixed, torch.lerp(soft.roll(1, 0), soft, share)
 
     def _soft(self, images: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        if labels.dim() not in (1, 2) or len(labels) != len(images) or images.dim() != 4:
-            raise BatchError(
-                f"{tuple(images.shape)} images do not fit {tuple(labels.shape)} labels"
-            )
-        if labels.dim() == 2:
-            return labels.float()
-        if self.num_classes is None:
+        if not all(isinstance(each, torch.Tensor) for each in (images, labels)):
+            raise TypeError(f"tensors are mixed, got {shown(images)} and {shown(labels)}")
+        is_soft = labels.dim() == 2
+        num = labels.shape[1] if is_soft and self.num_classes is None else self.num_classes
+        if num is None:
             raise BatchError(f"labels (N,) need {type(self).__name__}(num_classes=...)")
-        soft = one_hot(labels, self.num_classes)
+        sizes = (len(images), num) if is_soft else (len(images),)
+        if labels.shape != sizes or images.dim() != 4:
+            raise BatchError(
+                f"{tuple(images.shape)} images and {num} classes do not fit {tuple(labels.shape)} labels"
+            )
+        if is_soft:
+            return labels.float()
+        soft = one_hot(labels, num)
         # A device is not asked, which would wait for it: there the loss is NaN.
         if labels.device.type == "cpu" and soft.isnan().any():
             label = labels[soft[:, 0].isnan()][0].item()
-            raise BatchError(f"label {label} is not in [0, {self.num_classes}): check num_classes")
+            raise BatchError(f"label {label} is not in [0, {num}): check num_classes")
         return soft
 
     @abstractmethod
@@ -150,7 +156,7 @@ class CutMix(_Mix):
 def one_hot(labels: torch.Tensor, num_classes: int) -> torch.Tensor:
     """Return labels ``(N,)`` as float32 ``(N, num_classes)``, rows of NaN for those that are no class."""
     classes = torch.arange(num_classes, device=labels.device)
-    is_class = labels.unsqueeze(1) == classes
+    is_class = labels.float().unsqueeze(1) == classes  # of unsigned labels, too
     return is_class.float().masked_fill(~is_class.any(1, keepdim=True), math.nan)
 
 

@@ -53,7 +53,8 @@ class Normalize(nn.Module):
     Raises:
         ValueError: At construction, ``mean`` and ``std`` do not pair up, or look like statistics
             of another scale.
-        BatchError: At call, the input is not of integers (of uint8, with ``max_value=1``) or does not have C channels.
+        BatchError: At call, the input is not of integers (of uint8, with ``max_value=1``; of what was measured, with
+            ``from_stats``) or does not have C channels.
         TypeError: At call, it is no tensor, but a whole batch, or a list of images of many sizes.
 
     Source:
@@ -86,8 +87,9 @@ class Normalize(nn.Module):
                 "memory_format must be None, torch.contiguous_format or torch.channels_last, "
                 f"got {memory_format!r}"
             )
-        self._is_for_uint8 = max_value == 1
-        scale = 255.0 if self._is_for_uint8 else 1.0
+        # The dtype of what was measured.
+        self._only: torch.dtype | None = torch.uint8 if max_value == 1 else None
+        scale = 255.0 if max_value == 1 else 1.0
         self.dtype = dtype
         # By name: torch.memory_format objects cannot be pickled or deep-copied (torch 2.13).
         self._memory_format = None if memory_format is None else str(memory_format).split(".")[-1]
@@ -105,7 +107,7 @@ class Normalize(nn.Module):
     ) -> Self:
         """Return the module for models pretrained on ImageNet, which takes uint8 images."""
         made = cls(IMAGENET_MEAN, IMAGENET_STD, dtype, memory_format)
-        made._is_for_uint8 = True
+        made._only = torch.uint8
         return made
 
     @classmethod
@@ -124,7 +126,10 @@ class Normalize(nn.Module):
         found = data if "mean" in data else _of_arrays(data)
         # Of a field: in its own units.
         max_value = found.get("max_value", 255 if "kind" in found else None)
-        return cls(found["mean"], found["std"], dtype, memory_format, max_value=max_value)
+        made = cls(found["mean"], found["std"], dtype, memory_format, max_value=max_value)
+        dtypes: dict[int | None, torch.dtype] = {255: torch.uint8, 65535: torch.uint16}
+        made._only = made._only or dtypes.get(found.get("max_value"))
+        return made
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Return the standardized images."""
@@ -170,9 +175,9 @@ class Normalize(nn.Module):
             raise BatchError(
                 f"Normalize takes integer images, got {images.dtype}: pass what the loader yields"
             )
-        if self._is_for_uint8 and images.dtype != torch.uint8:
+        if self._only not in (None, images.dtype):
             raise BatchError(
-                f"these statistics are for uint8 images (max_value=1, or imagenet()), got {images.dtype}: pass "
+                f"these statistics are for {self._only} images, got {images.dtype}: pass those of such images, or "
                 "those of 0..1 times the largest value, 65535 for 16 bits, without max_value"
             )
         if not _has_channels(images, len(self.mean)):
@@ -235,6 +240,8 @@ class Denormalize(nn.Module):
         """Return the inverse of a ``Normalize``, where that one is."""
         if not isinstance(normalize, Normalize):
             raise TypeError(f"Denormalize.of takes a Normalize, got {shown(normalize)}")
+        if normalize._only not in (None, dtype):
+            raise ValueError(f"normalize has statistics of {normalize._only} images, got {dtype}")
         mean, std = normalize.mean.tolist(), normalize.std.tolist()
         return cls(mean, std, dtype, max_value=255).to(normalize.mean.device)
 

@@ -54,6 +54,27 @@ def test_labels_that_are_no_class_are_an_error_on_the_host_and_nan_on_a_device(
     assert torch.equal(rows[3:], torch.nn.functional.one_hot(labels[3:], 3).float())
 
 
+@pytest.mark.parametrize("kind", [MixUp, CutMix])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.uint64])
+def test_labels_of_any_whole_numbers_are_classes(kind: Any, dtype: torch.dtype) -> None:
+    images, labels = batch()
+
+    found, want = (kind(3)(images, each, IDS)[1] for each in (labels.to(dtype), labels))
+
+    assert torch.equal(found, want)
+
+
+@pytest.mark.parametrize("kind", [MixUp, CutMix])
+@pytest.mark.parametrize("num", [1, 2, 4])
+def test_soft_labels_of_another_number_of_classes_are_an_error(kind: Any, num: int) -> None:
+    """Class numbers with an axis too many, above all."""
+    images, labels = batch()
+
+    with pytest.raises(BatchError):
+        kind(3)(images, labels[:, None].expand(-1, num), IDS)
+    assert kind()(images, torch.ones(8, num), IDS)[1].shape == (8, num)
+
+
 def share_of(soft: torch.Tensor, labels: torch.Tensor) -> float:
     return float(soft[torch.arange(len(labels)), labels][labels != labels.roll(1)][0])
 
