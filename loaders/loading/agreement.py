@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
+from loaders.datasets.views import fingerprint_of
 from loaders.errors import LoadersError
 from loaders.sampling.ranks import is_distributed
 
@@ -33,7 +34,7 @@ def next_number() -> int:
     return _numbers[os.getpid()]
 
 
-def check_ranks_agree(number: int, steps: EpochBatches) -> None:
+def check_ranks_agree(number: int, steps: EpochBatches, dataset: Any) -> None:
     """Compare a loader with those of its number on other ranks, where they answer; LoadersError if one differs."""
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     if not is_distributed() or dist.get_world_size() < 2 or not host or not port:
@@ -41,14 +42,19 @@ def check_ranks_agree(number: int, steps: EpochBatches) -> None:
     store = _store_at(host, int(port), os.getpid())
     if store is None:
         return
-    made_of = {
+    # With restarts the store may outlive a rank whose count begins anew, at an epoch of before.
+    may_restart = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
+    sampler = steps.sampler
+    made_of: dict[str, Any] = {
         "seed": steps.seed,
         "batch_size": steps.batch_size,
         "drop_last": steps.drop_last,
         "pad": steps.pad,
-        **steps.sampler.order.describe(),
+        "dataset": fingerprint_of(dataset),
+        **(sampler.order.describe() if may_restart else sampler.state_dict()),
     }
-    key = f"loaders/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{number}"
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), dist.get_world_size(), number
+    key = f"loaders/{'/'.join(map(str, attempt))}"
     here = json.dumps(made_of, sort_keys=True)
     try:
         others = store.compare_set(key, "", here).decode()
@@ -57,10 +63,14 @@ def check_ranks_agree(number: int, steps: EpochBatches) -> None:
         return
     if others == here:
         return
+    there = json.loads(others)
+    names = [name for name in {**made_of, **there} if made_of.get(name) != there.get(name)]
+    mine, other = ({name: each.get(name) for name in names} for each in (made_of, there))
     raise LoadersError(
-        f"loader {number} differs between ranks, which would train on overlapping data: here it is made of {made_of}, "
-        f"on another rank of {json.loads(others)}. Make it alike on all ranks (the same seed, too), or pass rank= and "
-        "world_size= where a rank has a loader of its own"
+        f"loader {number} differs between ranks, which would train on overlapping data: here it has {mine}, on another "
+        f"rank {other}. "
+        "Make it alike on all ranks (the same seed, too; states are loaded on all), or pass rank= and world_size= "
+        "where a rank has a loader of its own"
     )
 
 

@@ -417,7 +417,7 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
         if steps.sampler.given_ranks == (None, None):
             check_no_mesh()
             if self._number:
-                check_ranks_agree(self._number, steps)
+                check_ranks_agree(self._number, steps, self.dataset)
                 self._number = 0
         self._check_length(steps.sampler)
         plan = steps.sampler.go_on(steps.plan)

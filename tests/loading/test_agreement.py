@@ -18,9 +18,13 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
-def loader(**settings: Any) -> DataLoader:
-    data = RAMDataset.from_arrays(x=torch.arange(40))
-    return DataLoader(data, **{"batch_size": 4, "shuffle": True, "num_workers": 0} | settings)
+def rows() -> RAMDataset:
+    return RAMDataset.from_arrays(x=torch.arange(40))
+
+
+def loader(data: Any = None, **settings: Any) -> DataLoader:
+    given = {"batch_size": 4, "shuffle": True, "num_workers": 0} | settings
+    return DataLoader(rows() if data is None else data, **given)
 
 
 def alike(rank: int) -> None:
@@ -41,6 +45,19 @@ def sizes(rank: int) -> None:
 
 def pads(rank: int) -> None:
     iter(loader(pad=rank == 0))
+
+
+def halves(rank: int) -> None:
+    iter(loader(rows()[20 * rank : 20 * rank + 20]))
+
+
+def states(rank: int) -> None:
+    """Load a state on one rank alone, as is done with weights that are broadcast."""
+    before, resumed = loader(rank=0, world_size=2), loader()
+    next(iter(before))
+    if rank == 0:
+        resumed.load_state_dict(before.state_dict())
+    iter(resumed)
 
 
 def without_store(rank: int) -> None:
@@ -84,6 +101,8 @@ def test_ranks_whose_loaders_are_alike_or_cannot_be_compared_go_on(job: Any) -> 
         (seeds, ["seed", "0", "1"]),
         (sizes, ["loader 2", "batch_size", "4", "5"]),
         (pads, ["pad", "True", "False"]),
+        (halves, ["dataset"]),
+        (states, ["delivered", "0", "8"]),
     ],
 )
 def test_the_rank_that_differs_says_in_what(job: Any, values: list[str]) -> None:
