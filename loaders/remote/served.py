@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     Reached = tuple[URL, dict[str, Any], dict[str, str]]
 
 T = TypeVar("T")
+_MOST_BROKEN = 20  # answers to one question of which a part came: what cuts them all never ends
 ATTEMPTS = 3  # at what more time does not mend, and at a whole file
 _FINAL = frozenset(["missing", "short", "denied", "region", "unusable", "certificate", "encoded"])
 _MOST_PAUSE_S = 5.0
@@ -88,10 +89,10 @@ class ServedURL:
         """Ask the store, and ask again where that may help; the last ``StoreFault`` is raised.
 
         Where it does not answer, until ``deadline_s`` after the last byte of this answer, or of any ``since`` it is
-        waited for; else at most ``ATTEMPTS`` times. ``call`` asks once, in bounded time, and calls its argument with
-        how many bytes have come.
+        waited for, or some of it came ``_MOST_BROKEN`` times; else at most ``ATTEMPTS`` times. ``call`` asks once, in
+        bounded time, and calls its argument with how many bytes have come.
         """
-        deadline_s = self.objects.deadline_s
+        deadline_s, broken = self.objects.deadline_s, set[int]()
         heard_at, attempt = time.monotonic(), 0
         if since is not None and heard_at - max(since, self._heard_at) >= deadline_s:
             raise StoreFault("network", f"no byte came for {deadline_s:.0f} s")
@@ -99,6 +100,7 @@ class ServedURL:
         def hear(nbytes: int) -> None:
             nonlocal heard_at
             heard_at = self._heard_at = time.monotonic()
+            broken.add(attempt)
             self.num_bytes += nbytes
 
         while True:
@@ -108,7 +110,8 @@ class ServedURL:
             except StoreFault as fault:
                 is_late = attempt >= ATTEMPTS
                 if fault.kind == "network":
-                    is_late = time.monotonic() - heard_at >= deadline_s
+                    is_silent = time.monotonic() - heard_at >= deadline_s
+                    is_late = is_silent or len(broken) >= _MOST_BROKEN
                 if is_late or fault.kind in _FINAL:
                     raise
                 if fault.kind == "expired" and time.monotonic() - self._renewed > _RENEWED_S:
