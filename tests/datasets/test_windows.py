@@ -606,6 +606,20 @@ def test_documents_are_packed_without_losing_or_repeating_a_token(
     assert windows.padding_share == pytest.approx(share)
 
 
+def test_rows_of_one_document_each_may_hold_their_ends_as_one_array() -> None:
+    ids, nums = np.arange(1, 25, dtype=np.uint16).reshape(3, 8), np.array([8, 3, 8], np.int32)
+    arrays = {"tokens": ids, "num_tokens": nums, "document_ends": nums.astype("<u2")[:, None]}
+    rows = RAMDataset.from_arrays(
+        schema={"tokens": Tokens(dtype="uint16", row_tokens=8), "num_tokens": Array("int32")},
+        **arrays,
+    )
+
+    check_documents(
+        TokenWindows(rows, 8, by="document"),
+        [row[:num] for row, num in zip(ids, nums, strict=True)],
+    )
+
+
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     lengths=st.lists(st.integers(1, 50), min_size=1, max_size=30),
