@@ -8,9 +8,11 @@ import json
 import os
 import pickle
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 
@@ -71,6 +73,23 @@ def copied(dataset: Any, out: str) -> list[list[int]]:
     return steps(pickle.loads(box[0]))
 
 
+def shaken(sample: Any, generator: Any) -> Any:
+    """Draw nothing, but say that it does."""
+    return sample
+
+
+def warnings_of(dataset: Any) -> list[int]:
+    """Count the warnings of two epochs of torch's loader, of which each rank has a part."""
+    random, counts = dataset.replace(transform=shaken), []
+    sampler = torch.utils.data.DistributedSampler(random)
+    for _ in range(2):
+        with warnings.catch_warnings(record=True) as found:
+            warnings.simplefilter("always")
+            list(torch.utils.data.DataLoader(random, BATCH_SIZE, sampler=sampler))
+        counts.append(len(found))
+    return counts
+
+
 def alone_afterwards(dataset: Any) -> list[list[int]]:
     """Serve all of it, by a loader that was used by several, when this process is by itself."""
     loader = DataLoader(dataset, BATCH_SIZE, pad=False)
@@ -90,6 +109,7 @@ def main(folder: str, state_file: str, out: str) -> None:
     result["ram"] = check(ram, state, num_workers=1)
     result["child"] = check(shards, state, num_workers=1, backend="subprocess")
     result["copied"] = copied(shards, out)
+    result["warnings"] = warnings_of(shards)
     result["alone"] = alone_afterwards(shards)
     Path(out, f"{os.environ['RANK']}.json").write_text(json.dumps(result))
     dist.destroy_process_group()

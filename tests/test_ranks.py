@@ -73,6 +73,7 @@ def test_processes_share_each_epoch_as_promised(
     assert flat(batch.sample_id.tolist() for batch in kept) == list(range(NUM))
     assert all(flat(rank["alone"]) == list(range(NUM)) for rank in ranks)
     for rank in ranks:
+        assert rank["warnings"] == [0, 1]  # not before this rank's part begins anew
         if world_size == 1:
             assert rank["error"] is None
         else:

@@ -2,6 +2,7 @@ import copy
 import json
 import pickle
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -330,13 +331,14 @@ def test_damage_is_reported_by_its_source_and_counted(
     assert loader.stats().num_replaced >= 1  # what was to replace it may be bad, too
 
 
-def with_one_bad(folder: Path) -> ShardDataset:
-    """Return five samples, of which the third is damaged and replaced."""
-    samples = [{"values": np.full(40_000, i, np.uint8)} for i in range(5)]
+def with_bad(folder: Path, num: int = 5, bad: Sequence[int] = (2,)) -> ShardDataset:
+    """Return samples of which some are damaged and replaced."""
+    samples = [{"values": np.full(40_000, i, np.uint8)} for i in range(num)]
     fields = {"values": Array(dtype="uint8", dims=(40_000,))}
-    path = pack(folder, fields, samples, format="parquet") / "shard-00000.parquet"
+    path = pack(folder, fields, samples, format="parquet", per_shard=num) / "shard-00000.parquet"
     data = bytearray(path.read_bytes())
-    data[data.index(samples[2]["values"].tobytes())] ^= 1
+    for i in bad:
+        data[data.index(samples[i]["values"].tobytes())] ^= 1
     path.write_bytes(data)
     return ShardDataset(folder, on_error="replace")
 
@@ -344,7 +346,7 @@ def with_one_bad(folder: Path) -> ShardDataset:
 @pytest.mark.parametrize("begin", [0, 2])  # at 2 the bad sample is the first one
 def test_a_bad_sample_is_replaced_by_one_of_its_source(tmp_path: Path, begin: int) -> None:
     others = RAMDataset.from_arrays(values=np.full((300, 40_000), 99, np.uint8))
-    bad, good = with_one_bad(tmp_path / "c")[begin:], others.replace(on_error="replace")
+    bad, good = with_bad(tmp_path / "c")[begin:], others.replace(on_error="replace")
     mixture = Mixture([good, bad, good], [0, 1, 0])
     assert mixture.joined is not None
 
@@ -367,6 +369,14 @@ def test_each_source_has_its_own_limit_of_bad_samples(tmp_path: Path) -> None:
         list(
             DataLoader(Mixture([good.replace(on_error="replace"), bad], [1, 1]), 4, num_workers=0)
         )
+
+
+def test_bad_samples_of_one_source_do_not_count_for_another(tmp_path: Path) -> None:
+    mixture = Mixture([with_bad(tmp_path / name, 40, range(8)) for name in "ab"])
+    assert mixture.joined is not None
+
+    assert len(list(DataLoader(mixture, 4))) == 20
+    assert mixture.num_replaced >= 16  # 11 of one would end the run
 
 
 class Backwards(RAMDataset):
@@ -570,15 +580,16 @@ def test_tables_with_other_statistics_are_mixed(tmp_path: Path) -> None:
     standardized = [
         ShardDataset(
             pack(
-                tmp_path / str(mean),
-                {"x": Features(columns=("a",), mean=(mean,), std=(1.0,), standardized=True)},
+                tmp_path / f"{mean} {std}",
+                {"x": Features(columns=("a",), mean=(mean,), std=(std,), standardized=True)},
                 [{"x": np.zeros(1, np.float32)}],
             )
         )
-        for mean in (1.0, 2.0)
+        for mean, std in ((1.0, 1.0), (2.0, 1.0), (1.0, 2.0))
     ]
-    with pytest.raises(SchemaError):
-        Mixture(standardized)
+    for other in standardized[1:]:
+        with pytest.raises(SchemaError):
+            Mixture([standardized[0], other])
 
 
 @pytest.mark.parametrize(
@@ -626,24 +637,3 @@ def test_windows_of_two_tokenizers_or_kinds_and_with_labels_beside_none_are_refu
     for different in (labels, other, by_document):
         with pytest.raises(SchemaError):
             Mixture([text, different], batch_from="one")
-
-
-def test_too_many_bad_samples_are_those_of_one_source(tmp_path: Path) -> None:
-    samples = [{"values": np.full(3_000, i, np.uint8)} for i in range(30)]
-    fields = {"values": Array(dtype="uint8", dims=(3_000,))}
-    path = pack(tmp_path / "bad", fields, samples, format="parquet", per_shard=30)
-    path /= "shard-00000.parquet"
-    data = bytearray(path.read_bytes())
-    for sample in samples[:11]:  # one more than may be bad in a small dataset
-        data[data.index(sample["values"].tobytes())] ^= 1
-    path.write_bytes(data)
-    many = RAMDataset.from_arrays(values=np.zeros((5000, 3_000), np.uint8))
-    bad, good = (
-        ShardDataset(tmp_path / "bad", on_error="replace"),
-        many.replace(on_error="replace"),
-    )
-    mixture = Mixture([good, bad], [0, 1])
-    assert mixture.joined is not None
-
-    with pytest.raises(LoadersError):
-        list(DataLoader(mixture, 30))

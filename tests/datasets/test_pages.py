@@ -313,6 +313,21 @@ ROW = 60_000
 OF_ONE_SIZE: dict[str, Field] = {"data": Array(dtype="uint8", dims=(ROW,))}
 
 
+def test_of_a_thousand_records_the_one_that_is_missing_is_named(tmp_path: Path, kind: str) -> None:
+    samples = [{"data": noise(5_000, i)} for i in range(1200)]
+    fields: dict[str, Field] = {"data": Array(dtype="uint8", dims=(5_000,))}
+    folder = pack(tmp_path / "a", fields, samples, format=kind, per_shard=1200)
+    dataset = ShardDataset(folder, check="never")
+    assert len(dataset[0].data) == 5_000  # the file is open
+    (file,) = files(folder)
+    cut(file, file.read_bytes().index(samples[1150]["data"].tobytes()))
+
+    with pytest.raises(ShardError) as caught:
+        dataset.column("data")
+
+    assert 1148 <= caught.value.row <= 1150  # the page that it begins on is there
+
+
 @pytest.mark.parametrize("fits", [True, False])
 def test_rows_that_are_gathered_are_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, fits: bool

@@ -60,6 +60,13 @@ def states(rank: int) -> None:
     iter(resumed)
 
 
+def restarted(rank: int) -> None:
+    import os
+
+    os.environ["TORCHELASTIC_RESTART_COUNT"] = str(rank)  # nobody is left of those before
+    iter(loader(seed=rank))
+
+
 def without_store(rank: int) -> None:
     import os
 
@@ -89,7 +96,7 @@ def errors_of(job: Callable[[int], None]) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("job", [alike, without_store])
+@pytest.mark.parametrize("job", [alike, restarted, without_store])
 def test_ranks_whose_loaders_are_alike_or_cannot_be_compared_go_on(job: Any) -> None:
     assert errors_of(job) == []
 

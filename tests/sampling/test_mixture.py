@@ -295,6 +295,9 @@ def test_new_weights_go_on_where_each_source_was(before: Any, after: Any, num_ta
     third = sampler(after)
     third.load_state_dict(later)
     assert np.array_equal(list(islice(batches_of(third), 250)), more)
+    again = sampler(before)
+    again.load_state_dict(json.loads(json.dumps(third.state_dict())), weights="new")
+    assert_gone_through(np.concatenate([*seen, *rest, *islice(batches_of(again), 100)]))
     with pytest.raises(StateError):
         sampler(after, seed=4).load_state_dict(state, weights="new")
 
