@@ -81,7 +81,7 @@ def shaken(sample: Any, generator: Any) -> Any:
 def warnings_of(dataset: Any) -> list[int]:
     """Count the warnings of two epochs of torch's loader, of which each rank has a part."""
     random, counts = dataset.replace(transform=shaken), []
-    sampler = torch.utils.data.DistributedSampler(random)
+    sampler: Any = torch.utils.data.DistributedSampler(random)
     for _ in range(2):
         with warnings.catch_warnings(record=True) as found:
             warnings.simplefilter("always")

@@ -108,6 +108,19 @@ def cropped(op: RandomIoUCrop, num: int = 300) -> tuple[Any, list[Floats]]:
     return draw_geometry([op], sizes, seed=1, epoch=0, indices=np.arange(num), known=known), boxes
 
 
+def test_what_one_crop_leaves_out_another_does_not_bring_back() -> None:
+    boxes, sizes = [boxes_of(i) for i in range(50)], np.array([SIZE] * 50)
+
+    def kept(*ops: RandomIoUCrop) -> list[list[bool]]:
+        how: Any = {"known": Known([None] * len(ops), boxes), "indices": np.arange(50)}
+        found = draw_geometry(ops, sizes, seed=1, epoch=0, **how).kept
+        return [each.tolist() for each in found or ()]
+
+    crop, whole = RandomIoUCrop(max_scale=0.5), RandomIoUCrop(sampler_options=[1.0])
+    assert not all(map(all, kept(crop)))
+    assert kept(crop, whole) == kept(crop)
+
+
 def test_boxes_are_kept_as_torchvision_does_at_the_same_crop() -> None:
     v2, tv = torchvision_v2(), torchvision_v2("torchvision.tv_tensors")
     geometry, boxes = cropped(RandomIoUCrop(), 40)

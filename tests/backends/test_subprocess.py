@@ -299,7 +299,8 @@ class Waiting(Dataset[int]):
 
 @pytest.mark.parametrize("is_waiting", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_killed_child_is_an_error_at_once(tmp_path: Path, is_waiting: bool) -> None:
-    iterator = iter(child_loader(Waiting(tmp_path / "go"), 1, num_workers=1))
+    loader = child_loader(Waiting(tmp_path / "go"), 1, num_workers=1)
+    iterator = iter(loader)
     next(iterator), next(iterator)
     (pid,) = children()
 
@@ -312,6 +313,10 @@ def test_a_killed_child_is_an_error_at_once(tmp_path: Path, is_waiting: bool) ->
         next(iterator)
 
     assert time.monotonic() - began < 10
+    for _ in range(3):
+        with suppress(RuntimeError):
+            assert next(iterator, None) is None
+    assert loader.state_dict()["sampler"]["delivered"] == 2  # the rest was not served
     assert not children()
 
 

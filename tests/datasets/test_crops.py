@@ -510,6 +510,17 @@ def test_spans_name_every_chunk_that_is_touched_and_no_other() -> None:
         assert set(spans.chunks(chunk_bytes).tolist()) == wanted
 
 
+def test_a_crop_beyond_a_large_volume_is_padding_alone(tmp_path: Path) -> None:
+    dataset = ShardDataset(
+        pack_large(tmp_path / "a", "lmdb", num=30), augment=[RandomCrop(8, padding=60)]
+    )
+
+    crops = dataset.read(range(30)).batch.array
+
+    assert {*crops.unique().tolist()} <= {*range(31)}
+    assert (crops.flatten(1) == 0).all(1).sum() > 10
+
+
 def test_of_chunks_that_were_verified_before_nothing_is_looked_at_again(
     tmp_path: Path, format: str
 ) -> None:

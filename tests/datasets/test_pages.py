@@ -325,7 +325,7 @@ def test_of_a_thousand_records_the_one_that_is_missing_is_named(tmp_path: Path, 
     with pytest.raises(ShardError) as caught:
         dataset.column("data")
 
-    assert 1148 <= caught.value.row <= 1150  # the page that it begins on is there
+    assert caught.value.row in (1148, 1149, 1150)  # the page that it begins on is there
 
 
 @pytest.mark.parametrize("fits", [True, False])

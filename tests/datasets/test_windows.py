@@ -608,7 +608,11 @@ def test_documents_are_packed_without_losing_or_repeating_a_token(
 
 def test_rows_of_one_document_each_may_hold_their_ends_as_one_array() -> None:
     ids, nums = np.arange(1, 25, dtype=np.uint16).reshape(3, 8), np.array([8, 3, 8], np.int32)
-    arrays = {"tokens": ids, "num_tokens": nums, "document_ends": nums.astype("<u2")[:, None]}
+    arrays: dict[str, Any] = {
+        "tokens": ids,
+        "num_tokens": nums,
+        "document_ends": nums.astype("<u2")[:, None],
+    }
     rows = RAMDataset.from_arrays(
         schema={"tokens": Tokens(dtype="uint16", row_tokens=8), "num_tokens": Array("int32")},
         **arrays,

@@ -99,15 +99,34 @@ def test_half_a_cache_keeps_half_from_epoch_to_epoch(many: Path, cache: Path) ->
     assert np.diff(counts) / size == pytest.approx([1, 0.52, 0.52], abs=0.04)
 
 
+def cache_of(folder: Path, *names: str) -> CacheFolder:
+    """Return a cache of files of 4 bytes, the first one used last."""
+    for age, name in enumerate(names):
+        path = folder / f"shards/{name[:2]}/{name}.lmdb"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"1234")
+        os.utime(path, (1000 - age, 1000 - age))
+    (folder / "parts").mkdir()
+    return CacheFolder(folder)
+
+
+def test_of_what_nobody_needs_goes_first_what_was_used_long_ago(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = cache_of(tmp_path, "idle", "older", "used")
+    monkeypatch.setattr("loaders.remote.folder.MAP_S", 0.0)
+    stored.note_answer("a client", "used")
+
+    assert stored.make_room(8, {})
+    assert stored.make_room(4, {})
+
+    assert [*stored.files] == ["used"]
+
+
 def test_what_nobody_needs_goes_first_then_what_is_needed_last_but_not_what_was_just_answered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("near", "far", "told", "idle"):
-        path = tmp_path / f"shards/{name[:2]}/{name}.lmdb"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"1234")
-    (tmp_path / "parts").mkdir()
-    stored = CacheFolder(tmp_path)
+    stored = cache_of(tmp_path, "near", "far", "told", "idle")
     needs = {"near": 10, "far": 500, "told": 900}
     stored.note_answer("a client", "told")
 
