@@ -248,13 +248,22 @@ def test_cells_are_what_they_are_in_tables(
     assert [item.labels["value"] for item in source.items()] == values
 
 
-def test_boxes_in_four_columns_are_refused_with_the_way_to_pack_them(tmp_path: Path) -> None:
-    (tmp_path / "l.csv").write_text("path,xmin,ymin,xmax,ymax\n1.jpg,1,2,3,4\n")
+@pytest.mark.parametrize("names", ["xmin,xmax,YMin,ymax", "b_x_min,b_y_min,b_x_max,b_y_max"])
+def test_boxes_in_four_columns_are_refused_with_the_way_to_pack_them(
+    tmp_path: Path, names: str
+) -> None:
+    (tmp_path / "l.csv").write_text(f"path,{names}\n1.jpg,1,2,3,4\n")
 
     with pytest.raises(SourceError) as caught:
         open_source(tmp_path / "l.csv")
 
     assert "masks.md" in caught.value.hint
+
+
+def test_corners_in_four_columns_are_noted_as_pictures_may_stay_whole(tmp_path: Path) -> None:
+    (tmp_path / "l.csv").write_text("path,Roi.X1,Roi.Y1,Roi.X2,Roi.Y2\n1.jpg,1,2,3,4\n")
+
+    assert any("masks.md" in note for note in plan_images(tmp_path / "l.csv").notes())
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst", ".bz2"])

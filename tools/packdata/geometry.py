@@ -64,7 +64,7 @@ def _check_boxes(boxes: npt.NDArray[np.float64], form: str, size: Size) -> None:
         box = ", ".join(f"{number:g}" for number in boxes[first].tolist())
         raise CodecError(
             f"box {first}, read as {form}, is x1, y1, x2, y2 = {box}, and the picture is {width} x {height} "
-            f"(width x height): is it of another form? There are {_FORMATS_TEXT}"
+            f"(width x height): is it of another form? There are {_FORMATS_TEXT}; docs/masks.md clips what hangs over"
         )
 
 

@@ -90,9 +90,8 @@ class ShapeOptions:
         if not columns:
             return source
         identity = {"shapes": [*map(list, (self.boxes, self.keypoints, points.flip_pairs))]}
-        notes = [*source.notes]
-        if self.keypoints and not self.flip_pairs:
-            notes.append("keypoints without flip_pairs: a flip exchanges no left and right ones")
+        note = "keypoints without flip_pairs: a flip exchanges no left and right ones"
+        notes = [note] if self.keypoints and not self.flip_pairs else []
 
         def extend(item: Item) -> Item:
             values = {name: _value(item, path) for name, path in members.items()}
@@ -127,7 +126,7 @@ class ShapeOptions:
         labels = {n: c for n, c in source.labels.items() if n != name}
         labels |= {BOX_LABELS: Column("json", field=field)}
         identity = {BOX_LABELS: self.box_labels, "classes": classes and list(classes)}
-        return ExtendedSource(source, labels, identity, extend, source.notes)
+        return ExtendedSource(source, labels, identity, extend)
 
 
 def _pairs(text: str) -> Any:

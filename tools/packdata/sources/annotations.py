@@ -121,7 +121,7 @@ def annotated(
         "without annotations, so without boxes": without,
         "annotations of pictures that are not there": len(absent),
     }
-    notes = [*source.notes, *found.notes, *(f"{what}: {n:,}" for what, n in counts.items() if n)]
+    notes = [*found.notes, *(f"{what}: {n:,}" for what, n in counts.items() if n)]
     identity = {"annotations": digest, "classes": classes}
     return ExtendedSource(source, labels | columns, identity, extend, notes)
 
@@ -253,7 +253,7 @@ def _coco(data: bytes) -> Annotations:
         columns["keypoints"] = replace(columns["keypoints"], field=field)
         num = len(field.flip_pairs)
         pairs = counted(num, "pair") if num else "none"
-        notes.append(f"keypoints, left and right by their names: a flip exchanges {pairs}")
+        notes.append(f"keypoints called left_eye, right_eye and so on: a flip exchanges {pairs}")
     return Annotations("COCO", "xywh", [*names.values()], columns, pictures, notes)
 
 

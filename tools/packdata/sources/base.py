@@ -260,7 +260,7 @@ class ExtendedSource(Source):
         self.identity = {**source.identity, "columns": [*before, identity] if before else identity}
         self.has_masks, self.has_several = source.has_masks, source.has_several
         self.pixels, self.ignored, self.classes = source.pixels, source.ignored, source.classes
-        self.notes = notes
+        self.notes = [*source.notes, *notes]
 
     def __len__(self) -> int:
         return len(self.source)

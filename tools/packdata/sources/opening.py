@@ -78,7 +78,7 @@ def open_source(
         return ListSource(files[0], kind, **columns)
     hint = foreign_hint(place.name) or (
         f"Give a folder of {kind.names} ({' '.join(sorted(kind.suffixes))}) or of one folder per class, a .csv, .tsv "
-        f"or .jsonl list of such files{_ARCHIVES if kind is PICTURES else ''}"
+        f"or .jsonl list of such files{_ARCHIVES if kind is PICTURES else '; packdata.pack takes lists in columns'}"
     )
     if suffix_of(place.name) in kind.suffixes:
         hint = "Give the folder of this file, with a file for each sample"
