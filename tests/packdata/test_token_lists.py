@@ -461,6 +461,20 @@ def test_another_list_that_fits_the_ids_is_an_error_that_names_what_to_drop(
     assert documents(pack(source, tmp_path / "p", drop=("prompt_mask",))) == [[5, 6, 7], [8, 9]]
 
 
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+@pytest.mark.parametrize("name", ["loss_mask", "labels"])
+def test_masks_beside_texts_are_refused_or_dropped(tmp_path: Path, kind: str, name: str) -> None:
+    """As where a tokenizer is passed for lists of ids that have their text beside them."""
+    columns = {"text": ["ab"], "input_ids": [[5, 6]], name: [[0, 1]]}
+    source = write_rows(tmp_path / f"a.{kind}", columns)
+
+    with pytest.raises(SourceError, check=At(source)):
+        pack(source, tmp_path / "p", tokenizer="bytes")
+    assert texts(pack(source, tmp_path / "q", tokenizer="bytes", drop=(name,))) == ["ab"]
+    ids = pack(source, tmp_path / "r", tokenizer="bytes", ids_column="input_ids")
+    assert documents(ids) == [[5, 6]]
+
+
 @pytest.mark.parametrize("ids", ["[1, null]", '"x"'], ids=["by Arrow", "by Python"])
 def test_time_to_skip_rows_grows_as_their_number(tmp_path: Path, ids: str) -> None:
     row = f'{{"input_ids": {ids}, "x": "{"x" * 200}"}}\n'

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_left
 from datetime import date, datetime, time
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -89,7 +90,11 @@ class ChatTemplate:
         does not use a part of them, or writes a turn in another way once there are later ones, so that its place is
         not known.
         """
-        self._check_used(messages, tools)
+        given = {name for m in messages for name in _CALLS if m.get(name)}
+        given |= {"tools"} if tools else set()
+        if "content" in self._words and (unused := sorted(given - self._words)):
+            what = f"the chat template does not use {unused[0]!r}"
+            raise ValueError(f"{what}: pass one that does, or leave it out (a column by drop=)")
         text, marked = _without_marks(self.render(messages, tools))
         answers = [n for n, message in enumerate(messages) if message.get("role") == "assistant"]
         learned = [n for n in answers if _is_learned(messages[n])]
@@ -102,24 +107,13 @@ class ChatTemplate:
             raise ValueError(f"{what}: turns that are not trained need one mark a turn")
         return text, [marked[answers.index(n)] for n in learned]
 
-    def _check_used(self, messages: Sequence[Message], tools: Any) -> None:
-        """Raise ValueError if the template names none of what is beside the content, which it would leave out."""
-        calls = [name for name in _CALLS if any(message.get(name) for message in messages)]
-        for names in (["tools"] if tools else [], calls):
-            if names and "content" in self._words and self._words.isdisjoint(names):
-                hint = "leave them out of the messages" if names == calls else "drop=['tools']"
-                what = f"the chat template does not use {names[0]!r}"
-                raise ValueError(f"{what}: pass one that does, or {hint}")
-
     def _turn(self, text: str, messages: Sequence[Message], tools: Any) -> tuple[int, int]:
         """Return where the last of some messages lies in the text of the whole conversation."""
         before = self.render(messages[:-1], tools).removesuffix(self._end)
         opened = self.render(messages[:-1], tools, opens_turn=True)
-        start = len(opened)
-        while not text.startswith(opened[:start]):  # it may go on otherwise, such as by a thought
-            start -= 1
-        upto = self.render(messages, tools)
-        if start < len(opened):
+        upto, lengths = self.render(messages, tools), range(len(opened))
+        start = bisect_left(lengths, True, key=lambda n: not text.startswith(opened[: n + 1]))
+        if start < len(opened):  # it goes on otherwise, such as by a thought
             tag = opened.rfind("<", len(before), start)  # the name of one may be cut
             start = tag if tag >= 0 and ">" not in opened[tag:start] else start
             # Before a first turn there may be the template's own system message.

@@ -389,19 +389,23 @@ def content_of(files: Sequence[SourceFile], options: TokenOptions) -> DocumentFo
         return Chat(column, template, beside)
     file = files[0]
     names, rows = _first_rows(file)
+    lists = {name for row in rows for name in row if _length(row[name]) is not None}
+    lists -= {*options.drop}
     means_text = options.tokenizer is not None or options.train_bpe is not None
-    if options.text_column is not None or (means_text and "text" in names):
-        return Texts(options.text_column or "text")
-    if options.ids_column is not None or "input_ids" in names:
-        lists = {name for row in rows for name in row if _length(row[name]) is not None}
-        beside = tuple(name for name in BESIDE_IDS if name in lists - {*options.drop})
+    means_text &= options.ids_column is None and "text" in names
+    means_text |= options.text_column is not None
+    if not means_text and (options.ids_column is not None or "input_ids" in names):
+        beside = tuple(name for name in BESIDE_IDS if name in lists)
         ids = Ids(options.ids_column or "input_ids", beside, options.drop)
         for each in files:
             ids.check_first(rows if each is file else _first_rows(each)[1], each.path)
         return ids
-    if "text" not in names and "messages" in names:
+    if not means_text and "text" not in names and "messages" in names:
         raise SourceError("conversations ('messages')", file.path, "Pass chat_template=")
-    return Texts("text")
+    if unused := lists & {*LOSS_MASKS, *([LABELS] if "input_ids" in lists else [])}:
+        hint = f"Pass ids_column= where there are lists of ids, or drop={sorted(unused)}"
+        raise SourceError(f"{min(unused)!r} beside texts is not used", file.path, hint)
+    return Texts(options.text_column or "text")
 
 
 def _first_rows(file: SourceFile) -> tuple[Sequence[str], list[dict[str, Any]]]:
