@@ -176,8 +176,10 @@ def test_text_among_numbers_is_named_and_can_be_either(tmp_path: Path) -> None:
     assert_refused(tmp_path, source, "t.csv, line 4", "'x'", "'6 kg'", numeric=("x",))
     codes = packed(tmp_path, source, categorical=("x",)).column("categories")[:, 0]
     assert sorted(codes.tolist()) == [1, 2, 3, 4]
-    reader = packed(tmp_path, source, numeric=("x",), on_error="skip", overwrite=True)
-    assert reader.column("features").tolist() == [[1, 5], [2, 6], [4, 7]]
+    for missing in ("error", "mean"):  # which the text is not
+        how: dict[str, Any] = {"missing": missing, "on_error": "skip", "overwrite": True}
+        reader = packed(tmp_path, source, numeric=("x",), **how)
+        assert reader.column("features").tolist() == [[1, 5], [2, 6], [4, 7]]
 
 
 def test_text_in_a_later_part_is_text_among_numbers_too(
