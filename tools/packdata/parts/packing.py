@@ -307,8 +307,7 @@ def _join(store: Store, parts: Sequence[State], began: float, *, overwrite: bool
     joined = _joined(parts)
     check_target(store.url, [*joined], overwrite=True)
     files = {folder: _kept_files(store, folder, m.schema.files) for folder, m in joined.items()}
-    splits = parts[0].ended
-    rejects = [r for split in splits for part in parts for r in part.rejects.get(split, ())]
+    rejects = [reject for part in parts for reject in part.all_rejects]
     about = store, joined, files, {"": rejects_bytes(rejects)}
     notes = [] if publish(*about, overwrite=overwrite) else [_JOINED]
     _clear(store)
