@@ -14,7 +14,7 @@ import torch
 import packdata
 from loaders import RAMDataset, ShardDataset, TokenWindows, augment, concat
 from loaders.data.manifest import read_manifest
-from loaders.errors import ChecksumError, PackError, SchemaError
+from loaders.errors import ChecksumError, PackError, SchemaError, StaleDatasetError
 from loaders.schema import Array, Image, Mask
 from packdata.inspect.verify import verify
 from packdata.packed.derive import CopyOptions, copy_dataset, merge, split
@@ -327,3 +327,16 @@ def test_killed_the_same_call_continues(tmp_path: Path) -> None:
     assert run(tmp_path / "c", 2) == (-signal.SIGKILL, 2)  # another call begins anew
     packdata.write(folder, tmp_path / "c", link=False)
     assert records(tmp_path / "c") == records(folder)
+
+
+def test_a_dataset_that_was_replaced_since_it_was_opened_is_not_written(tmp_path: Path) -> None:
+    fields = {"x": Array(dtype="int64")}
+    packdata.pack({"x": np.arange(4)}, tmp_path / "a", fields)
+    dataset = ShardDataset(tmp_path / "a")
+    assert dataset[3].x == 3  # its shard is open, and stays
+    packdata.pack({"x": np.arange(4) + 10}, tmp_path / "a", fields, overwrite=True)
+
+    with pytest.raises(StaleDatasetError):
+        packdata.write(dataset.select([1, 2]), tmp_path / "b")
+
+    assert not (tmp_path / "b").exists()

@@ -1,6 +1,7 @@
 """``Writer`` and ``pack``: any fields from Python, and errors that name the sample."""
 
 import io
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -501,6 +502,21 @@ def test_leaving_after_an_error_that_was_caught_is_an_error(tmp_path: Path, use:
     assert isinstance(caught.value.__cause__, CodecError)
     assert writer.summary is None
     assert not (tmp_path / "out").exists()
+
+
+def test_a_dataset_that_cannot_be_published_ends_the_writer(tmp_path: Path) -> None:
+    fields, out = {"a": Bytes()}, tmp_path / "out"
+    pack([{"a": b"other"}], tmp_path / "other", fields)
+    writer = Writer(out, fields)
+    writer.add(a=b"x")
+    shutil.copy(tmp_path / "other/manifest.json", out)
+
+    for use in (writer.close, lambda: writer.add(a=b"y"), writer.close):
+        with pytest.raises(PackError, check=At("out")):
+            use()
+
+    (out / "manifest.json").unlink()
+    assert pack([{"a": b"z"}], out, fields).samples == 1  # nothing is locked
 
 
 @pytest.mark.parametrize("value", [PIXELS, b"junk"])
