@@ -617,8 +617,7 @@ class TestMasks:
         assert np.array_equal(only(recipe)["mask"], values)
 
     def test_palette_indices_are_resized_by_nearest(self, tmp_path: Path) -> None:
-        values = np.zeros((40, 60), np.uint8)
-        values[:, 30:] = 200
+        values = 200 * np.random.default_rng(0).integers(0, 2, (40, 60), np.uint8)
         image = PIL.Image.fromarray(values).convert("P")
         image.putpalette(list(range(256)) * 3)
 
