@@ -13,6 +13,9 @@ from loaders.schema.field import Field, check_dtype, check_nbytes, field_kind, i
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+# Fields of a stream, by name; ``labels`` where there are some.
+TOKENS, NUM_TOKENS, DOCUMENT_ENDS, LABELS = "tokens", "num_tokens", "document_ends", "labels"
+IGNORED = -100  # as a label: torch's cross_entropy counts no such target
 # Beside the manifest: a plain name, that no shard and no manifest can have.
 _SIDE_FILE = re.compile(r"tokenizer-[A-Za-z0-9_-]{1,100}\.json")
 _DIGEST = re.compile(r"[0-9a-f]{32}")

@@ -13,6 +13,7 @@ import pytest
 
 from loaders.data.view import open_view
 from loaders.errors import PackError, SchemaError, SourceError
+from loaders.schema.tokens import LABELS, TOKENS
 from packdata.cli import main
 from packdata.images.plan import pack_images
 from packdata.packing.target import LOCK_NAME, PACKING_NAME, REJECTED_NAME
@@ -20,7 +21,7 @@ from packdata.plan import pack_plan
 from packdata.tables import pack_tables
 from packdata.tokens.files import SourceFile
 from packdata.tokens.plan import TokenOptions, pack_tokens, plan_tokens
-from packdata.tokens.rows import LABELS, TOKENS, streams_of
+from packdata.tokens.rows import streams_of
 from tests.packdata.recipes import contents
 from tests.packdata.test_kills import killed_before
 

@@ -18,6 +18,7 @@ import torch
 
 from loaders.datasets.reading.request import SamplesReader
 from loaders.datasets.reading.samples import SampleBatch, batch_type, sample_type
+from loaders.schema.tokens import IGNORED
 
 if TYPE_CHECKING:
     from loaders.buffers import Memory
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 Indices = npt.NDArray[np.int64]
 Fit = Literal["first", "best"]
-IGNORED = -100  # torch's cross_entropy counts no such target
 PADDING = -1  # the document of a position that holds none
 SAMPLE_FIELDS = ("tokens", "targets", "position_ids", "document_ids")
 BATCH_FIELDS = (*SAMPLE_FIELDS, "cu_seqlens", "max_seqlen")

@@ -10,7 +10,7 @@ import torch
 
 from loaders.datasets.reading.request import Reader
 from loaders.datasets.reading.samples import batch_type
-from loaders.datasets.tokens.documents import IGNORED
+from loaders.schema.tokens import IGNORED
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -17,14 +17,13 @@ import torch
 from loaders.data.columns import FixedColumn, VarColumn
 from loaders.errors import SchemaError, ShardError
 from loaders.schema import Tokens
+from loaders.schema.tokens import DOCUMENT_ENDS, NUM_TOKENS, TOKENS
 
 if TYPE_CHECKING:
     from loaders.data.gather import Found
     from loaders.datasets.packed import PackedDataset
 
 Indices = npt.NDArray[np.int64]
-TOKENS, NUM_TOKENS, DOCUMENT_ENDS = "tokens", "num_tokens", "document_ends"
-LABELS = "labels"
 
 
 class TokenStream:

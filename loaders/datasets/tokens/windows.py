@@ -19,8 +19,9 @@ from loaders.datasets.reading.request import ReadPlan, Request
 from loaders.datasets.shard import ShardDataset
 from loaders.datasets.tokens.documents import SAMPLE_FIELDS, DocumentPlan, DocumentReader, Fit
 from loaders.datasets.tokens.reader import Widen, WindowReader
-from loaders.datasets.tokens.stream import LABELS, TOKENS, TokenStream
+from loaders.datasets.tokens.stream import TokenStream
 from loaders.errors import NoValueError, SchemaError
+from loaders.schema.tokens import LABELS, TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -26,12 +26,13 @@ from loaders.schema import (
     Text,
     Tokens,
 )
+from loaders.schema.tokens import DOCUMENT_ENDS
 from loaders.system import opencv
 from loaders.system.limits import usable_cores
 from packdata.moments import Moments, percentiles
 from packdata.packing.pool import OrderedPool
 from packdata.packing.progress import Quiet
-from packdata.tokens.rows import DOCUMENT_ENDS, has_tokens, token_stats
+from packdata.tokens.rows import has_tokens, token_stats
 
 if TYPE_CHECKING:
     from pathlib import Path

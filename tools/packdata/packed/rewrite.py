@@ -24,6 +24,7 @@ from loaders.errors import CodecError, PackError, SchemaError, SourceError
 from loaders.remote.origin import origin_of
 from loaders.remote.url import is_url
 from loaders.schema import Boxes, Image, Keypoints, Schema, Tokens
+from loaders.schema.tokens import DOCUMENT_ENDS, LABELS, NUM_TOKENS, TOKENS
 from loaders.system.regular import read_regular
 from packdata.bucket import target_at
 from packdata.describe import counted
@@ -37,10 +38,6 @@ from packdata.packing.target import check_outside
 from packdata.recipe import Block, Recipe, Target
 from packdata.sources.names import repeated, row_hashes
 from packdata.tokens.rows import (
-    DOCUMENT_ENDS,
-    LABELS,
-    NUM_TOKENS,
-    TOKENS,
     block_of,
     count,
     has_tokens,

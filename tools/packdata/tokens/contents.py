@@ -15,10 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from loaders.errors import LoadersError, SourceError
+from loaders.schema.tokens import IGNORED
 from packdata.delimited import CsvRows
 from packdata.parsing import UTF8_HINT, arrow_lines, filled_lines, json_object
 from packdata.sources.row_kinds import open_row_file
-from packdata.tokens.documents import IGNORED, Documents, placed, rejected
+from packdata.tokens.documents import Documents, placed, rejected
 from packdata.types import is_text, kind_of, plain
 
 if TYPE_CHECKING:

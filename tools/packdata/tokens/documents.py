@@ -18,7 +18,6 @@ from packdata.parsing import UTF8_HINT
 
 Place = Callable[[int], str]
 Reject = tuple[str, SourceError]
-IGNORED = -100  # as a label: torch's cross_entropy counts no such target
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,12 @@ from loaders.data.view import open_view
 from loaders.errors import SourceError
 from loaders.remote.url import is_url, place_of
 from loaders.schema import Tokens
+from loaders.schema.tokens import IGNORED
 from packdata.describe import counted, describe_field, passed_over
 from packdata.packing.firstpass import FirstPass
 from packdata.packing.settings import PackSettings, check_names
 from packdata.plan import SourcePlan, pack_plan
 from packdata.sources.listed import listed_sources
-from packdata.tokens.documents import IGNORED
 from packdata.tokens.files import LINE_KINDS, identity_of, list_files
 from packdata.tokens.ids import DEFAULT_DTYPE
 from packdata.tokens.options import TokenOptions as TokenOptions

@@ -17,9 +17,10 @@ from loaders.codecs.tokenizer import decoder_of
 from loaders.data.columns import Column, FixedColumn, VarColumn
 from loaders.errors import SourceError
 from loaders.schema import Array, Field, Schema, Tokens
+from loaders.schema.tokens import DOCUMENT_ENDS, IGNORED, LABELS, NUM_TOKENS, TOKENS
 from packdata.moments import percentiles
 from packdata.recipe import Block, Recipe, Tally, Target
-from packdata.tokens.documents import IGNORED, Documents, joined, rejected
+from packdata.tokens.documents import Documents, joined, rejected
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from packdata.tokens.source import Piece, TokenSource
     from packdata.tokens.tokenizer import Tokenizer
 
-TOKENS, NUM_TOKENS, DOCUMENT_ENDS = "tokens", "num_tokens", "document_ends"
-LABELS = "labels"
 NO_TARGET = "no target"  # of documents that are counted
 
 

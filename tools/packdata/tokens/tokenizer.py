@@ -16,8 +16,9 @@ import xxhash
 
 from loaders.codecs.tokenizer import BytesDecoder, JsonDecoder, import_tokenizers
 from loaders.remote.url import place_of
+from loaders.schema.tokens import IGNORED
 from packdata.reading import read_file
-from packdata.tokens.documents import IGNORED, Documents
+from packdata.tokens.documents import Documents
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
