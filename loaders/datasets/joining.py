@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from loaders.data.view import View
+    from loaders.datasets.base import BatchDataset
 
 
 def joined(kind: type[Any], given: Any, unlisted: Sequence[Any]) -> tuple[View, dict[str, Any]]:
@@ -67,3 +68,19 @@ def _check_alike(one: Any, other: Any) -> None:
 
 def _stored(fields: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in fields if name not in VIRTUAL_FIELDS)
+
+
+def check_meaning(first: BatchDataset, source: BatchDataset, number: int) -> None:
+    """Raise SchemaError where values of one field stand for different things."""
+    one, other = first.stored_fields, source.stored_fields
+    is_changed = any(getattr(each, "transform", None) is not None for each in (first, source))
+    for name in sorted(one.keys() & other.keys() if is_changed else one.keys() | other.keys()):
+        if name not in one or name not in other:
+            missing, there = (0, number) if name not in one else (number, 0)
+            what = f"source {there} has a field {name!r}, source {missing} has none"
+            raise SchemaError(f"{what}: pack both alike, or use replace(fields=...)")
+        if options := one[name].differs_from(other[name]):
+            raise SchemaError(
+                f"field {name!r} of sources 0 and {number} differs in {options}, so equal values stand for different "
+                "things: pack tables with --like, class numbers with --classes, tokens with one tokenizer"
+            )

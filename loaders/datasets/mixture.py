@@ -11,6 +11,7 @@ import xxhash
 from loaders.checks import Settled, as_list, one_of, real_number, shown
 from loaders.datasets.base import BatchDataset, SamplesOf, check_stored
 from loaders.datasets.interleave import Sources
+from loaders.datasets.joining import check_meaning
 from loaders.datasets.packed import PackedDataset, concat
 from loaders.datasets.views import serves_stored, unwrap
 from loaders.errors import NoValueError, SchemaError
@@ -221,22 +222,6 @@ def _check_alike(sources: Sequence[BatchDataset]) -> None:
                 f"samples of source {number} have the fields {names}, those of source 0 "
                 f"{expected}: use replace(fields=...), for windows of tokens the same by="
             )
-        _check_meaning(first, source, number)
+        check_meaning(first, source, number)
         if source.device != first.device:
             raise SchemaError(f"source {number} is on {source.device}, source 0 on {first.device}")
-
-
-def _check_meaning(first: BatchDataset, source: BatchDataset, number: int) -> None:
-    """Raise SchemaError where values of one field stand for different things."""
-    one, other = first.stored_fields, source.stored_fields
-    is_changed = any(getattr(each, "transform", None) is not None for each in (first, source))
-    for name in sorted(one.keys() & other.keys() if is_changed else one.keys() | other.keys()):
-        if name not in one or name not in other:
-            missing, there = (0, number) if name not in one else (number, 0)
-            what = f"source {there} has a field {name!r}, source {missing} has none"
-            raise SchemaError(f"{what}: pack both alike, or use replace(fields=...)")
-        if options := one[name].differs_from(other[name]):
-            raise SchemaError(
-                f"field {name!r} of sources 0 and {number} differs in {options}, so equal values stand for different "
-                "things: pack tables with --like, class numbers with --classes, tokens with one tokenizer"
-            )

@@ -9,6 +9,7 @@ import xxhash
 from torch.utils.data import ConcatDataset, Subset
 
 from loaders.datasets.base import BatchDataset
+from loaders.datasets.joining import check_meaning
 from loaders.datasets.memory.resident import ResidentDataset
 from loaders.datasets.packed import PackedDataset, concat
 from loaders.errors import SchemaError
@@ -23,7 +24,7 @@ def unwrap(dataset: Any) -> Any:
     """Return ``Subset`` (as ``random_split`` gives) and ``ConcatDataset`` over packed datasets as views of them.
 
     What is neither, or is not over datasets that ``select`` and ``concat`` take, stays as
-    it is.
+    it is; SchemaError where values of one field stand for different things.
 
     Example::
 
@@ -42,7 +43,10 @@ def unwrap(dataset: Any) -> Any:
             try:
                 return concat(parts)
             except SchemaError:  # they differ in their settings
-                return dataset
+                first = parts[0]
+                for number, part in enumerate(parts):
+                    if part.names == first.names and part.transform is first.transform is None:
+                        check_meaning(first, part, number)
     return dataset
 
 

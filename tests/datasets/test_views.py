@@ -10,7 +10,8 @@ from loaders import DataLoader, Mixture, RAMDataset, ShardDataset, augment, conc
 from loaders.datasets.reading.request import Request
 from loaders.datasets.views import unwrap
 from loaders.errors import SchemaError, StateError
-from tests.packdata.packing import pack_samples
+from loaders.schema import Label
+from tests.packdata.packing import pack, pack_samples
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +92,18 @@ def test_what_is_not_ours_stays_as_it_is(dataset: ShardDataset) -> None:
     ]  # fmt: skip
     for other in others:
         assert unwrap(other) is other
+
+
+def test_torchs_joining_of_other_classes_is_refused_but_for_a_transform(tmp_path: Path) -> None:
+    one, other = (
+        ShardDataset(pack(tmp_path / names, {"label": Label(classes=(*names,))}, [{"label": 0}]))
+        for names in ("ab", "ba")
+    )
+
+    with pytest.raises(SchemaError):
+        DataLoader(ConcatDataset([one, other]))
+    changed = other.replace(transform=lambda sample: sample._replace(label=1 - sample.label))
+    assert len(list(DataLoader(ConcatDataset([one, changed]), 1))) == 2
 
 
 def test_splits_are_map_style_and_pickle(dataset: ShardDataset) -> None:
