@@ -215,6 +215,11 @@ IN_MEMORY: list[Case] = [
         "one row per sample, got 'photos'",
     ),
     (lambda g: RAMDataset.from_arrays(a=None), SchemaError, "must be numbers.*got None"),
+    (
+        lambda g: RAMDataset.from_arrays(a=np.ma.masked_array([1, 2], [0, 1])),
+        SchemaError,
+        "masked",
+    ),
     (lambda g: RAMDataset.from_arrays(a=["x", "y"]), SchemaError, "numpy.unique"),
     (
         lambda g: RAMDataset.from_arrays(a=[[1], [1, 2]]),

@@ -579,8 +579,11 @@ class TestLabels:
     def test_hugging_face_classes_keep_their_numbers(self, tmp_path: Path) -> None:
         """Also when --classes orders them anew, and -1 stays the mark of unlabelled pictures."""
         png = save(tmp_path / "x.png", photo())
-        features = {"label": {"names": ["zebra", "ant"], "_type": "ClassLabel"}}
-        table = pa.table({"image": [{"bytes": png}] * 3, "label": pa.array([0, 1, -1])})
+        classes = {"names": ["zebra", "ant"], "_type": "ClassLabel"}
+        features = {"label": classes, "coarse": classes}
+        table = pa.table(
+            {"image": [{"bytes": png}] * 3, "label": [0, 1, -1], "coarse": [0, -1, 0]}
+        )
         listed = features | {"boxes": [{"dtype": "float32"}]}  # as older versions wrote a list
         meta = {"huggingface": json.dumps({"info": {"features": listed}})}
         pq.write_table(table.replace_schema_metadata(meta), tmp_path / "a.parquet")
@@ -591,7 +594,7 @@ class TestLabels:
         assert recipe.targets[0].schema.fields["label"] == Label(classes=("zebra", "ant"))
         assert [int(s["label"]) for s in samples(recipe)] == [0, 1, -1]
         assert [int(s["label"]) for s in samples(other)] == [2, 0, -1]
-        assert recipe.tally.take()["without a label"] == 1
+        assert recipe.tally.take()["without a label"] == 2
 
 
 def both(root: Path) -> str:

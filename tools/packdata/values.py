@@ -180,7 +180,7 @@ class Preparer:
         if field.codec == "raw":
             return Encoded(self.codec.encode(array), size)
         array = array.astype(field.dtype)  # a copy: the caller may change the array
-        return Work(lambda: Encoded(self.codec.encode(_unmasked(array)), size), size, array.nbytes)
+        return Work(lambda: Encoded(self.codec.encode(array), size), size, array.nbytes)
 
     def _pictures(self, value: Any, one: Preparer) -> Work:
         is_one = isinstance(value, str | bytes | bytearray | memoryview | Path | Mapping)

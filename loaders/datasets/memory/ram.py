@@ -311,6 +311,10 @@ def _as_array(name: str, value: Any) -> npt.NDArray[Any]:
         what = f"array {name!r} cannot be stored: {error}"
         remedy = "convert it; packdata.Writer takes samples of different shapes"
         raise SchemaError(f"{what}: {remedy}") from error
+    if np.ma.is_masked(value):
+        raise SchemaError(
+            f"array {name!r} has masked values, which are not stored: use .filled(...)"
+        )
     if not array.ndim or array.dtype.kind not in "biuf":
         what = f"array {name!r} must be numbers, one row per sample, got {shown(value)}"
         raise SchemaError(

@@ -23,9 +23,8 @@ from loaders.codecs import Codec, codec_for
 from loaders.codecs.heads import MAX_PICTURE_MB, pixels_within
 from loaders.codecs.picture import DEFAULT_QUALITY, join_files
 from loaders.errors import CodecError, SchemaError, SourceError
-from loaders.schema import PICTURE_CODECS, Array, Field, Image, Images, Mask, Text
+from loaders.schema import PICTURE_CODECS, Array, Field, Image, Images, Label, Mask, Text
 from packdata.describe import counted, numbered
-from packdata.files.labels import LABEL
 from packdata.files.recipe import FilesRecipe
 from packdata.images.fit import MAX_SIDE, Fit, SizeOption
 from packdata.images.masks import ClassMap, decode_mask
@@ -217,6 +216,7 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         self._max_pixels = pixels_within(options.max_picture_mb, pixel_nbytes)
         self._shapes = [label for label in self.labels if label.column.form]
         self._plain = [label for label in self.labels if not label.column.form]
+        self._classes = [label.name for label in self._plain if isinstance(label.field, Label)]
         self._is_several = split.source.has_several
         if self._is_several and (has_masks or self._shapes):
             what = "masks, boxes and keypoints belong to one picture, and samples have several"
@@ -244,7 +244,9 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
             shared["key"] = _KEY.encode(item.key)
             several = self._is_several
             made = self._several(item, data) if several else self._one(item, self._decode(data))
-            self.tally.add(_UNLABELLED, int(item.labels.get(LABEL) in (-1,)))
+            self.tally.add(
+                _UNLABELLED, any(item.labels.get(name) in (-1,) for name in self._classes)
+            )
             return [pictures | shared for pictures in made]
         except CodecError as error:
             raise SourceError(str(error), item.where) from error
