@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
 _MAX_MANIFEST_BYTES = 1 << 30
+_NO_JSON = (
+    "See what the URL answers (a page to log in?); else restore the manifest there from a copy"
+)
 _MAX_DATASET_BYTES = (1 << 63) - 1  # offsets are int64
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _FILE_HASH = re.compile(r"[0-9a-f]{32}")
@@ -168,7 +171,9 @@ def read_remote(origin: Origin) -> Manifest:
         except ManifestError as error:
             if is_last or is_url(error.path):
                 path = error.path if is_url(error.path) else origin.url / MANIFEST_NAME
-                raise ManifestError(error.what, path, error.hint) from error.__cause__
+                is_json = not isinstance(error.__cause__, json.JSONDecodeError)
+                hint = error.hint if is_json else _NO_JSON
+                raise ManifestError(error.what, path, hint) from error.__cause__
     raise AssertionError
 
 

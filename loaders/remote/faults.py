@@ -59,6 +59,12 @@ _CONNECTS = (
     ("certificate", r"InvalidCertificate", "the server's certificate is not trusted", ""),
     ("unranged", r"RangeNotSupported", "the server answers a range with all of an object", ""),
     (
+        "unusable",
+        r"TooManyRedirects",
+        "the server sends from one address to the next",
+        "See where the URL leads, as by 'curl -L'",
+    ),
+    (
         "network",
         r"dns error",
         "the server's name does not resolve",

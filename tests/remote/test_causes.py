@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from loaders import ShardDataset
-from loaders.errors import RemoteError
+from loaders.errors import ManifestError, RemoteError
 from loaders.remote import origin
 from tests.remote.conftest import ended, storage
 
@@ -24,13 +24,19 @@ AUTHORITY = ["-x509", "-subj", "/CN=authority", "-addext", "basicConstraints=cri
 
 
 class Odd(BaseHTTPRequestHandler):
-    """Ignores ranges, and compresses what lies below ``gzip/``."""
+    """Ignores ranges, compresses what lies below ``gzip/``, and sends in circles what lies below ``circle/``."""
 
     root: Path
     seen: list[str | None]
 
     def do_GET(self) -> None:
         self.seen.append(self.headers.get("Authorization"))
+        if self.path.startswith("/circle/"):
+            self.send_response(302)
+            self.send_header("Location", self.path)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
         path = self.root / self.path.lstrip("/").removeprefix("gzip/")
         data = path.read_bytes() if path.is_file() else b""
         self.send_response(200 if path.is_file() else 404)
@@ -128,12 +134,26 @@ def test_a_name_a_port_a_range_and_a_compressed_answer_have_each_its_remedy(
             refused("s3://bucket/packed", **storage("http://127.0.0.1:1", **FAST)),
             refused(url, "manifest.json", **FAST),
             refused(f"{url}/gzip", **FAST),
+            refused(f"{url}/circle", **FAST),
         ]
 
     whats, hints = zip(*found, strict=True)
-    words = ("name does not resolve", "refused", "range", "compressed")
-    assert [word in what for word, what in zip(words, whats, strict=True)] == [True] * 4
-    assert len(set(hints)) == 4
+    words = ("name does not resolve", "refused", "range", "compressed", "address to the next")
+    assert [word in what for word, what in zip(words, whats, strict=True)] == [True] * 5
+    assert len(set(hints)) == 5
+
+
+def test_a_page_in_the_place_of_the_manifest_is_told_from_a_damaged_dataset(
+    shared: Path, tmp_path: Path
+) -> None:
+    """As a server answers that wants a login."""
+    (tmp_path / "manifest.json").write_text("<html>")
+
+    with serving(tmp_path) as (url, _), pytest.raises(ManifestError) as caught:
+        ShardDataset(url, cache=shared)
+
+    assert str(caught.value.path) == f"{url}/manifest.json"
+    assert "pack" not in caught.value.hint
 
 
 @pytest.mark.skipif(not Path("/bin/mount").exists(), reason="mounts a file system")
