@@ -493,6 +493,7 @@ BAD = {
     "text": (npy_bytes(np.array(["a"])), "not numbers"),
     "a table": (npy_bytes(np.zeros(2, "i4,f4")), "not numbers"),
     "dates": (npy_bytes(np.array(["2020-01-01"], "M8[D]")), "not numbers"),
+    "open bracket": (header_bytes("{'descr': '<f4', 'shape': (1,\n"), "not a .npy file"),
     "code": (header_bytes("__import__('os').abort()\n"), "not a .npy file"),
     "negative": (
         header_bytes("{'descr': '<f4', 'fortran_order': False, 'shape': (-1,)}\n"),

@@ -90,6 +90,16 @@ def test_an_array_with_a_header_is_not_read_as_another_type(tmp_path: Path) -> N
         pack(tmp_path / "a.npy", tmp_path / "p", bin_dtype="uint16")
 
 
+def test_a_header_that_cannot_be_parsed_is_an_error_of_its_file(tmp_path: Path) -> None:
+    write(
+        tmp_path / "a.npy",
+        b"\x93NUMPY\x01\x00\x20\x00{'descr': '<u2', 'shape': (20,   " + bytes(40),
+    )
+
+    with pytest.raises(SourceError, check=At("a.npy")):
+        pack(tmp_path / "a.npy", tmp_path / "p")
+
+
 @pytest.mark.parametrize("dtype", ["<u2", "<u4"])
 def test_datatrove_tells_documents_and_type_by_its_index(tmp_path: Path, dtype: str) -> None:
     source = write(tmp_path / "src/00000_shuffled.ds", IDS.astype(dtype).tobytes())

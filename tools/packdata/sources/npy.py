@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
+import tokenize
 import zipfile
 import zlib
 from contextlib import contextmanager
@@ -113,7 +114,7 @@ def _read_header(file: IO[bytes], size: int, where: str) -> ArrayHeader:
             if version[0] not in (1, 2, 3):
                 raise ValueError(f"version {version[0]}.{version[1]}")
             shape, is_fortran, dtype = read(file)
-    except (ValueError, TypeError, SyntaxError, RecursionError) as error:
+    except (ValueError, TypeError, SyntaxError, RecursionError, tokenize.TokenError) as error:
         raise SourceError(f"not a .npy file ({error})", where) from error
     if dtype.hasobject:
         hint = "Save it as numbers: array.astype('float32'), say"

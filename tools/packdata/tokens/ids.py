@@ -65,9 +65,10 @@ def open_ids(file: SourceFile, bin_dtype: str | None) -> _Opened:
 
 
 def _open_npy(file: SourceFile, bin_dtype: str | None) -> _Opened:
+    path = file.file.local()
     try:
-        ids = np.load(file.file.local(), mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError, SyntaxError, OverflowError) as error:
+        ids = np.load(path, mmap_mode="r", allow_pickle=False)
+    except Exception as error:  # of numpy's parser: the header is Python
         raise SourceError(f"the file cannot be read as .npy ({error})", file.path) from error
     if ids.dtype.kind not in "ui" or ids.dtype != (bin_dtype or ids.dtype):
         raise SourceError(f"the file holds {ids.dtype}, not {bin_dtype or 'ids'}", file.path)
