@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from array import array
 from itertools import repeat
 from pathlib import PurePosixPath
@@ -38,6 +37,7 @@ from packdata.sources.base import (
     is_missing,
     key_of,
     shared_keys,
+    sides_in,
 )
 from packdata.sources.listed import Listing
 from packdata.types import NO_VALUES, type_of
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from packdata.sources.base import Row
 
 LIST_SUFFIXES = (*DELIMITED, *JSON_LINES)
-_SIDES = ("xmin", "ymin", "xmax", "ymax"), ("x1", "y1", "x2", "y2")
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 _AT_ONCE = 1024  # rows
 _NO_LABEL = r"(?i)^([+-]?nan)?$"
@@ -88,14 +87,11 @@ class ListSource(ColumnsSource):
             if name not in columns:
                 hint = f"Name the column of paths with {kind.option}"
                 raise SourceError(f"no column {name!r} among {columns}", path, hint)
-        plain = [re.sub(r"[\W_]", "", name).lower() for name in columns]  # bbox_x_min, Roi.X1
-        for sides in _SIDES if kind is PICTURES else ():
-            if all(any(name.endswith(side) for name in plain) for side in sides):
-                what = f"columns {', '.join(sides)}, which no crop moves"
-                if sides is _SIDES[0]:
-                    raise SourceError(what, path, ROWS_OF_BOXES)
-                # Beside a label of the whole picture they do no harm.
-                self.notes = [f"{what}. {ROWS_OF_BOXES}"]
+        if kind is PICTURES and (sides := sides_in(columns)):
+            if "xmin" in sides:
+                raise SourceError(sides, path, ROWS_OF_BOXES)
+            # Beside a label of the whole picture they do no harm.
+            self.notes = [f"{sides}. {ROWS_OF_BOXES}"]
         self._fields = field_names(columns, (self._image, self._mask, "key"), path, label_column)
         if not self._is_json:
             fields = [self._fields.get(name, "key") for name in columns]

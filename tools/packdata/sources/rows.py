@@ -16,6 +16,7 @@ import pyarrow as pa
 from loaders.errors import SourceError
 from packdata.reading import read_file
 from packdata.sources.base import (
+    ROWS_OF_BOXES,
     Column,
     ColumnsSource,
     check_distinct,
@@ -23,6 +24,7 @@ from packdata.sources.base import (
     field_names,
     files_identity,
     first_named,
+    sides_in,
 )
 from packdata.sources.row_kinds import FEW_ROWS, PART_ROWS, open_row_file, row_kind
 from packdata.types import is_text
@@ -69,6 +71,8 @@ class RowsSource(ColumnsSource):
         self.has_several = _are_pictures(schema.field(self._image).type)
         if not len(self):
             raise SourceError("no rows", first)
+        if sides := sides_in(schema.names):
+            self.notes = [f"{sides}. {ROWS_OF_BOXES}"]
         has_keys = "key" in schema.names and _is_key(schema.field("key").type)
         self._keyed_by = "key" if has_keys else ""
         taken = (self._image, self._mask, self._keyed_by)
