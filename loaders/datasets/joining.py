@@ -9,7 +9,7 @@ from loaders.data.view import join_views
 from loaders.datasets.base import check_stored
 from loaders.datasets.settings import SETTINGS
 from loaders.errors import SchemaError
-from loaders.schema import VIRTUAL_FIELDS, Schema
+from loaders.schema import VIRTUAL_FIELDS, Boxes, Keypoints, Schema
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,6 +64,10 @@ def _check_alike(one: Any, other: Any) -> None:
         a, b = one.schema.fields[name], other.schema.fields[name]
         if a != b:
             raise SchemaError(f"datasets to concatenate differ in field {name!r}: {a} and {b}")
+        pictures = {one.leader, other.leader} - {None}
+        if isinstance(a, Boxes | Keypoints) and len(pictures) > 1:
+            what = f"{name!r} is in pixels of {' or of '.join(sorted(pictures))}"
+            raise SchemaError(f"{what}: mix the datasets, Mixture([a, b])")
 
 
 def _stored(fields: Sequence[str]) -> tuple[str, ...]:

@@ -657,6 +657,26 @@ def test_boxes_follow_the_first_image_of_the_schema(tmp_path: Path, names: list[
             kept.replace(augment=resize)
 
 
+def test_datasets_whose_boxes_follow_other_pictures_are_mixed_and_not_joined(
+    tmp_path: Path,
+) -> None:
+    parts = []
+    for sides in ({"image": 100, "thumb": 20}, {"thumb": 20, "image": 100}):
+        side = next(iter(sides.values()))
+        fields = {n: Image(codec="raw", size=(s, s)) for n, s in sides.items()}
+        value = {n: np.zeros((s, s, 3), np.uint8) for n, s in sides.items()}
+        box = np.array([[0.4, 0.4, 0.6, 0.6]], np.float32) * side
+        folder = pack(tmp_path / str(side), fields | {"boxes": Boxes()}, [value | {"boxes": box}])
+        parts.append(
+            ShardDataset(folder, fields=["image", "boxes"], augment=[augment.Resize((50, 50))])
+        )
+
+    with pytest.raises(SchemaError):
+        parts[0] + parts[1]
+    for boxes in Mixture(parts).read([0, 1]).batch.boxes:
+        assert boxes.tolist() == [pytest.approx([20, 20, 30, 30])]
+
+
 def test_boxes_outside_of_the_picture_that_they_would_follow_are_refused(tmp_path: Path) -> None:
     """They were drawn on another image of the sample: moved in silence they would be wrong labels."""
     fields = {
