@@ -236,7 +236,6 @@ class OrderedLoader(torch.utils.data.DataLoader[BatchT]):
             assert self._others is not None
             self._others.load_state_dict(place)
             return
-        steps.sampler.cursor.start = 0  # of before: the state says another
         steps.sampler.load_state_dict(place, weights=weights, skips=False)
 
 
