@@ -29,7 +29,7 @@ from loaders.datasets.base import (
 )
 from loaders.datasets.joining import joined
 from loaders.datasets.reading.coefficients import check_scale, makers_of
-from loaders.datasets.reading.factory import as_forms, first_picture, forms_of, make_readers
+from loaders.datasets.reading.factory import as_forms, forms_of, make_readers
 from loaders.datasets.reading.halves import Finisher, with_moves
 from loaders.datasets.reading.known import check_followed, check_known
 from loaders.datasets.reading.request import BadSamples, ReadPlan, Request
@@ -56,6 +56,7 @@ from loaders.schema import (
     Schema,
     Text,
 )
+from loaders.schema.pictures import first_picture
 from loaders.schema.tables import column_names, find_column
 
 if TYPE_CHECKING:

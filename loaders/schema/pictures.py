@@ -9,7 +9,7 @@ from loaders.errors import SchemaError
 from loaders.schema.field import Field, check_dtype, check_nbytes, field_kind, is_count, raw_nbytes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 PICTURE_CODECS = ("jpeg", "png", "webp", "raw", "yuv420", "dct")
 _FILE_CODECS = ("jpeg", "png", "webp")
@@ -203,6 +203,13 @@ class Keypoints(Field):
     def shape(self) -> tuple[int | None, ...]:
         """Any number of things, their points, two or three numbers each."""
         return (None, self.num, None)
+
+
+def first_picture(fields: Mapping[str, Field]) -> str | None:
+    """Return whose pixels boxes are in: the first image of a schema, without one the first mask."""
+    kinds = (Image, Mask)
+    named = (name for kind in kinds for name, field in fields.items() if isinstance(field, kind))
+    return next(named, None)
 
 
 def _check_pairs(pairs: Any, num: int | None) -> tuple[tuple[int, int], ...]:

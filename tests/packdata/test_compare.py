@@ -7,7 +7,7 @@ import pytest
 
 import packdata
 from loaders.errors import SchemaError
-from loaders.schema import Array, Field, Image, Label, Schema
+from loaders.schema import Array, Boxes, Field, Image, Label, Schema
 from packdata.inspect.compare import diff, schema_differences
 from packdata.packed.derive import CopyOptions, copy_dataset, extend, merge
 from tests.packdata.packing import FIELDS, pack, sample
@@ -97,3 +97,17 @@ def test_without_keys_another_order_is_other_records(tmp_path: Path) -> None:
     found = diff(first, second)
 
     assert found.samples == {"label": 2}
+
+
+def test_boxes_in_pixels_of_other_images_are_not_joined(tmp_path: Path) -> None:
+    image, value = Image(codec="raw", size=(8, 8)), np.zeros((8, 8, 3), np.uint8)
+    folders = []
+    for names in ("xy", "yx"):
+        fields: dict[str, Field] = dict.fromkeys(names, image) | {"boxes": Boxes()}
+        row = dict.fromkeys(names, value) | {"boxes": np.zeros((1, 4), np.float32)}
+        packdata.pack([row], tmp_path / names, fields)
+        folders.append(tmp_path / names)
+
+    assert len(diff(*folders).schema) == 2  # the order of fields that samples show, too
+    with pytest.raises(SchemaError):
+        merge(tmp_path / "merged", folders)

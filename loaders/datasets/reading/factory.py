@@ -129,13 +129,6 @@ def forms_of(
     return forms
 
 
-def first_picture(fields: Mapping[str, Field]) -> str | None:
-    """Return whose pixels boxes are in: the first image of a schema, without one the first mask."""
-    kinds = (Image, Mask)
-    named = (name for kind in kinds for name, field in fields.items() if isinstance(field, kind))
-    return next(named, None)
-
-
 def _followed(
     dataset: Any, boxes: str, fields: Mapping[str, Field | None]
 ) -> tuple[str, Image | Mask]:

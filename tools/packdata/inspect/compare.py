@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.data.view import View, open_view
+from loaders.schema import Boxes, Keypoints
+from loaders.schema.pictures import first_picture
 from packdata.describe import cut
 
 if TYPE_CHECKING:
@@ -105,6 +107,9 @@ def schema_differences(a: Schema, b: Schema) -> list[str]:
         for option in one | other if one["kind"] == other["kind"] else ["kind"]:
             what = f"field {name!r}: {option}"
             found += _different(what, one.get(option), other.get(option))
+    if any(isinstance(field, Boxes | Keypoints) for field in a.fields.values()):
+        pictures = first_picture(a.fields), first_picture(b.fields)
+        found += _different("first image, in whose pixels boxes are,", *pictures)
     return found
 
 
