@@ -11,10 +11,12 @@ import os
 import re
 from collections import Counter
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
+
+import numpy as np
 
 from loaders.errors import SourceError
 from loaders.remote.url import URL
@@ -67,7 +69,7 @@ class Annotations:
     more: dict[str, Column]  # what else there is of each box
     # By path, as far as it is known: with its suffix in COCO's, else without.
     pictures: dict[str, Values]
-    notes: Sequence[str] = ()
+    notes: list[str] = field(default_factory=list)
 
     def name_of(self, item: Item) -> str | None:
         """Return what a picture is called here, None if it is not: of names that fit its path, the longest counts."""
@@ -116,10 +118,11 @@ def annotated(
 
     of_others = {*SPLIT_NAMES} - {split or source.name}
     absent = found.pictures.keys() - names.keys()
-    absent = {name for name in absent if of_others.isdisjoint(PurePath(name).parts)}
     counts = {
         "without annotations, so without boxes": without,
-        "annotations of pictures that are not there": len(absent),
+        "annotations of pictures that are not there": sum(
+            of_others.isdisjoint(PurePath(name).parts) for name in absent
+        ),
     }
     notes = [*found.notes, *(f"{what}: {n:,}" for what, n in counts.items() if n)]
     identity = {"annotations": digest, "classes": classes}
@@ -148,10 +151,8 @@ def _read(path: Path | str, split: str) -> tuple[Annotations, str]:
     pictures = _parsed(names, *_PARSERS[kind])
     if kind == ".json":
         coco: Annotations = pictures.popitem()[1]
-        coco.notes = [
-            *coco.notes,
-            *([f"files of annotations that are not read: {beside}"] if beside else []),
-        ]
+        if beside:
+            coco.notes.append(f"files of annotations that are not read: {beside}")
         return coco, digest
     return _of_voc(pictures) if kind == ".xml" else _of_yolo(pictures, classes, root), digest
 
@@ -249,9 +250,9 @@ def _coco(data: bytes) -> Annotations:
     if more := sorted(set[str]().union(*boxes) - {*_COCO, *_COCO_READ}):
         notes.append(f"of the annotations not read: {few(more, 8)}")
     if "keypoints" in columns:
-        field = _keypoints(pictures.values(), categories.values())
-        columns["keypoints"] = replace(columns["keypoints"], field=field)
-        num = len(field.flip_pairs)
+        points = _keypoints(pictures.values(), categories.values())
+        columns["keypoints"] = replace(columns["keypoints"], field=points)
+        num = len(points.flip_pairs)
         pairs = counted(num, "pair") if num else "none"
         notes.append(f"keypoints called left_eye, right_eye and so on: a flip exchanges {pairs}")
     return Annotations("COCO", "xywh", [*names.values()], columns, pictures, notes)
@@ -353,15 +354,11 @@ def _of_yolo(pictures: dict[str, Values], classes: Sequence[str], root: Path) ->
 
 def _is_pose(numbers: Sequence[float]) -> bool:
     """Tell whether numbers may be a box in the picture, and points of two or three numbers in it, or 0, 0."""
-    (x, y, width, height), rest = numbers[:4], numbers[4:]
-    return max(abs(x - 0.5) + width / 2, abs(y - 0.5) + height / 2) <= 0.5 + _NEAR and any(
-        all(
-            (abs(a - x) <= width / 2 + _NEAR and abs(b - y) <= height / 2 + _NEAR) or a == b == 0
-            for a, b in zip(rest[::step], rest[1::step], strict=False)
-        )
-        for step in (2, 3)
-        if len(rest) % step == 0
-    )
+    (centre, half), rest = np.reshape(numbers[:4], (2, 2)), np.array(numbers[4:])
+    half = half / 2 + _NEAR
+    points = [rest.reshape(-1, n)[:, :2] for n in (2, 3) if len(rest) % n == 0]
+    fits = (((abs(each - centre) <= half) | (each == 0)).all() for each in points)
+    return bool((abs(centre - 0.5) + half <= 0.5 + 2 * _NEAR).all()) and any(fits)
 
 
 def _yolo_names(root: Path) -> Sequence[str]:
