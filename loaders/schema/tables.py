@@ -68,7 +68,13 @@ class Features(Array):
     @property
     def meaning(self) -> tuple[str, ...]:
         """Statistics change what is stored only where it is standardized."""
-        return ("columns", "standardized", *(("mean", "std") if self.standardized else ()))
+        return ("columns", "dates", "standardized", *(("mean", "std") * self.standardized))
+
+    @property
+    def dates(self) -> tuple[str, ...] | None:
+        """Columns that are days, made of dates; None if that is not known."""
+        pairs = zip(self.columns, self.sources, strict=False)
+        return tuple(n for n, (_, how) in pairs if how == "days") if self.sources else None
 
 
 @field_kind

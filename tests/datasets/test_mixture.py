@@ -557,7 +557,8 @@ def test_sources_that_a_device_decodes_and_that_cannot_be_joined_are_refused_the
 
 def feature_tables(folder: Path, **other: Any) -> list[ShardDataset[Any]]:
     """Return two packed tables; the second one differs in some options."""
-    plain = {"columns": ("a", "b"), "mean": (1.0, 2.0), "std": (1.0, 1.0)}
+    plain: dict[str, Any] = {"columns": ("a", "b"), "mean": (1.0, 2.0), "std": (1.0, 1.0)}
+    plain["sources"] = (("a", "number"), ("b", "flag"))
     found = []
     for name, options in (("one", plain), ("two", plain | other)):
         row = {"x": np.zeros(2, np.float32)}
@@ -565,7 +566,14 @@ def feature_tables(folder: Path, **other: Any) -> list[ShardDataset[Any]]:
     return found
 
 
-@pytest.mark.parametrize("other", [{"columns": ("b", "a")}, {"standardized": True}])
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"columns": ("b", "a")},
+        {"standardized": True},
+        {"sources": (("a", "days"), ("b", "number"))},
+    ],
+)
 def test_tables_whose_numbers_mean_other_things_are_refused(
     tmp_path: Path, other: dict[str, Any]
 ) -> None:
