@@ -79,8 +79,13 @@ class ChatTemplate:
         try:
             text = self._template.render(add_generation_prompt=opens_turn, **given, **self.tokens)
         except Exception as error:  # it is a program: whatever it raises is about these messages
-            what = f"{type(error).__name__}: {error}"
-            raise ValueError(f"the chat template refuses the conversation ({what})") from error
+            opening = (
+                "to open a first answer: use a template that marks targets by {% generation %}"
+            )
+            what = (
+                f"{'the conversation' if messages else opening} ({type(error).__name__}: {error})"
+            )
+            raise ValueError(f"the chat template refuses {what}") from error
         return str(text)
 
     def turns(self, messages: Sequence[Message], tools: Any) -> tuple[str, list[tuple[int, int]]]:

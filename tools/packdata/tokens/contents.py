@@ -238,8 +238,8 @@ class Ids(DocumentForm):
                 before, ends = np.append(0, np.cumsum(np.abs(values))), np.cumsum(sizes)
                 found = before[ends] - before[ends - sizes]
             is_odd = np.zeros(len(lengths), bool)
-            if name in MASKS:  # such as numbers of documents
-                is_odd[np.repeat(np.arange(len(lengths)), sizes)[values >> 1 != 0]] = True
+            if name in MASKS and (odd := values >> 1 != 0).any():  # such as numbers of documents
+                is_odd[np.repeat(np.arange(len(lengths)), sizes)[odd]] = True
             bad = good & (has_null | is_odd | (found != lengths))
             good &= ~bad
             for row in np.flatnonzero(bad).tolist():
