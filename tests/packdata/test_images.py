@@ -584,7 +584,13 @@ class TestLabels:
         table = pa.table(
             {"image": [{"bytes": png}] * 3, "label": [0, 1, -1], "coarse": [0, -1, 0]}
         )
-        listed = features | {"boxes": [{"dtype": "float32"}]}  # as older versions wrote a list
+        # As older versions wrote a list, and others write what they do not know.
+        listed = {
+            "more": [],
+            "rest": {"_type": "List"},
+            "boxes": [{"dtype": "float32"}],
+            **features,
+        }
         meta = {"huggingface": json.dumps({"info": {"features": listed}})}
         pq.write_table(table.replace_schema_metadata(meta), tmp_path / "a.parquet")
 

@@ -117,8 +117,8 @@ def _class_names(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
 
 def _labels_in(feature: Any, name: str = "") -> Iterator[tuple[str, tuple[str, ...]]]:
     while isinstance(feature, list) or feature.get("_type") in _LISTS:
-        feature = feature[0] if isinstance(feature, list) else feature["feature"]
-    if feature.get("_type") == "ClassLabel" and feature["names"]:
+        feature = [*feature, {}][0] if isinstance(feature, list) else feature.get("feature", {})
+    if feature.get("_type") == "ClassLabel" and feature.get("names"):
         yield name, tuple(map(str, feature["names"]))
     for member, each in feature.items():
         if isinstance(each, dict | list) and member != "names":
