@@ -158,12 +158,18 @@ def test_missing_values_of_csv_can_be_named(tmp_path: Path) -> None:
     frame.to_csv(source, index=False)
     words = ("?", "None", "<NA>", "\\N")
 
-    reader = packed(tmp_path, source, missing_values=words, missing="nan", numeric=("x",))
+    how: dict[str, Any] = {"missing_values": words, "missing": "nan", "numeric": ("x",)}
+    reader = packed(tmp_path, source, **how)
 
     np.testing.assert_array_equal(reader.column("features")[:, 0], [1, np.nan, 3, np.nan])
     assert reader.column("categories")[:, 0].tolist() == [0, 1, 0, 0]
     again = packed(tmp_path / "test", source, like=tmp_path / "out")  # takes the words too
     np.testing.assert_array_equal(again.column("features"), reader.column("features"))
+    ragged = tmp_path / "ragged.csv"  # which is read row by row
+    ragged.write_text(f"{source.read_text()}5,b,c\n")
+    rows = packed(tmp_path / "rows", ragged, **how, on_error="skip")
+    np.testing.assert_array_equal(rows.column("features"), reader.column("features"))
+    np.testing.assert_array_equal(rows.column("categories"), reader.column("categories"))
     command = ["tables", str(source), str(tmp_path / "c"), "--missing", "nan", "--numeric", "x"]
     assert main([*command, "--missing-values", r"?,\N", "--missing-values", '"None","<NA>"']) == 0
     assert len(PackedReader(tmp_path / "c")) == 4

@@ -297,6 +297,7 @@ WRONG: list[tuple[str, Any]] = [
     *(("boxes", value) for value in ([1, 2, 3, 4], None, 5, "abc", [[1, 2, 3, 4], [1, 2]])),
     ("boxes", [[10, 10, 5, 20]]),  # x, y, width, height, as COCO has them
     ("boxes", [[0, 0, float("nan"), 1]]),
+    ("boxes", [[0, 0, float("inf"), 1]]),
     *(("vector", value) for value in ([1, 2], "abc", None, [1, "a", None])),
     *(("caption", value) for value in (5, "\ud800")),
     ("key", 5),
