@@ -367,15 +367,20 @@ class TestSizes:
             ("200x90", "cover"),
         ],
     )
-    def test_boxes_lie_on_the_pixels_that_they_were_on(
+    def test_boxes_and_points_lie_on_the_pixels_that_they_were_on(
         self, tmp_path: Path, size: str, fit: str
     ) -> None:
         pictures(tmp_path, "a.png")
-        source = listed(tmp_path, [{"path": "a.png", "where": CORNERS[:1]}], "jsonl")
+        corners = np.reshape(CORNERS[0], (1, 2, 2)).tolist()
+        row = {"path": "a.png", "where": CORNERS[:1], "joints": corners}
+        source = listed(tmp_path, [row], "jsonl")
+        how: dict[str, Any] = {"boxes": ["where"], "keypoints": ["joints"], "codec": "png"}
 
-        pack_images(source, tmp_path / "out", sizes=[size], fit=fit, boxes=["where"], codec="png")
+        pack_images(source, tmp_path / "out", sizes=[size], fit=fit, **how)
 
-        image, boxes = ShardDataset(tmp_path / "out")[0]
+        image, boxes, joints = ShardDataset(tmp_path / "out")[0]
+        edges = np.array(image.shape[:0:-1])
+        assert np.allclose(joints.numpy().clip(0, edges), boxes.reshape(1, 2, 2), atol=1e-3)
         rows, columns = np.nonzero(image[0].numpy() > 125)
         found = (
             [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]

@@ -16,6 +16,7 @@ from loaders import RAMDataset, ShardDataset, TokenWindows, augment, concat
 from loaders.data.manifest import read_manifest
 from loaders.errors import ChecksumError, PackError, SchemaError, StaleDatasetError
 from loaders.schema import Array, Image, Mask
+from packdata.images.fit import SizeOption
 from packdata.inspect.verify import verify
 from packdata.packed.derive import CopyOptions, copy_dataset, merge, split
 from tests.packdata.packing import CLASSES, pack_samples, sample
@@ -199,9 +200,9 @@ def test_pictures_get_another_codec_and_size_without_decoding_the_rest(tmp_path:
     assert [r["image"] for r in same] == [r["image"] for r in before]
     assert [r["mask"] for r in same] == [r["mask"] for r in before]
     assert PackedReader(tmp_path / "same").sample(1)["pixels"].shape == (16, 19, 3)
-    shapes = {n: v.shape for n, v in PackedReader(tmp_path / "small").sample(2).items()}
-    assert shapes["image"] == shapes["pixels"] == (8, 10, 3)
-    assert shapes["mask"] == (8, 10)
+    made, fit = PackedReader(tmp_path / "small").sample(2), SizeOption(8, 10, "stretch")
+    assert made["image"].shape == made["pixels"].shape == (8, 10, 3)
+    assert np.array_equal(made["mask"], fit.apply(sample(2)["mask"], nearest=True))
 
 
 def test_what_cannot_be_written_is_refused_and_leaves_nothing(
