@@ -1,5 +1,6 @@
 """``shuffle="lanes"`` through datasets and loaders: the shards that a dataset was packed in say the order."""
 
+import pickle
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -77,9 +78,11 @@ def test_a_copy_in_memory_has_the_same_order(folder: Path, view: str) -> None:
     elif view == "empty":
         dataset = dataset.select([])
 
-    mapped, copied = (labels(loader(each)) for each in (dataset, RAMDataset(dataset)))
+    kept = RAMDataset(dataset)
+    sent = pickle.loads(pickle.dumps(kept))
+    mapped, copied, of_another = (labels(loader(each)) for each in (dataset, kept, sent))
 
-    assert copied == mapped
+    assert copied == of_another == mapped
     assert sorted(flat(mapped)) == sorted(dataset.column("label").tolist())
 
 

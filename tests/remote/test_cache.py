@@ -320,11 +320,12 @@ def test_lanes_that_need_more_than_half_a_cache_run_with_the_number_that_the_err
     assert max(np.diff(counts)) <= 0.6 * size
 
 
+@pytest.mark.parametrize("on_error", ["raise", "replace"])  # of which no sample is to blame
 def test_a_shard_that_is_larger_than_the_cache_is_an_error(
-    many: Path, many_proxy: servers.Proxy, cache: Path
+    many: Path, many_proxy: servers.Proxy, cache: Path, on_error: Any
 ) -> None:
-    limits = {"path": cache, "size": 100_000}
-    remote = ShardDataset("s3://bucket/many", cache=limits, storage=storage(many_proxy.endpoint))
+    limits: Any = {"cache": {"path": cache, "size": 100_000}, "on_error": on_error}
+    remote = ShardDataset("s3://bucket/many", storage=storage(many_proxy.endpoint), **limits)
 
     with pytest.raises(RuntimeError) as caught:
         remote.read([0])
