@@ -240,6 +240,7 @@ class TestOptions:
         assert decode(recipe, dict(large))["image"].shape == (64, 96, 3)
         assert decode(recipe, dict(small), 1)["image"].shape == (32, 48, 3)
         assert large["key"] == small["key"] == b"a"
+        assert decode(recipe, dict(large))["original_size"].tolist() == [400, 600]
         (alone,) = encode(plan(tmp_path, sizes=["64"], codec="png"))
         (_, last) = plan(tmp_path, sizes=[32, "64"], codec="png").encode(item)
         # Not of a decoding that is small enough for 32.

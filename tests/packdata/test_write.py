@@ -205,6 +205,16 @@ def test_pictures_get_another_codec_and_size_without_decoding_the_rest(tmp_path:
     assert np.array_equal(made["mask"], fit.apply(sample(2)["mask"], nearest=True))
 
 
+def test_added_values_are_those_of_their_samples_however_many_there_are(tmp_path: Path) -> None:
+    numbers, fields = np.arange(10_000), {"x": Array(dtype="int64")}
+    packdata.pack({"x": numbers}, tmp_path / "a", fields)
+
+    packdata.write(tmp_path / "a", tmp_path / "b", add={"y": numbers})
+
+    reader = PackedReader(tmp_path / "b")
+    assert reader.column("y").tolist() == reader.column("x").tolist() == numbers.tolist()
+
+
 def test_what_cannot_be_written_is_refused_and_leaves_nothing(
     folder: Path, tmp_path: Path
 ) -> None:
