@@ -647,6 +647,17 @@ def test_an_array_that_changes_after_listing_is_an_error(tmp_path: Path) -> None
         list(map(recipe.encode, recipe.items()))
 
 
+def test_the_headers_of_all_files_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("packdata.arrays._LOOKS", 2)
+    src = save(
+        tmp_path / "src", {"a": np.ones((3, 4)), "b": np.ones((3, 4)), "c": np.ones((5, 4))}
+    )
+
+    pack_arrays(src, tmp_path / "dst")
+
+    assert array_field(tmp_path / "dst").dims == (None, 4)
+
+
 def test_large_arrays_go_to_lmdb_and_small_ones_to_parquet(tmp_path: Path) -> None:
     small = save(tmp_path / "small", {"a": numbers((10, 10))})
     sparse(tmp_path / "large/a.npy", (1 << 20,))

@@ -150,6 +150,16 @@ def test_a_wrong_row_is_named_or_left_out(
     assert [item for item, _ in packed.rejected] == [f"sample {bad}"]
 
 
+def test_columns_that_are_added_piece_by_piece_are_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("packdata.writer._PIECE_BYTES", 100)  # of 400
+
+    packdata.pack({"x": np.arange(NUM)}, tmp_path / "a", {"x": Array("int64")})
+
+    assert PackedReader(tmp_path / "a").column("x").tolist() == [*range(NUM)]
+
+
 def test_keys_stay_unique(tmp_path: Path) -> None:
     fields = {"x": Array("int64")}
     with packdata.Writer(tmp_path / "out", fields, on_error="skip") as writer:
