@@ -21,6 +21,7 @@ from loaders.data.manifest import read_manifest
 from loaders.errors import CodecError, LoadersError, PackError, SchemaError, SourceError
 from loaders.schema import Array, Boxes, Bytes, Image, Json, Label, Mask, MultiLabel, Text
 from packdata import Writer, pack
+from packdata.images.stored import warn_of_depth
 from packdata.packing.progress import Quiet
 from packdata.packing.target import PACKING_NAME
 from tests.packdata.reading import PackedReader
@@ -161,6 +162,19 @@ def test_a_raw_field_of_four_channels_takes_files_of_16_bits(tmp_path: Path) -> 
     pack([{"image": data}], tmp_path, {"image": Image(channels=4, dtype="uint16", codec="raw")})
 
     assert np.array_equal(PackedReader(tmp_path).sample(0)["image"], pixels)
+
+
+@pytest.mark.parametrize(("dtype", "told"), [("uint8", 1), ("uint16", 0)])
+def test_files_of_16_bits_that_are_stored_as_8_are_told_once(
+    tmp_path: Path, caplog: Any, dtype: str, told: int
+) -> None:
+    warn_of_depth.cache_clear()
+    data = encoded(np.full((5, 6), 4000, np.uint16), "PNG")
+
+    image = Image(dtype=dtype, codec="png")
+    pack([{"image": data}] * 3, tmp_path / "out", {"image": image}, workers=1)
+
+    assert sum("stored as 8" in record.getMessage() for record in caplog.records) == told
 
 
 @pytest.mark.parametrize(
