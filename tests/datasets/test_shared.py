@@ -23,7 +23,7 @@ from loaders.datasets.memory.loading import ColumnToLoad
 from loaders.datasets.memory.memfile import fill_memory_file, open_memory_file
 from loaders.errors import CacheError, ChecksumError, LoadersError
 from loaders.remote.folder import VERSION
-from loaders.schema import Array, Label
+from loaders.schema import Array, Field, Image, Label, Text
 from tests.datasets.sharing import Rank, digest, memfds
 from tests.packdata.packing import FIELDS, pack, sample
 
@@ -387,6 +387,19 @@ def test_what_decides_the_bytes_makes_another_copy(folder: Path) -> None:
     assert memfds() == len(copies)
     assert [len(copy) for copy in copies] == [NUM, NUM, NUM - 1, NUM]
     assert same[0].image.shape[1:] == (9, 9)
+
+
+def test_pixels_at_another_scale_are_another_copy(tmp_path: Path) -> None:
+    fields: dict[str, Field] = {"image": Image(codec="dct", size=(32, 32)), "key": Text()}
+    row = {"image": np.zeros((32, 32, 3), np.uint8), "key": uuid.uuid4().hex}
+    shards = ShardDataset(pack(tmp_path / "a", fields, [row]))
+
+    copies = [
+        RAMDataset(shards, scale=scale, decode=True, shared=True, progress=False)
+        for scale in (1, 0.5)
+    ]
+
+    assert [copy[0].image.shape for copy in copies] == [(3, 32, 32), (3, 16, 16)]
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
