@@ -66,6 +66,12 @@ _CONNECTS = (
     ),
     (
         "network",
+        r"InvalidContentType",
+        "the server does not speak TLS",
+        "Write http:// in place of https://, or check the port",
+    ),
+    (
+        "network",
         r"dns error",
         "the server's name does not resolve",
         "Check how the endpoint is spelled, and this machine's name server",

@@ -135,12 +135,20 @@ def test_a_name_a_port_a_range_and_a_compressed_answer_have_each_its_remedy(
             refused(url, "manifest.json", **FAST),
             refused(f"{url}/gzip", **FAST),
             refused(f"{url}/circle", **FAST),
+            refused(url.replace("http:", "https:"), **FAST),
         ]
 
     whats, hints = zip(*found, strict=True)
-    words = ("name does not resolve", "refused", "range", "compressed", "address to the next")
-    assert [word in what for word, what in zip(words, whats, strict=True)] == [True] * 5
-    assert len(set(hints)) == 5
+    words = (
+        "name does not resolve",
+        "refused",
+        "range",
+        "compressed",
+        "address to the next",
+        "TLS",
+    )
+    assert [word in what for word, what in zip(words, whats, strict=True)] == [True] * 6
+    assert len(set(hints)) == 6
 
 
 def test_a_page_in_the_place_of_the_manifest_is_told_from_a_damaged_dataset(
