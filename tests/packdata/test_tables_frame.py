@@ -11,7 +11,7 @@ import pytest
 
 import packdata
 from loaders import DataLoader, RAMDataset, ShardDataset
-from loaders.errors import SourceError
+from loaders.errors import PackError, SourceError
 from loaders.schema import Label
 from packdata.cli import main
 from tests.packdata.reading import PackedReader
@@ -140,6 +140,17 @@ def test_what_is_no_frame_needs_fields(tmp_path: Path, frame: pd.DataFrame) -> N
     with pytest.raises(TypeError):
         packdata.arrays_of(frame, targets="y")
     assert main(["verify", str(tmp_path)]) == 1
+
+
+def test_a_frame_with_one_other_value_is_another_packing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("packdata.tables.files.PART_ROWS", 2)
+    for _ in range(2):
+        packdata.pack_tables(pa.table({"x": [1, 2, 3]}), tmp_path / "out")
+
+    with pytest.raises(PackError):
+        packdata.pack_tables(pa.table({"x": [1, 2, 4]}), tmp_path / "out")
 
 
 def test_a_frame_may_call_its_columns_by_numbers() -> None:
