@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 import packdata
+from loaders.data.manifest import read_manifest
 from loaders.schema import Array, Features, Field
 from packdata.inspect.stats import stats
 from packdata.moments import Moments
@@ -148,3 +149,13 @@ def test_more_categories_than_a_byte_counts_are_counted(tmp_path: Path) -> None:
 
     assert (found["num_categories"], found["num_unknown"]) == (300, 0)
     assert found["most_frequent"] == {"256": 2, "257": 2} | {f"{i:03}": 1 for i in range(6)}
+
+
+def test_categories_of_several_shards_are_counted_together(tmp_path: Path) -> None:
+    table = pa.table({"word": ["a", "b", "b", "c"] * 5})
+    pack_tables(table, tmp_path / "a", shard_bytes=50)
+
+    (found,) = stats(tmp_path / "a").fields["categories"]["columns"].values()
+
+    assert len(read_manifest(tmp_path / "a").shards) > 2
+    assert found["most_frequent"] == {"b": 10, "a": 5, "c": 5}
