@@ -12,6 +12,7 @@ import os
 from collections import Counter
 from datetime import timedelta
 from functools import cache
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -39,7 +40,7 @@ def check_ranks_agree(number: int, steps: EpochBatches, dataset: Any) -> None:
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
     if not is_distributed() or dist.get_world_size() < 2 or not host or not port:
         return
-    store = _store_at(host, int(port), os.getpid())
+    store = _store_at(host, port, os.getpid())
     if store is None:
         return
     # With restarts the store may outlive a rank whose count begins anew, at an epoch of before.
@@ -75,11 +76,23 @@ def check_ranks_agree(number: int, steps: EpochBatches, dataset: Any) -> None:
 
 
 @cache
-def _store_at(host: str, port: int, pid: int) -> Any:
-    """Return this process's connection to a store, or None if it does not answer."""
-    timeout = timedelta(seconds=_TIMEOUT_S)
-    try:
-        return dist.TCPStore(host, port, None, False, timeout, wait_for_workers=False)  # type: ignore[attr-defined]
-    except RuntimeError as error:
-        logger.info("loaders of ranks are not compared: no store answers: %s", error)
-        return None
+def _store_at(host: str, port: str, pid: int) -> Any:
+    """Return this process's connection to a store, or None if none answers in time."""
+    stores, timeout = list[Any](), timedelta(seconds=_TIMEOUT_S)
+
+    def connect() -> None:
+        try:
+            args = host, int(port), None, False, timeout
+            stores.append(dist.TCPStore(*args, wait_for_workers=False))  # type: ignore[attr-defined]
+        except (
+            RuntimeError,
+            ValueError,
+            TypeError,
+        ) as error:  # TypeError: no port has this number
+            logger.info("loaders of ranks are not compared: no store answers: %s", error)
+
+    # The constructor waits for ever for another service that says nothing.
+    thread = Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(2 * _TIMEOUT_S)
+    return next(iter(stores), None)

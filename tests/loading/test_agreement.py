@@ -74,6 +74,17 @@ def without_store(rank: int) -> None:
     iter(loader(seed=rank))
 
 
+def another_service(rank: int) -> None:
+    """The address is of a server that takes connections, and never answers; or of none."""
+    import os
+
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        os.environ["MASTER_PORT"] = str(silent.getsockname()[1]) if rank else "none"
+        iter(loader(seed=rank))
+
+
 def run(rank: int, port: int, job: Callable[[int], None], results: Any) -> None:
     import os
 
@@ -96,7 +107,7 @@ def errors_of(job: Callable[[int], None]) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("job", [alike, restarted, without_store])
+@pytest.mark.parametrize("job", [alike, restarted, without_store, another_service])
 def test_ranks_whose_loaders_are_alike_or_cannot_be_compared_go_on(job: Any) -> None:
     assert errors_of(job) == []
 
