@@ -84,11 +84,7 @@ def _store_at(host: str, port: str, pid: int) -> Any:
         try:
             args = host, int(port), None, False, timeout
             stores.append(dist.TCPStore(*args, wait_for_workers=False))  # type: ignore[attr-defined]
-        except (
-            RuntimeError,
-            ValueError,
-            TypeError,
-        ) as error:  # TypeError: no port has this number
+        except (RuntimeError, ValueError, TypeError) as error:  # also of a bad port
             logger.info("loaders of ranks are not compared: no store answers: %s", error)
 
     # The constructor waits for ever for another service that says nothing.
