@@ -590,6 +590,8 @@ class TestLabels:
             "more": [],
             "rest": {"_type": "List"},
             "boxes": [{"dtype": "float32"}],
+            "plane": {"_type": "Array2D", "shape": [2, 3], "dtype": "float32"},
+            "text": {"_type": "Translation", "languages": ["en", "fr"]},
             **features,
         }
         meta = {"huggingface": json.dumps({"info": {"features": listed}})}

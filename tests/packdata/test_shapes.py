@@ -847,6 +847,28 @@ class TestAnnotations:
         with pytest.raises(SourceError):
             pack_images(tmp_path / "in", tmp_path / "out", annotations=tmp_path / "labels")
 
+    @pytest.mark.parametrize(
+        ("lines", "has_yaml"),
+        [
+            ("0 0 0 .3 0 .3 .4 0 .4 0 0\n0 .5 .5 .9 .5 .9 .8 .5 .8 .5 .5\n", False),
+            ("0 .4 .4 .5 .4 .5 .5 .4 .5 .4 .4\n", True),
+        ],
+        ids=["in a corner", "in the centre"],
+    )
+    def test_closed_polygons_are_no_poses(
+        self, tmp_path: Path, lines: str, has_yaml: bool
+    ) -> None:
+        """Those that end where they begin have as many numbers as poses of two or three points."""
+        pictures(tmp_path / "in", "1.png")
+        (tmp_path / "labels").mkdir()
+        (tmp_path / "labels/1.txt").write_text(lines)
+        if has_yaml:
+            (tmp_path / "data.yaml").write_text("names: [cat]\n")
+
+        pack_images(tmp_path / "in", tmp_path / "out", annotations=tmp_path / "labels")
+
+        assert len(ShardDataset(tmp_path / "out")[0].boxes) == lines.count("\n")
+
     def test_annotations_of_no_picture_are_counted(self, tmp_path: Path) -> None:
         pictures(tmp_path / "in", "1.png")
 

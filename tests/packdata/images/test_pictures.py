@@ -183,7 +183,7 @@ class TestOrientation:
         [
             tiff(np.zeros((5, 8, 1), np.uint16), 1, white=0),
             save(np.zeros((5, 8), np.uint8), "TIFF", tiffinfo={339: 2}),
-            b"P6 # of a scanner\n8 5\n4095\n" + bytes(240),
+            b"P6 " + b"# " * 40 + b"of a scanner\n+8 5\n4095\n" + bytes(240),
         ],
         ids=["0 is white", "signed", "PPM of 12 bits"],
     )

@@ -66,8 +66,7 @@ with suppress(ImportError):  # and for JPEG XL
 with suppress(ImportError):
     import pillow_jxl  # noqa: F401 - registers on import
 _PNG_DEPTH_AT, _PNG_END = 24, b"IEND\xaeB`\x82"
-# The largest value behind width and height; ISO 15444-1, A.5.1: Ssiz of the first component.
-_PPM_HEAD = re.compile(rb"P[2356](?:\s+(?:#.*\s+)*(\d+)){3}")
+# ISO 15444-1, A.5.1: Ssiz of the first component.
 _J2K_DEPTH = re.compile(rb"\xff\x4f\xff\x51.{38}(.)", re.DOTALL)
 _SIGNED = 2  # TIFF's SampleFormat
 _PADDING = re.compile(r"(\d+) extraneous bytes before marker 0x([0-9a-f]{2})")
@@ -116,8 +115,8 @@ class PictureFile:
         self.bits = max(self._tags.get(PIL.ExifTags.Base.BitsPerSample) or (8,))
         if self.format == "png":
             self.bits = data[_PNG_DEPTH_AT]
-        elif self.format == "ppm" and (found := _PPM_HEAD.match(data)):
-            self.bits = max(8, int(found[1]).bit_length())
+        elif self.format == "ppm" and isinstance(head.tile[0].args, tuple):
+            self.bits = max(8, head.tile[0].args[1].bit_length())  # of the largest value
         elif self.format == "jpeg2000" and (found := _J2K_DEPTH.search(data)):
             self.bits = (found[1][0] & 0x7F) + 1
 

@@ -147,14 +147,17 @@ def _read(path: Path | str, split: str) -> tuple[Annotations, str]:
     files, beside = _coco_file(root, files, split) if kind == ".json" else (files, "")
     names = {file: os.path.relpath(str(file.path), str(folder)) for file in files}
     digest = hash_of_files((name, file.size, file.mark) for file, name in names.items())
-    classes = _yolo_names(root) if kind == ".txt" else ()  # labels of poses are refused there
+    # Labels of poses are refused by their YAML first.
+    classes, has_yaml = _yolo_names(root) if kind == ".txt" else ((), False)
     pictures = _parsed(names, *_PARSERS[kind])
-    if kind == ".json":
-        coco: Annotations = pictures.popitem()[1]
-        if beside:
-            coco.notes.append(f"files of annotations that are not read: {beside}")
-        return coco, digest
-    return _of_voc(pictures) if kind == ".xml" else _of_yolo(pictures, classes, root), digest
+    if kind == ".txt":
+        return _of_yolo(pictures, classes, root, has_yaml), digest
+    if kind == ".xml":
+        return _of_voc(pictures), digest
+    coco: Annotations = pictures.popitem()[1]
+    if beside:
+        coco.notes.append(f"files of annotations that are not read: {beside}")
+    return coco, digest
 
 
 def _parsed(files: Mapping[File, str], kind: str, parse: Callable[[bytes], Any]) -> dict[str, Any]:
@@ -325,8 +328,6 @@ def _yolo(data: bytes) -> Values:
             continue
         numbers = [float(word) for word in words[1:]]
         is_polygon = len(numbers) >= _POINTS_OF_POLYGON and len(numbers) % 2 == 0
-        if is_polygon and len(numbers) % 3 == 1 and {*numbers[6::3]} <= {0.0, 1.0, 2.0}:
-            raise ValueError(f"line {line} has keypoints. {_AS_COCO}")
         if not words[0].isdecimal() or (len(numbers) != 4 and not is_polygon):
             raise ValueError(f"line {line} is not 'class x y width height', nor a polygon")
         values[BOX_LABELS].append(int(words[0]))
@@ -341,28 +342,39 @@ def _bounds(polygon: Sequence[float]) -> list[float]:
     return [(left + right) / 2, (top + bottom) / 2, right - left, bottom - top]
 
 
-def _of_yolo(pictures: dict[str, Values], classes: Sequence[str], root: Path) -> Annotations:
+def _of_yolo(
+    pictures: dict[str, Values], classes: Sequence[str], root: Path, has_yaml: bool
+) -> Annotations:
     shapes = [each for values in pictures.values() for each in values["segmentation"] if each]
-    if not shapes:
-        return Annotations("YOLO", "yolo", classes, {}, pictures)
+    # All poses have the same number of points, and almost all of them lie in their boxes.
     is_one = len({*map(len, shapes)}) == 1 and len(shapes[0]) >= _NUMBERS_OF_POSE
-    if is_one and sum(map(_is_pose, shapes)) > len(shapes) * 0.9:
-        raise SourceError("polygons look like poses, a box and points in it", root, _AS_COCO)
-    more = {"segmentation": Column("json", field=Json())}
+    if is_one and sum(_is_pose(each, has_yaml) for each in shapes) > len(shapes) * 0.9:
+        other = (
+            "" if has_yaml else "; for polygons, put a data.yaml with the names of classes here"
+        )
+        what = "polygons look like poses, a box and points in it"
+        raise SourceError(what, root, _AS_COCO + other)
+    more = {"segmentation": Column("json", field=Json())} if shapes else {}
     return Annotations("YOLO", "yolo", classes, more, pictures)
 
 
-def _is_pose(numbers: Sequence[float]) -> bool:
-    """Tell whether numbers may be a box in the picture, and points of two or three numbers in it, or 0, 0."""
+def _is_pose(numbers: Sequence[float], has_yaml: bool) -> bool:
+    """Tell whether numbers may be a box in the picture, and points of two or three numbers in it, or 0, 0.
+
+    The YAML of poses has their ``kpt_shape``: where there is another, polygons are poses by visibilities alone.
+    """
     (centre, half), rest = np.reshape(numbers[:4], (2, 2)), np.array(numbers[4:])
+    has_visibility = len(rest) % 3 == 0 and bool(np.isin(rest[2::3], (0, 1, 2)).all())
+    if has_visibility or has_yaml:
+        return has_visibility
     half = half / 2 + _NEAR
     points = [rest.reshape(-1, n)[:, :2] for n in (2, 3) if len(rest) % n == 0]
     fits = (((abs(each - centre) <= half) | (each == 0)).all() for each in points)
     return bool((abs(centre - 0.5) + half <= 0.5 + 2 * _NEAR).all()) and any(fits)
 
 
-def _yolo_names(root: Path) -> Sequence[str]:
-    """Read the names of classes from ``data.yaml`` or ``classes.txt``, in the folder or up to two above."""
+def _yolo_names(root: Path) -> tuple[Sequence[str], bool]:
+    """Read the names of classes from a YAML or ``classes.txt``, in the folder or up to two above; is it a YAML?"""
     if isinstance(root, URL):
         listed = (Listing(f, deep=False) for f in (root, *root.parents[:2]) if f.parent.name)
         files = [file for folder in listed for file in folder.files(folder.names())]
@@ -372,12 +384,12 @@ def _yolo_names(root: Path) -> Sequence[str]:
         files = [LocalFile(str(path), str(path)) for path in paths]
     for file in files:
         if file.path.suffix in (".yaml", ".yml") and (names := _yaml_names(file)):
-            return names
+            return names, True
     for file in files:
         if file.path.name in ("classes.txt", "obj.names"):
             lines = file().decode(errors="replace").splitlines()
-            return [line.strip() for line in lines if line.strip()]
-    return []
+            return [line.strip() for line in lines if line.strip()], False
+    return [], False
 
 
 def _yaml_names(given: File) -> Sequence[str]:

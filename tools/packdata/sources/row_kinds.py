@@ -116,12 +116,15 @@ def _class_names(schema: pa.Schema) -> dict[str, tuple[str, ...]]:
 
 
 def _labels_in(feature: Any, name: str = "") -> Iterator[tuple[str, tuple[str, ...]]]:
-    while isinstance(feature, list) or feature.get("_type") in _LISTS:
-        feature = [*feature, {}][0] if isinstance(feature, list) else feature.get("feature", {})
-    if feature.get("_type") == "ClassLabel" and feature.get("names"):
+    if isinstance(feature, list):  # as older versions wrote one; or a shape, or languages
+        feature = {"_type": "List", "feature": next(iter(feature), None)}
+    kind = feature.get("_type") if isinstance(feature, dict) else None
+    if kind in _LISTS:
+        yield from _labels_in(feature.get("feature"), name)
+    elif kind == "ClassLabel" and feature.get("names"):
         yield name, tuple(map(str, feature["names"]))
-    for member, each in feature.items():
-        if isinstance(each, dict | list) and member != "names":
+    elif isinstance(feature, dict):
+        for member, each in feature.items():
             yield from _labels_in(each, f"{name}.{member}" if name else member)
 
 
