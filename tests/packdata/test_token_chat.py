@@ -512,6 +512,19 @@ def test_a_text_of_the_first_turn_beside_a_conversation_is_no_matter(
     assert said(pack(source, tmp_path / "p", chat_template=template))
 
 
+@pytest.mark.parametrize("column", ["chat", "prompt"])
+def test_conversations_may_lie_in_a_column_of_any_name(tmp_path: Path, column: str) -> None:
+    """Also of one that is passed over, or refused, where it is beside them."""
+    template = write(tmp_path / "c.jinja", CHATML)
+    options = TokenOptions(chat_template=template, messages_column=column)
+    source, lacking = tmp_path / "a.parquet", write_chats(tmp_path / "b.parquet", CHAT)
+    pq.write_table(pa.table({column: [CHAT]}), source)
+
+    assert "drop" not in plan_tokens(source, options).recipe.provenance
+    with pytest.raises(SourceError, check=At(lacking)):
+        plan_tokens(lacking, options)
+
+
 @pytest.mark.parametrize("name", ["tool_calls", "function_call"])
 def test_calls_that_the_template_does_not_use_are_refused(tmp_path: Path, name: str) -> None:
     """Else the answer to learn is an empty one."""

@@ -448,7 +448,8 @@ def test_another_list_that_fits_the_ids_is_an_error_that_names_what_to_drop(
     tmp_path: Path, kind: str, lists: Any
 ) -> None:
     columns: dict[str, Any] = {"input_ids": [[5, 6, 7], [8, 9]], "prompt_mask": lists}
-    columns["scores"] = [[0.5], [0.25, 1.0]]  # of other lengths: no business of the ids
+    # Of other lengths, or one length a row: no business of the ids.
+    columns |= {"scores": [[0.5], [0.25, 1.0]], "length": [[3], [2]]}
     source = write_rows(tmp_path / f"a.{kind}", columns)
 
     with pytest.raises(SourceError, check=At(f"a.{kind}")) as caught:

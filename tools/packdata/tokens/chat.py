@@ -37,6 +37,7 @@ _HEAD_CHARS = 16
 # As other libraries say whether a turn is trained: 1 or true, 0 or false.
 _FLAGS = ("weight", "train", "trainable", "training", "loss", "loss_scale")
 _CALLS = ("tool_calls", "function_call")
+_USE_MARKS = "use a template that marks targets by {% generation %}"
 # No text has these.
 _OPEN, _CLOSE = "\ue000{9b1d6f32-generation}\ue001", "\ue000{9b1d6f32-endgeneration}\ue001"
 _MARKS = re.compile(f"({re.escape(_OPEN)}|{re.escape(_CLOSE)})")
@@ -79,13 +80,9 @@ class ChatTemplate:
         try:
             text = self._template.render(add_generation_prompt=opens_turn, **given, **self.tokens)
         except Exception as error:  # it is a program: whatever it raises is about these messages
-            opening = (
-                "to open a first answer: use a template that marks targets by {% generation %}"
-            )
-            what = (
-                f"{'the conversation' if messages else opening} ({type(error).__name__}: {error})"
-            )
-            raise ValueError(f"the chat template refuses {what}") from error
+            what = "the conversation" if messages else f"to open a first answer: {_USE_MARKS}"
+            what = f"the chat template refuses {what} ({type(error).__name__}: {error})"
+            raise ValueError(what) from error
         return str(text)
 
     def turns(self, messages: Sequence[Message], tools: Any) -> tuple[str, list[tuple[int, int]]]:
@@ -138,7 +135,7 @@ class ChatTemplate:
                 # A thought, say, is left out of earlier turns: the rest of what was written is there.
                 at = end.find(head, at + 1)
         what = f"the chat template writes message {len(messages)} differently when others follow"
-        raise ValueError(f"{what}: use a template that marks targets by {{% generation %}}")
+        raise ValueError(f"{what}: {_USE_MARKS}")
 
 
 def _without_marks(text: str) -> tuple[str, list[tuple[int, int]]]:
@@ -155,14 +152,11 @@ def _is_learned(message: Message) -> bool:
     """Tell whether a turn is a target; ValueError if it is one in part."""
     flags, content = [message.get(name) for name in _FLAGS], message.get("content")
     parts = content if isinstance(content, list) else []
-    of_parts = (each for each in parts if isinstance(each, dict) and each.keys() & {*_FLAGS})
-    if (
-        message.get("train_detail")
-        or next(of_parts, None)
-        or any(x not in (None, 0, 1) for x in flags)
-    ):
+    in_part = any(isinstance(part, dict) and part.keys() & {*_FLAGS} for part in parts)
+    in_part |= bool(message.get("train_detail"))
+    if in_part or any(flag not in (None, 0, 1) for flag in flags):
         what = "a turn that is trained in part, or with a weight other than 0 and 1"
-        raise ValueError(f"{what}: mark what is trained by {{% generation %}}")
+        raise ValueError(f"{what}: leave that out, or use turns of weight 0 and 1")
     return 0 not in flags and message.get("masked") is not True
 
 

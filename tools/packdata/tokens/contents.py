@@ -20,7 +20,7 @@ from packdata.delimited import CsvRows
 from packdata.parsing import UTF8_HINT, arrow_lines, filled_lines, json_object
 from packdata.sources.row_kinds import open_row_file
 from packdata.tokens.documents import Documents, placed, rejected
-from packdata.types import is_text, kind_of, plain
+from packdata.types import flags_of, is_text, kind_of, plain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -41,6 +41,10 @@ LABELS, ATTENTION_MASK, SEQ_LENGTHS = "labels", "attention_mask", "seq_lengths"
 LOSS_MASKS = ("completion_mask", "assistant_masks", "loss_mask")  # 0: no target
 MASKS = (ATTENTION_MASK, *LOSS_MASKS)
 BESIDE_IDS = (LABELS, SEQ_LENGTHS, *MASKS)
+BESIDE_CHAT = (
+    *("tools", "prompt", "system", "functions", "documents", "chat_template_kwargs"),
+    *("enable_thinking", "images", "videos", "audios"),
+)
 _FIRST_BYTES, _FIRST_ROWS = 1 << 20, 64  # of the first file, looked at for lists beside the ids
 
 
@@ -50,7 +54,7 @@ class DocumentForm(ABC):
     kind: ClassVar[str]  # ``text``, ``lists`` or ``chat``
     column: str  # where the documents are
     beside: tuple[str, ...] = ()  # columns that are read, too
-    optional: ClassVar[tuple[str, ...]] = ()  # columns that files may lack
+    may_lack: ClassVar[bool] = False  # whether files may lack those
     type: ClassVar[pa.DataType | None]  # that columns are cast to; None: they are read as they are
     holds: ClassVar[str]  # what columns have, for messages
     option: ClassVar[str]  # that names another column
@@ -62,13 +66,18 @@ class DocumentForm(ABC):
         """The columns that are read."""
         return (self.column, *self.beside)
 
+    @property
+    def needed(self) -> set[str]:
+        """The columns that no file may lack."""
+        return {self.column} if self.may_lack else {*self.columns}
+
     def to_json(self) -> dict[str, Any]:
         """Return what the rows are read by, for the identity of a packing."""
         return {}
 
     def check(self, schema: pa.Schema, path: Path) -> None:
         """Raise SourceError if a file's columns cannot be read."""
-        for name in {*self.columns} - {*self.optional}:
+        for name in self.needed:
             if (num := schema.names.count(name)) != 1:
                 hint = f"Pass {self.option}, one of {', '.join(schema.names[:12])}"
                 what = f"{'duplicate' if num else 'missing'} column {name!r}"
@@ -114,7 +123,7 @@ class DocumentForm(ABC):
         for _, at, line in filled_lines(data):
             try:
                 row = json_object(line)
-                if missing := {*self.columns} - {*self.optional, *row}:
+                if missing := self.needed - {*row}:
                     what = f"missing {min(missing)!r} among {sorted(row)[:8]}; see {self.option}"
                     raise ValueError(what)
                 rows.append({n: self.value(row[n], n) for n in self.columns if n in row})
@@ -158,7 +167,7 @@ class Texts(DocumentForm):
         data = np.frombuffer(texts.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[-1]]
         ends = offsets[1:] - offsets[0]
         documents = Documents(data, ends, placed(ends, place)).only_utf8()
-        nulls = np.flatnonzero(texts.is_null().to_numpy(zero_copy_only=False)).tolist()
+        nulls = np.flatnonzero(flags_of(texts.is_null())).tolist()
         bad = [rejected(where, f"{self.column!r} is null") for where in map(place, nulls)]
         return replace(documents, rejects=(*documents.rejects, *bad))
 
@@ -186,12 +195,10 @@ class Ids(DocumentForm):
         return [name for name in BESIDE_IDS if name not in (*self.beside, *self.drop)]
 
     def to_json(self) -> dict[str, Any]:
-        more: dict[str, Any] = {
-            name: True for name in self.beside if name not in (LABELS, ATTENTION_MASK)
-        }
-        if self.drop:  # without an attention mask, padding is kept
-            more["drop"] = sorted(self.drop)
-        return {"ids_column": self.column, LABELS: LABELS in self.beside, **more}
+        used = {name: True for name in self.beside if name not in (LABELS, ATTENTION_MASK)}
+        # Without an attention mask, padding is kept.
+        dropped = {"drop": sorted(self.drop)} if self.drop else {}
+        return {"ids_column": self.column, LABELS: LABELS in self.beside, **used, **dropped}
 
     def check(self, schema: pa.Schema, path: Path) -> None:
         """Raise SourceError if a column cannot be read, or is one beside the ids that the first file lacks."""
@@ -204,11 +211,10 @@ class Ids(DocumentForm):
         known = {self.column, *BESIDE_IDS, *self.drop}
         for name in dict.fromkeys(name for row in rows for name in row if name not in known):
             lists = ((_length(row.get(self.column)), row[name]) for row in rows if row.get(name))
-            fits = [_fits(num, values) for num, values in lists if num != 1]
+            # One id, or one length, tells nothing.
+            fits = [_fits(num, each) for num, each in lists if num != 1 and each != [num]]
             if fits and all(fits):
-                what = (
-                    f"column {name!r} has a number for each id of {self.column!r}, or divides them"
-                )
+                what = f"column {name!r} has a number for each of {self.column!r}, or divides them"
                 raise SourceError(what, path, f"Pass drop={[name]} to pack without it")
 
     def value(self, value: Any, column: str) -> npt.NDArray[np.int64]:
@@ -233,19 +239,15 @@ class Ids(DocumentForm):
         good = np.ones(len(lengths), bool)
         rejects: list[Reject] = []
         for name, (values, sizes, has_null) in lists.items():
-            found = sizes
-            if name == SEQ_LENGTHS:
-                before, ends = np.append(0, np.cumsum(np.abs(values))), np.cumsum(sizes)
-                found = before[ends] - before[ends - sizes]
-            is_odd = np.zeros(len(lengths), bool)
-            if name in MASKS and (odd := values >> 1 != 0).any():  # such as numbers of documents
-                is_odd[np.repeat(np.arange(len(lengths)), sizes)[odd]] = True
-            bad = good & (has_null | is_odd | (found != lengths))
+            found = _sums(np.abs(values), sizes) if name == SEQ_LENGTHS else sizes
+            # Such as numbers of documents.
+            num_odd = _sums(values >> 1 != 0, sizes) if name in MASKS else np.zeros_like(sizes)
+            bad = good & (has_null | (num_odd > 0) | (found != lengths))
             good &= ~bad
             for row in np.flatnonzero(bad).tolist():
-                what = "has other numbers than 0 and 1" if is_odd[row] else "has a null"
-                if not (is_odd | has_null)[row]:
-                    what = f"is for {found[row]} ids, and there are {lengths[row]}"
+                what = f"is for {found[row]} ids, and there are {lengths[row]}"
+                what = "has a null" if has_null[row] else what
+                what = "has other numbers than 0 and 1" if num_odd[row] else what
                 rejects.append(rejected(place(row), f"{name!r} {what}"))
         used = {name: values for name, (values, *_) in lists.items()}
         if not good.all():
@@ -265,9 +267,8 @@ class Ids(DocumentForm):
 
 def _only_here(name: str, where: Path | str) -> SourceError:
     hint = f"Pack files with and without it one after the other, or pass drop={[name]}"
-    return SourceError(
-        f"unexpected {name!r}: the first file has no such list of numbers", where, hint
-    )
+    what = f"unexpected {name!r}: the first file has no such list of numbers"
+    return SourceError(what, where, hint)
 
 
 def _length(value: Any) -> int | None:
@@ -285,14 +286,21 @@ def _flat(
     array: pa.Array,
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
     """Return the values of lists end to end, the length of each, and which are null or hold one."""
-    lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy(zero_copy_only=False)
-    has_null = array.is_null().to_numpy(zero_copy_only=False).copy()
+    lengths = pc.fill_null(pc.list_value_length(array), 0).cast(pa.int64()).to_numpy()
+    has_null = flags_of(array.is_null())
     values = array.flatten()  # of a row that is null: nothing
     if values.null_count:
-        is_null = values.is_null().to_numpy(zero_copy_only=False)
-        has_null[np.repeat(np.arange(len(lengths)), lengths)[is_null]] = True
+        is_null = flags_of(values.is_null())
+        has_null |= _sums(is_null, lengths) > 0
         values = pc.fill_null(values, 0)
-    return values.to_numpy(zero_copy_only=False), lengths.astype(np.int64), has_null
+    return values.to_numpy(zero_copy_only=False), lengths, has_null
+
+
+def _sums(values: npt.NDArray[Any], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return the sum of each of some lists that lie end to end."""
+    before, ends = np.append(0, np.cumsum(values)), np.cumsum(lengths)
+    sums: npt.NDArray[np.int64] = before[ends] - before[ends - lengths]
+    return sums
 
 
 @dataclass(frozen=True)
@@ -301,14 +309,10 @@ class Chat(DocumentForm):
 
     column: str
     template: ChatTemplate
-    # Columns that would change the text, of which ``tools`` is used; less those that are left out.
+    # Of ``BESIDE_CHAT``, which would change the text, those that are not left out; ``tools`` is used.
     beside: tuple[str, ...]
     kind, option, holds, type = "chat", "messages_column=", "lists of messages", None
-    optional = (
-        *("tools", "prompt", "system", "functions", "documents", "chat_template_kwargs"),
-        *("enable_thinking", "images", "videos", "audios"),
-    )
-    has_labels = True
+    has_labels = may_lack = True
     targets_hint = "Only turns of role 'assistant' are targets: rename the role, or mark turns by {% generation %}"
 
     @staticmethod
@@ -317,7 +321,7 @@ class Chat(DocumentForm):
 
     def to_json(self) -> dict[str, Any]:
         made_by = {"messages_column": self.column, "chat_template": self.template.digest}
-        dropped = sorted({*self.optional} - {*self.beside})
+        dropped = sorted({*BESIDE_CHAT} - {*self.columns})
         return made_by | ({"drop": dropped} if dropped else {})
 
     def of_table(self, table: pa.Table, place: Place) -> Documents:
@@ -386,23 +390,22 @@ def content_of(files: Sequence[SourceFile], options: TokenOptions) -> DocumentFo
             raise LoadersError(what) from error
         template = open_template(options.chat_template, options.tokenizer, options.chat_date)
         column = options.messages_column or "messages"
-        beside = tuple(name for name in Chat.optional if name not in (column, *options.drop))
+        beside = tuple(name for name in BESIDE_CHAT if name not in (column, *options.drop))
         return Chat(column, template, beside)
     file = files[0]
     names, rows = _first_rows(file)
     lists = {name for row in rows for name in row if _length(row[name]) is not None}
     lists -= {*options.drop}
-    means_text = options.tokenizer is not None or options.train_bpe is not None
-    means_text &= options.ids_column is None and "text" in names
-    means_text |= options.text_column is not None
-    if not means_text and (options.ids_column is not None or "input_ids" in names):
-        beside = tuple(name for name in BESIDE_IDS if name in lists)
-        ids = Ids(options.ids_column or "input_ids", beside, options.drop)
-        for each in files:
-            ids.check_first(rows if each is file else _first_rows(each)[1], each.path)
-        return ids
-    if not means_text and "text" not in names and "messages" in names:
-        raise SourceError("conversations ('messages')", file.path, "Pass chat_template=")
+    if options.text_column is None:
+        makes_ids = "text" in names and (options.tokenizer or options.train_bpe) is not None
+        if options.ids_column is not None or ("input_ids" in names and not makes_ids):
+            beside = tuple(name for name in BESIDE_IDS if name in lists)
+            ids = Ids(options.ids_column or "input_ids", beside, options.drop)
+            for each in files:
+                ids.check_first(rows if each is file else _first_rows(each)[1], each.path)
+            return ids
+        if "text" not in names and "messages" in names:
+            raise SourceError("conversations ('messages')", file.path, "Pass chat_template=")
     if unused := lists & {*LOSS_MASKS, *([LABELS] if "input_ids" in lists else [])}:
         hint = f"Pass ids_column= where there are lists of ids, or drop={sorted(unused)}"
         raise SourceError(f"{min(unused)!r} beside texts is not used", file.path, hint)
