@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +32,7 @@ from packdata.sources.listed import listed_sources
 from packdata.sources.npy import read_array, read_header
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from packdata.files.splits import Split
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from packdata.sources.base import Item
     from packdata.sources.npy import ArrayHeader
 
+_T = TypeVar("_T", "npt.NDArray[Any]", "ArrayHeader")  # an array, or what its header says
 ARRAY, MASK = "array", "mask"
 Channels = Literal["first", "last", "none"]
 # By the number of axes: volumes, without channels and with.
@@ -112,15 +113,18 @@ class ArraysRecipe(FilesRecipe[ArrayOptions]):
         """
         records = {label.name: label.encode(item) for label in self.labels}
         records["key"] = self._key_codec.encode(item.key)
-        array = read_array(_file_of(item), self.options.array)
-        _check_shape(array.shape, item.where)
+        found, place = self._read(item, read_array)
+        array, mask = found[ARRAY], found.get(MASK)
         if array.ndim != self.num_axes:
             what = f"{array.ndim} axes {array.shape}, the first array has {self.num_axes}"
             raise SourceError(what, item.where, "Pack arrays of each kind by themselves")
         array = self._arranged(array)
-        if self._has_masks:
-            mask = self._read_mask(item, array.shape[-self._spatial :])
-            records[MASK] = self._encode(MASK, mask, item.where)
+        if mask is not None:
+            shape = array.shape[-self._spatial :]
+            if mask.shape not in (shape, (1, *shape), (*shape, 1)):
+                what = f"a mask of shape {mask.shape}, the array (without channels) has {shape}"
+                raise SourceError(what, place)
+            records[MASK] = self._encode(MASK, mask.reshape(shape), item.where)
         records[ARRAY] = self._encode(ARRAY, array, item.where)
         return [records]
 
@@ -165,17 +169,10 @@ class ArraysRecipe(FilesRecipe[ArrayOptions]):
         return [*shapes], dtypes
 
     def _headers(self, item: Item) -> dict[str, ArrayHeader] | SourceError:
-        """Return the header of an item's array, and of its mask if there are masks; or why there is none."""
         try:
-            found = {ARRAY: read_header(_file_of(item), self.options.array)}
-            _check_shape(found[ARRAY].shape, item.where)
-            if self._has_masks:
-                file = self._mask_of(item)
-                found[MASK] = read_header(file, self.options.mask_array)
-                _check_mask(found[MASK].dtype, file.where)
+            return self._read(item, read_header)[0]
         except SourceError as error:
             return error
-        return found
 
     def _find_fields(
         self, shapes: Sequence[tuple[int, ...]], dtypes: Mapping[str, Mapping[str, str]]
@@ -203,15 +200,21 @@ class ArraysRecipe(FilesRecipe[ArrayOptions]):
         given = self.masks is not None or self.options.mask_array is not None
         return given or self.source.has_masks
 
-    def _read_mask(self, item: Item, shape: tuple[int, ...]) -> npt.NDArray[Any]:
-        """Read the mask of an item whose spatial axes have these lengths; SourceError."""
-        file = self._mask_of(item)
-        mask = read_array(file, self.options.mask_array)
-        _check_mask(mask.dtype, file.where)
-        if mask.shape not in (shape, (1, *shape), (*shape, 1)):
-            what = f"a mask of shape {mask.shape}, the array (without channels) has {shape}"
-            raise SourceError(what, file.where)
-        return mask.reshape(shape)
+    def _read(
+        self, item: Item, read: Callable[[File, str | None], _T]
+    ) -> tuple[dict[str, _T], str]:
+        """Return what is read of an item's array, and of its mask if there are masks; and the place of the latter."""
+        found, place = {ARRAY: read(_file_of(item), self.options.array)}, item.where
+        if 0 in (shape := found[ARRAY].shape) or not shape:
+            what = f"an empty array or a single number, of shape {shape}"
+            raise SourceError(what, place, "Single numbers are columns of a list or a table")
+        if self._has_masks:
+            file = self._mask_of(item)
+            found[MASK], place = read(file, self.options.mask_array), file.where
+            if (dtype := found[MASK].dtype).kind not in "uib":
+                hint = "Save it as integers: mask.astype('uint8'), say"
+                raise SourceError(f"a mask of {dtype}, not of whole numbers", place, hint)
+        return found, place
 
     def _mask_of(self, item: Item) -> File:
         """Return the file of an item's mask."""
@@ -234,18 +237,6 @@ def _channels_of(num: int, channels: Channels | None) -> Channels | None:
         what = f"the arrays have {num} axes, which channels={channels!r} does not say"
         raise SchemaError(f"{what}: pass channels='first' or 'last' of two or more, or 'none'")
     return channels or _USUAL.get(num)
-
-
-def _check_shape(shape: tuple[int, ...], where: str) -> None:
-    if 0 in shape or not shape:
-        what = f"an empty array or a single number, of shape {shape}"
-        raise SourceError(what, where, "Single numbers are columns of a list or a table")
-
-
-def _check_mask(dtype: np.dtype[Any], where: str) -> None:
-    if dtype.kind not in "uib":
-        hint = "Save it as integers: mask.astype('uint8'), say"
-        raise SourceError(f"a mask of {dtype}, not of whole numbers", where, hint)
 
 
 def _one_dtype(name: str, found: Mapping[str, str]) -> str:

@@ -89,9 +89,8 @@ def to_keypoints(value: Any, field: Keypoints, size: Size | None = None) -> Floa
     if array.ndim < 3 and flat.shape[1] % (num or 3) == 0:
         array = flat.reshape((len(flat), num, -1) if num else (len(flat), -1, 3))
         if num is None and not np.isin(array[..., 2], (0, 1, 2)).all():
-            raise CodecError(
-                "flat keypoints are x, y and a visibility of 0, 1 or 2 for each point"
-            )
+            what = "flat keypoints are x, y and a visibility of 0, 1 or 2 for each point"
+            raise CodecError(what)
     if array.ndim != 3 or array.shape[2] not in (2, 3) or num not in (None, array.shape[1]):
         wanted = "any number of" if num is None else num
         what = f"keypoints are {wanted} points of 2 or 3 numbers for each thing"

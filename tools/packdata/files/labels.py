@@ -6,6 +6,7 @@ import dataclasses
 import math
 import re
 from collections import Counter
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,10 +86,8 @@ class LabelField:
             if (is_class and value == -1) or not (is_class or self._names):
                 return value
             if not 0 <= value < len(self._names):
-                num = len(self._names)
-                raise SourceError(
-                    f"class {value} is out of range: there are {num} classes, from 0", where
-                )
+                what = f"class {value} is out of range: there are {len(self._names)}, from 0"
+                raise SourceError(what, where)
             value = self._names[value]
         if (number := self._numbers.get(str(value))) is None:
             raise SourceError(f"class {value!r} is not known", where)
@@ -96,9 +95,7 @@ class LabelField:
 
 
 def label_fields(
-    sources: Mapping[str, Source],
-    classes: Sequence[str] | Path | str | None,
-    separator: str = "",
+    sources: Mapping[str, Source], classes: Sequence[str] | Path | str | None, separator: str = ""
 ) -> dict[str, tuple[LabelField, ...]]:
     """Return the label fields of each source.
 
@@ -151,11 +148,7 @@ def _split_classes(source: Source, separator: str) -> Mapping[str, Column]:
 def _shared_classes(name: str, columns: Sequence[tuple[str, Column]]) -> tuple[str, ...]:
     """Return the classes of a column: those that all sources have, or else all of them together, sorted."""
     lists = {column.classes for n, column in columns if n == name and column.kind == "class"}
-    return (
-        lists.pop()
-        if len(lists) == 1
-        else tuple(sorted({name for each in lists for name in each}))
-    )
+    return lists.pop() if len(lists) == 1 else tuple(sorted({*chain(*lists)}))
 
 
 def _field(name: str, column: Column, classes: tuple[str, ...] | None, has_gaps: bool) -> Field:

@@ -15,12 +15,7 @@ from packdata.options import opt, parse_target
 from packdata.sources.base import LABEL_NAMES, PICTURES, FileKind, Source, suffix_of
 from packdata.sources.folders import FolderSource, MaskFolder, check_classes, split_suffix
 from packdata.sources.listed import Listing, listed_sources, look_at
-from packdata.sources.opening import (
-    Found,
-    find_splits,
-    open_source,
-    several_sources,
-)
+from packdata.sources.opening import Found, find_splits, open_source, several_sources
 from packdata.sources.row_kinds import ROW_KINDS
 
 if TYPE_CHECKING:
@@ -173,17 +168,13 @@ def source_notes(splits: Sequence[Split]) -> list[str]:
         if source.kind in {"list", *ROW_KINDS} and LABEL not in source.labels:
             unlabelled |= {name: None for name, c in source.labels.items() if c.field is None}
         notes += source.notes
-    what = {
-        "missing numbers, stored as NaN": [
-            f"{name} ({num:,})" for name, num in gaps.items() if num
-        ],
-        f"no label: no column is called {', '.join(LABEL_NAMES)}; label_column= takes another": [
-            *unlabelled
-        ],
-    }
+    numbers = [f"{name} ({num:,})" for name, num in gaps.items() if num]
+    names = ", ".join(LABEL_NAMES)
+    no_label = f"no label: no column is called {names}; label_column= takes another"
+    what = {"missing numbers, stored as NaN": numbers, no_label: [*unlabelled]}
     return [
         *passed_over(dict(ignored.most_common())),
-        *(f"{note}: {few(names)}" for note, names in what.items() if names),
+        *(f"{note}: {few(columns)}" for note, columns in what.items() if columns),
         *_class_notes(splits),
         *dict.fromkeys(notes),
     ]

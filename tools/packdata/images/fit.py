@@ -61,9 +61,7 @@ class SizeOption:
         text = "x".join(map(str, size)) if isinstance(size, tuple) else str(size)
         numbers = re.fullmatch(r"(\d+)(?:x(\d+))?", text.strip())
         if numbers is None or (fit == "shorter" and numbers[2]):  # 96x96 is not what it would make
-            what = (
-                "a size is N, or HEIGHTxWIDTH with fit 'cover', 'contain' or 'stretch', in pixels"
-            )
+            what = "a size is N, or HEIGHTxWIDTH with fit 'cover', 'contain' or 'stretch'"
             raise SchemaError(f"{what}; got {size!r} with fit {fit!r}")
         return cls(int(numbers[1]), int(numbers[2] or numbers[1]), fit)  # type: ignore[arg-type]
 
@@ -107,12 +105,10 @@ class SizeOption:
             return np.ascontiguousarray(pixels)
         (top, left, height, width), to, cut = self._steps(size)
         pixels = pixels[top : top + height, left : left + width]
-        whole, size = (0, 0, height, width), (height, width)
-        pixels = (
-            apply(pixels, whole, to, _NO_FLIP, nearest=True)
-            if nearest
-            else _scale(pixels, size, to)
-        )
+        if nearest:
+            pixels = apply(pixels, (0, 0, height, width), to, _NO_FLIP, nearest=True)
+        else:
+            pixels = _scale(pixels, (height, width), to)
         return pixels if to == cut[2:] else apply(pixels, cut, cut[2:], _NO_FLIP)
 
     def move(self, size: Size) -> Move:

@@ -101,9 +101,8 @@ class ClassMap:
         if (wrong := self._known[at] != values).any():
             y, x = np.argwhere(wrong)[0].tolist()
             value = f"#{values[y, x]:06x}" if self._is_colored else values[y, x]
-            raise CodecError(
-                f"value {value} at x={x}, y={y} is missing in {' and '.join(self.names)}"
-            )
+            what = f"value {value} at x={x}, y={y} is missing in {' and '.join(self.names)}"
+            raise CodecError(what)
         return np.asarray(self._stored[at])
 
 

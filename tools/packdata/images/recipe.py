@@ -244,9 +244,7 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
             shared["key"] = _KEY.encode(item.key)
             several = self._is_several
             made = self._several(item, data) if several else self._one(item, self._decode(data))
-            self.tally.add(
-                _UNLABELLED, any(item.labels.get(name) in (-1,) for name in self._classes)
-            )
+            self.tally.add(_UNLABELLED, -1 in map(item.labels.get, self._classes))
             return [pictures | shared for pictures in made]
         except CodecError as error:
             raise SourceError(str(error), item.where) from error

@@ -55,9 +55,8 @@ class ShapeOptions:
         "FILE|FOLDER",
         type=parse_target,
     )
-    box_classes: tuple[str, ...] | None = (
-        None  # names by number; ``classes`` of the source where there are boxes
-    )
+    # Names by number; ``classes`` of the source where there are boxes.
+    box_classes: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -114,11 +113,11 @@ class ShapeOptions:
             given, rows = _list(item, path), _list(item, [boxes])
             found = [numbers.get(each) if isinstance(each, str) else each for each in given]
             num = len(rows) if not rows or isinstance(rows[0], list | tuple) else 1
-            if len(found) != num or any(not isinstance(each, int) for each in found):
+            are_whole = all(isinstance(each, int) for each in found)
+            is_known = are_whole and (not classes or {*found} <= {*range(len(classes))})
+            if len(found) != num or not is_known:
                 what = f"box_labels {given[:3]} of {len(found)} boxes are not a class for each of {num}"
-                raise SourceError(what, item.where)
-            if classes and not {*found} <= {*range(len(classes))}:
-                what = f"box_labels {given[:3]} are not all in the {len(classes)} classes, from 0"
+                what += f", or not all in the {len(classes)} classes, from 0" if classes else ""
                 raise SourceError(what, item.where)
             return replace(item, labels={**item.labels, BOX_LABELS: found})
 
@@ -162,9 +161,8 @@ def _value(item: Item, path: Sequence[str]) -> Any:
             is_list = isinstance(value, list)
             value = [each[name] for each in value] if is_list else value and value[name]
     except (ValueError, LookupError, TypeError, RecursionError) as error:
-        raise SourceError(
-            f"no value {'.'.join(path)} in the JSON of the sample ({error!r})", item.where
-        ) from error
+        what = f"no value {'.'.join(path)} in the JSON of the sample ({error!r})"
+        raise SourceError(what, item.where) from error
     return value or None
 
 

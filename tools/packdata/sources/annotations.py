@@ -117,12 +117,10 @@ def annotated(
         return replace(item, labels={**item.labels, **own}, drawn_on=values.get(_SIZE))
 
     of_others = {*SPLIT_NAMES} - {split or source.name}
-    absent = found.pictures.keys() - names.keys()
+    absent = (PurePath(name).parts for name in found.pictures if name not in names)
     counts = {
         "without annotations, so without boxes": without,
-        "annotations of pictures that are not there": sum(
-            of_others.isdisjoint(PurePath(name).parts) for name in absent
-        ),
+        "annotations of pictures that are not there": sum(map(of_others.isdisjoint, absent)),
     }
     notes = [*found.notes, *(f"{what}: {n:,}" for what, n in counts.items() if n)]
     identity = {"annotations": digest, "classes": classes}
@@ -269,9 +267,7 @@ def _keypoints(images: Iterable[Values], categories: Iterable[Values]) -> Keypoi
         values["keypoints"] = [each or nothing for each in values["keypoints"]]
     points = [[*map(str, each["keypoints"])] for each in categories if each.get("keypoints")]
     if len({_mirrored(each) for each in points}) > 1:
-        raise ValueError(
-            "left and right keypoints have other numbers by category: pack each by itself"
-        )
+        raise ValueError("left and right keypoints differ by category: pack each by itself")
     is_one = len({len(each) for each in points}) == 1
     return Keypoints(len(points[0]) if is_one else None, _mirrored(points[0] if points else ()))
 
@@ -349,11 +345,9 @@ def _of_yolo(
     # All poses have the same number of points, and almost all of them lie in their boxes.
     is_one = len({*map(len, shapes)}) == 1 and len(shapes[0]) >= _NUMBERS_OF_POSE
     if is_one and sum(_is_pose(each, has_yaml) for each in shapes) > len(shapes) * 0.9:
-        other = (
-            "" if has_yaml else "; for polygons, put a data.yaml with the names of classes here"
-        )
         what = "polygons look like poses, a box and points in it"
-        raise SourceError(what, root, _AS_COCO + other)
+        hint = "" if has_yaml else "; for polygons, give class names in a data.yaml here"
+        raise SourceError(what, root, _AS_COCO + hint)
     more = {"segmentation": Column("json", field=Json())} if shapes else {}
     return Annotations("YOLO", "yolo", classes, more, pictures)
 

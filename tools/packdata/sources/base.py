@@ -53,9 +53,7 @@ _FOREIGN = {
     ".mds": _OWN_LIBRARY.format("mds"),
     ".tfrecord": _OWN_LIBRARY.format("tfrecord"),
 }
-ROWS_OF_BOXES = (
-    "Group the rows by picture, with a list of boxes each: docs/masks.md has ten lines for it"
-)
+ROWS_OF_BOXES = "Group the rows by picture, with a list of boxes each: docs/masks.md shows how"
 _OWN_KEYS = f"Give each row a key of its own, in a column 'key', or remove one. A row a box: {ROWS_OF_BOXES}"
 _RENAME = "Keys are names, mostly without suffix: rename or remove one"
 _FLOAT64_WHOLE = 1 << 53  # up to here it holds every whole number

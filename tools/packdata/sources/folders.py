@@ -52,14 +52,10 @@ class _Chosen:
         digest = hash_of_files(self._choose(kind, without))
         self.identity = {"num_files": len(self), "files": digest}
         if not self._numbers:
-            seen = ", ".join(
-                f"{count} x {suffix}" for suffix, count in self.ignored.most_common(5)
-            )
+            seen = few(f"{count} x {suffix}" for suffix, count in self.ignored.most_common(5))
             hint = f"{kind.names.capitalize()} end in {' '.join(sorted(kind.suffixes))}"
             if kind is PICTURES:
-                hint += (
-                    "; tar, Parquet and IDX files are looked for in this folder alone, not below"
-                )
+                hint += "; tar, Parquet and IDX files are looked for here alone, not below"
             raise SourceError(f"no {kind.names}, but {seen or 'no files'}", listing.root, hint)
 
     def _choose(self, kind: FileKind, without: str) -> Iterator[tuple[str, int, int]]:

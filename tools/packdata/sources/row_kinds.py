@@ -276,9 +276,7 @@ def listed_files(listing: Listing, folder: str = "") -> list[File] | None:
             raise SourceError(what, root / min(lost), "Copy it again")
         return found
     if info is not None and any(name.endswith(".arrow") for name in listing.names(folder)):
-        hint = (
-            "Give the files of one split, or save it: load_dataset(...)['train'].save_to_disk(...)"
-        )
+        hint = "Give the files of a split, or load_dataset(...)['train'].save_to_disk(...)"
         raise SourceError("the folder is a cache of load_dataset", root, hint)
     if index is not None and any(mark in index() for mark in (b'"shards"', b'"chunks"')):
         raise SourceError("folder of MosaicML Streaming or LitData", root, STREAMING_HINT)

@@ -50,9 +50,7 @@ _ROLES = {
     **{suffix: suffix for suffix in _FIELDS},
 }
 _BLOCK = 512
-_NEIGHBOURS = (
-    "Keys differ between tars, and members of a sample are neighbours: make tars with --sort=name"
-)
+_NEIGHBOURS = "Keys of tars differ, and members of a sample are neighbours: use tar --sort=name"
 
 
 @dataclass(slots=True)
