@@ -51,8 +51,6 @@ class JsonRows(TextRows):
         for line, text in self._lines(part):
             try:
                 yield line, json_object(text), ""
-            except UnicodeDecodeError as error:
-                yield line, {}, f"the line is not UTF-8 ({error})"
             except ValueError as error:
                 yield line, {}, str(error)
 

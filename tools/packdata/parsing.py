@@ -93,11 +93,11 @@ def parse_json(text: bytes | str) -> Any:
 
 
 def json_object(line: bytes | str) -> dict[str, Any]:
-    """Return the object that a line of JSON holds; UnicodeDecodeError if it is not UTF-8, ValueError if it is none."""
+    """Return the object that a line of JSON holds; ValueError if it is none."""
     try:
         value = parse_json(line)
-    except UnicodeDecodeError:
-        raise
+    except UnicodeDecodeError as error:
+        raise ValueError(f"the line is not UTF-8 ({error}). {UTF8_HINT}") from error
     except RecursionError as error:
         raise ValueError("values are nested too deep") from error
     except ValueError as error:

@@ -119,9 +119,9 @@ class Preparer:
             raise
         except (TypeError, ValueError, OverflowError) as error:
             raise self._misfit(values) from error
-        return (
-            column_of(records, self.field.record_nbytes) if len(records) == len(values) else None
-        )
+        if len(records) < len(values):
+            return None
+        return column_of(records, self.field.record_nbytes)
 
     def _rows(self, array: np.ndarray[Any, Any], codec: RawCodec) -> FixedColumn | None:
         """Return values of one shape as the bytes of each, copied; None if one is wrong."""

@@ -208,8 +208,7 @@ def open_template(
             raise SourceError("missing 'chat_template'", path, hint)
     else:
         text = _read(path)
-        beside = [path, *([] if tokenizer is None else [place_of(tokenizer)])]
-        found = (file.with_name(CONFIG) for file in beside)
+        found = (place_of(each).with_name(CONFIG) for each in (path, tokenizer or path))
         config = next((_config(file) for file in found if is_file(file)), {})
     named = ((n, v.get("content") if isinstance(v, dict) else v) for n, v in config.items())
     tokens = {n: token for n, token in named if n.endswith("_token") and isinstance(token, str)}

@@ -17,13 +17,13 @@ import pyarrow.compute as pc
 from loaders.errors import LoadersError, SourceError
 from loaders.schema.tokens import IGNORED
 from packdata.delimited import CsvRows
-from packdata.parsing import UTF8_HINT, arrow_lines, filled_lines, json_object
+from packdata.parsing import arrow_lines, filled_lines, json_object
 from packdata.sources.row_kinds import open_row_file
 from packdata.tokens.documents import Documents, placed, rejected
 from packdata.types import flags_of, is_text, kind_of, plain
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
     import numpy.typing as npt
@@ -128,8 +128,6 @@ class DocumentForm(ABC):
                     raise ValueError(what)
                 rows.append({n: self.value(row[n], n) for n in self.columns if n in row})
                 begins.append(at)
-            except UnicodeDecodeError as error:
-                rejects.append(rejected(place(at), f"the line is not UTF-8 ({error})", UTF8_HINT))
             except ValueError as error:
                 rejects.append(rejected(place(at), str(error)))
         documents = self.of_rows(rows, lambda row: place(begins[row]))
@@ -190,6 +188,11 @@ class Ids(DocumentForm):
         return not {LABELS, *LOSS_MASKS}.isdisjoint(self.beside)
 
     @property
+    def known(self) -> set[str]:
+        """Columns of which it is known what they are for, or that they are left out."""
+        return {self.column, *BESIDE_IDS, *self.drop}
+
+    @property
     def _unused(self) -> list[str]:
         """Columns of which the first file has none, and another shall have none."""
         return [name for name in BESIDE_IDS if name not in (*self.beside, *self.drop)]
@@ -208,8 +211,7 @@ class Ids(DocumentForm):
 
     def check_first(self, rows: Sequence[Row], path: Path) -> None:
         """Raise SourceError if another list of numbers runs beside the ids: whether it matters is not known."""
-        known = {self.column, *BESIDE_IDS, *self.drop}
-        for name in dict.fromkeys(name for row in rows for name in row if name not in known):
+        for name in dict.fromkeys(name for row in rows for name in row if name not in self.known):
             lists = ((_length(row.get(self.column)), row[name]) for row in rows if row.get(name))
             # One id, or one length, tells nothing.
             fits = [_fits(num, each) for num, each in lists if num != 1 and each != [num]]
@@ -347,9 +349,8 @@ class Chat(DocumentForm):
         data, ends = np.frombuffer(b"".join(parts), np.uint8), np.cumsum([0, *map(len, parts)])[1:]
         character = np.cumsum(data & 0xC0 != 0x80) - 1  # that each byte is of
         labels = np.where(np.concatenate(learned)[character], 1, IGNORED).astype(np.int8)
-        return Documents(
-            data, ends, placed(ends, lambda i: place(kept[i])), tuple(rejects), labels
-        )
+        where = placed(ends, lambda i: place(kept[i]))
+        return Documents(data, ends, where, tuple(rejects), labels)
 
     def _text(self, row: Row) -> tuple[str, list[tuple[int, int]]]:
         messages, tools = row.get(self.column), row.get("tools")
@@ -402,7 +403,8 @@ def content_of(files: Sequence[SourceFile], options: TokenOptions) -> DocumentFo
             beside = tuple(name for name in BESIDE_IDS if name in lists)
             ids = Ids(options.ids_column or "input_ids", beside, options.drop)
             for each in files:
-                ids.check_first(rows if each is file else _first_rows(each)[1], each.path)
+                more = rows if each is file else _first_rows(each, ids.known)[1]
+                ids.check_first(more, each.path)
             return ids
         if "text" not in names and "messages" in names:
             raise SourceError("conversations ('messages')", file.path, "Pass chat_template=")
@@ -412,8 +414,10 @@ def content_of(files: Sequence[SourceFile], options: TokenOptions) -> DocumentFo
     return Texts(options.text_column or "text")
 
 
-def _first_rows(file: SourceFile) -> tuple[Sequence[str], list[dict[str, Any]]]:
-    """Return the names of a file's columns, and of its first rows at least the lists of numbers."""
+def _first_rows(
+    file: SourceFile, known: Collection[str] = ()
+) -> tuple[Sequence[str], list[dict[str, Any]]]:
+    """Return the names of a file's columns, and of its first rows at least the lists of numbers not known yet."""
     if file.kind == "csv":
         return CsvRows(file.file).columns, []
     if file.kind == "jsonl":
@@ -425,6 +429,6 @@ def _first_rows(file: SourceFile) -> tuple[Sequence[str], list[dict[str, Any]]]:
         return [name for row in rows[:1] for name in row], rows
     table = open_row_file(file.file)
     lists = [field.name for field in table.schema if _is_list_of_numbers(field.type)]
-    firsts = table.groups[:1] if lists else []
+    firsts = table.groups[:1] if not {*lists} <= {*known} else []
     batches = (batch for group in firsts for batch in table.batches(group, lists, _FIRST_ROWS))
     return table.columns, [row for batch in islice(batches, 1) for row in batch.to_pylist()]

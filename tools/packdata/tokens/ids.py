@@ -91,9 +91,7 @@ def _open_flat(file: SourceFile, dtype: str | None, head: bytes) -> _Opened:
     # Wider ids, read as 16 bits, have a second half that is next to nothing.
     low, high = ids[0:_SCAN:2], ids[1:_SCAN:2]
     if dtype is None and len(high) >= 8 and int(high.max()) * 64 < int(low.max()):
-        what = (
-            f"the ids look like uint32: as uint16, every second one is below {int(high.max()) + 1}"
-        )
+        what = f"the ids look like uint32: as uint16, every second is below {int(high.max()) + 1}"
         raise SourceError(what, file.path, "Pass bin_dtype= with the type of the ids")
     return ids, None
 

@@ -202,10 +202,7 @@ def _tokenizer_of(
 
 
 def _field_of(
-    source: TokenSource,
-    options: TokenOptions,
-    tokenizer: Tokenizer | None,
-    first_pass: FirstPass,
+    source: TokenSource, options: TokenOptions, tokenizer: Tokenizer | None, first_pass: FirstPass
 ) -> tuple[Tokens, int | None]:
     """Return how ids are stored, and the id to put before documents."""
     names = ("begin", "end", "vocab_size", "name", "digest")
@@ -223,14 +220,8 @@ def _field_of(
         # No fewer than two bytes, so that parts of one corpus agree.
         itemsize = 2 if max(largest, eod or 0, bos or 0) < 1 << 16 else itemsize
     dtype, row_tokens = dtype_of(size, itemsize, eod=eod, bos=bos), options.row_tokens
-    return Tokens(
-        dtype=dtype,
-        row_tokens=row_tokens,
-        vocab_size=size,
-        eod=eod,
-        tokenizer=name,
-        tokenizer_xxh3_128=digest,
-    ), bos
+    known: dict[str, Any] = {"tokenizer": name, "tokenizer_xxh3_128": digest, "vocab_size": size}
+    return Tokens(dtype=dtype, row_tokens=row_tokens, eod=eod, **known), bos
 
 
 def _largest_in(source: TokenSource) -> int:

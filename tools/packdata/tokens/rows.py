@@ -66,12 +66,8 @@ class TokensRecipe(Recipe):
         self.source, self.field, self.bos, self.tokenizer = source, field, bos, tokenizer
         self.val_share, self.seed = options.val_share, options.seed
         self.identity, self.provenance = identity, provenance
-        ends = Array(dtype=_ends_dtype(field.row_tokens), dims=(None,))
-        fields: dict[str, Field] = {
-            TOKENS: field,
-            NUM_TOKENS: Array(dtype="int32"),
-            DOCUMENT_ENDS: ends,
-        }
+        fields: dict[str, Field] = {TOKENS: field, NUM_TOKENS: Array(dtype="int32")}
+        fields[DOCUMENT_ENDS] = Array(dtype=_ends_dtype(field.row_tokens), dims=(None,))
         if source.has_labels:
             fields[LABELS] = Array(dtype="int32", dims=(field.row_tokens,))
         files = {tokenizer.name: tokenizer.file} if tokenizer and tokenizer.file else {}
@@ -104,11 +100,10 @@ class TokensRecipe(Recipe):
         if draw is not None:
             parts = [documents.take(draw(len(documents)))]
         if self.val_share:
-            known = parts[0]
+            data = parts[0].data
             if self.source.kind == "ids":  # of files of several types, too, equal ones are equal
-                wide = known.data.astype(f"i{self.source.itemsize}", copy=False)
-                known = replace(known, data=wide)
-            is_val = known.hashes(self.seed) * 2.0**-64 < self.val_share
+                data = data.astype(f"i{self.source.itemsize}", copy=False)
+            is_val = replace(parts[0], data=data).hashes(self.seed) * 2.0**-64 < self.val_share
             parts = [parts[0].take(np.flatnonzero(some)) for some in (~is_val, is_val)]
         if not self.source.has_ids and self.tokenizer is not None:
             parts = [_encoded(part, self.tokenizer) for part in parts]

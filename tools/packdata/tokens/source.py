@@ -96,9 +96,8 @@ class TokenSource:
         rows = [file for file in files if file.kind in LINE_KINDS]
         self.options, self._recent = options, _Recent()
         self.content = content_of(rows, options) if rows else None
-        kinds = {
-            "ids" if f.kind in IDS_KINDS else "text" for f in files if f.kind not in LINE_KINDS
-        }
+        others = [file.kind for file in files if file.kind not in LINE_KINDS]
+        kinds = {"ids" if kind in IDS_KINDS else "text" for kind in others}
         kinds |= {self.content.kind} if self.content else set()
         if len(kinds) > 1:
             what = "plain text beside ids or conversations"
