@@ -51,9 +51,8 @@ class SizeOption:
         if self.fit not in get_args(Fit):
             raise SchemaError(f"fit must be one of {', '.join(get_args(Fit))}, got {self.fit!r}")
         if not all(0 < side <= MAX_SIDE for side in (self.height, self.width)):
-            raise SchemaError(
-                f"sizes are 1 to {MAX_SIDE} pixels, got {self.height} x {self.width}"
-            )
+            got = f"{self.height} x {self.width}"
+            raise SchemaError(f"sizes are 1 to {MAX_SIDE} pixels, got {got}")
 
     @classmethod
     def parse(cls, size: int | str | Size, fit: str) -> SizeOption:

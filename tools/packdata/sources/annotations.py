@@ -26,6 +26,7 @@ from packdata.parsing import parse_json
 from packdata.reading import LocalFile, fetched_ahead
 from packdata.sources.base import (
     BOX_LABELS,
+    SIDES,
     SPLIT_NAMES,
     Column,
     ExtendedSource,
@@ -48,7 +49,6 @@ _WORD = re.compile(
     r"(?i:left|right)|[A-Z]?[a-z]+?(?=[Ll]eft|[Rr]ight|[^a-z]|$)|[A-Z]+(?![a-z])|[0-9]+"
 )
 _OTHER_SIDE = {"left": "right", "l": "r"}
-_VOC_SIDES = ("xmin", "ymin", "xmax", "ymax")
 _POINTS_OF_POLYGON = 6  # numbers of the smallest one
 _NUMBERS_OF_POSE, _NEAR = 10, 0.01  # from where poses without a YAML are told from polygons
 _AS_COCO = "Convert poses to COCO's person_keypoints"
@@ -295,7 +295,7 @@ def _voc(data: bytes) -> Values:
         raise ValueError(f"the root is {root.tag!r}")
     height, width = (int(root.findtext(f"size/{name}") or 0) for name in ("height", "width"))
     things = root.findall(".//object")
-    sides = [[t.findtext(f"bndbox/{side}") for side in _VOC_SIDES] for t in things]
+    sides = [[t.findtext(f"bndbox/{side}") for side in SIDES] for t in things]
     names = [(thing.findtext("name") or "").strip() for thing in things]
     if any(None in box for box in sides) or "" in names:
         raise ValueError("an object has no whole bndbox, or no name")

@@ -37,7 +37,7 @@ PICTURE_SUFFIXES = frozenset(
 )
 BOX_LABELS = "box_labels"
 SPLIT_NAMES = ("train", "training", "val", "valid", "validation", "test", "testing")
-_SIDES = ("xmin", "ymin", "xmax", "ymax"), ("x1", "y1", "x2", "y2")
+SIDES = ("xmin", "ymin", "xmax", "ymax")  # of a box, as VOC calls them
 LABEL_NAMES = ("label", "class", "target")  # the first that a list has becomes the field "label"
 _RESERVED = frozenset(
     {"image", "array", "mask", "key", "original_size", "sample_id", "count", "index", "label"}
@@ -367,7 +367,7 @@ def first_named(columns: Sequence[str], names: Iterable[str]) -> str | None:
 def sides_in(columns: Iterable[str]) -> str:
     """Say which columns are boxes, such as ``bbox_x_min`` and three others; "" if none are."""
     plain = [re.sub(r"[\W_]", "", name).lower() for name in columns]
-    for sides in _SIDES:
+    for sides in (SIDES, ("x1", "y1", "x2", "y2")):
         if all(any(name.endswith(side) for name in plain) for side in sides):
             return f"columns {', '.join(sides)}, which no crop moves"
     return ""

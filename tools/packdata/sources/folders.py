@@ -186,12 +186,12 @@ class MaskFolder:
 
     def find(self, item: Item) -> File:
         """Return the mask for a picture; SourceError if there is none."""
-        if (name := self.name(item.key)) is None:
+        if (number := self._numbers.get(item.key)) is None:
             name = os.path.join(self.root, item.key.removesuffix(self._old) + self._new)
             hint = f"The mask is looked for as {name}{self._usual}, say; mask_suffix= says how names end"
             raise SourceError("the mask is missing", item.where, hint)
-        _, file = self._files[self._numbers[item.key]]
-        return file.placed(f"{item.where} (mask {name})")
+        _, file = self._files[number]
+        return file.placed(f"{item.where} (mask {file.where})")
 
     def name(self, key: str) -> str | None:
         """Return the path of the mask for a picture, beginning as the folder's was given."""

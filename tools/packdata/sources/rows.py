@@ -73,7 +73,9 @@ class RowsSource(ColumnsSource):
             raise SourceError("no rows", first)
         if sides := sides_in(schema.names):
             self.notes = [f"{sides}. {ROWS_OF_BOXES}"]
-        has_keys = "key" in schema.names and _is_key(schema.field("key").type)
+        key = _plain(schema.field("key").type) if "key" in schema.names else None
+        # Texts, or whole numbers as in CSV lists.
+        has_keys = key is not None and (is_text(key) or pa.types.is_integer(key))
         self._keyed_by = "key" if has_keys else ""
         taken = (self._image, self._mask, self._keyed_by)
         self._fields = field_names(schema.names, taken, first, label_column)
@@ -159,11 +161,6 @@ def _are_pictures(kind: pa.DataType) -> bool:
     types = pa.types
     is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
     return is_list and _is_picture(kind.value_type)
-
-
-def _is_key(kind: pa.DataType) -> bool:
-    """Keys are texts, or whole numbers as in CSV lists."""
-    return is_text(_plain(kind)) or bool(pa.types.is_integer(_plain(kind)))
 
 
 def _find_columns(

@@ -128,7 +128,7 @@ class TarSource(Source):
         if role != "cls":
             return Column("json" if role == "json" else "text")
         names = {*self._values("cls")}
-        are_whole = {*map(_is_whole, names)}
+        are_whole = {name.removeprefix("-").isdecimal() for name in names}
         if len(are_whole) > 1 or "" in names:
             what = f"class numbers beside names in .cls, or nothing ({few(sorted(names))})"
             raise SourceError(what, self._path, "Give all samples numbers, or names")
@@ -238,7 +238,3 @@ def _check_end(file: IO[bytes], offset: int, path: Path) -> None:
     if len(rest) < _BLOCK or any(rest):
         what = f"no blocks of zeros end the archive (byte {offset}): it was cut, or joined with another"
         raise SourceError(what, path, "Copy or make it again")
-
-
-def _is_whole(text: str) -> bool:
-    return text.removeprefix("-").isdecimal()
