@@ -342,9 +342,7 @@ def _of_yolo(
     pictures: dict[str, Values], classes: Sequence[str], root: Path, has_yaml: bool
 ) -> Annotations:
     shapes = [each for values in pictures.values() for each in values["segmentation"] if each]
-    # All poses have the same number of points, and almost all of them lie in their boxes.
-    is_one = len({*map(len, shapes)}) == 1 and len(shapes[0]) >= _NUMBERS_OF_POSE
-    if is_one and sum(_is_pose(each, has_yaml) for each in shapes) > len(shapes) * 0.9:
+    if _are_poses(shapes, has_yaml):
         what = "polygons look like poses, a box and points in it"
         hint = "" if has_yaml else "; for polygons, give class names in a data.yaml here"
         raise SourceError(what, root, _AS_COCO + hint)
@@ -352,19 +350,23 @@ def _of_yolo(
     return Annotations("YOLO", "yolo", classes, more, pictures)
 
 
-def _is_pose(numbers: Sequence[float], has_yaml: bool) -> bool:
-    """Tell whether numbers may be a box in the picture, and points of two or three numbers in it, or 0, 0.
+def _are_poses(shapes: Sequence[Sequence[float]], has_yaml: bool) -> bool:
+    """Tell whether almost all may be a box in the picture, and points of two or three numbers in it, or 0, 0.
 
     The YAML of poses has their ``kpt_shape``: where there is another, polygons are poses by visibilities alone.
     """
-    (centre, half), rest = np.reshape(numbers[:4], (2, 2)), np.array(numbers[4:])
-    has_visibility = len(rest) % 3 == 0 and bool(np.isin(rest[2::3], (0, 1, 2)).all())
-    if has_visibility or has_yaml:
-        return has_visibility
-    half = half / 2 + _NEAR
-    points = [rest.reshape(-1, n)[:, :2] for n in (2, 3) if len(rest) % n == 0]
-    fits = (((abs(each - centre) <= half) | (each == 0)).all() for each in points)
-    return bool((abs(centre - 0.5) + half <= 0.5 + 2 * _NEAR).all()) and any(fits)
+    if len({*map(len, shapes)}) != 1 or len(shapes[0]) < _NUMBERS_OF_POSE:
+        return False
+    numbers = np.array(shapes)
+    centre, half, rest = numbers[:, :2], numbers[:, 2:4] / 2 + _NEAR, numbers[:, 4:]
+    lengths = [length for length in (2, 3) if rest.shape[1] % length == 0]
+    are_poses = np.isin(rest[:, 2::3], (0, 1, 2)).all(1) & (3 in lengths)
+    in_picture = abs(centre - 0.5) + half <= 0.5 + 2 * _NEAR
+    for length in () if has_yaml else lengths:
+        points = rest.reshape(len(rest), -1, length)[:, :, :2]
+        is_inside = (abs(points - centre[:, None]) <= half[:, None]) | (points == 0)
+        are_poses |= in_picture.all(1) & is_inside.all((1, 2))
+    return bool(are_poses.mean() > 0.9)
 
 
 def _yolo_names(root: Path) -> tuple[Sequence[str], bool]:
