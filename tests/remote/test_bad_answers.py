@@ -60,6 +60,16 @@ def test_an_answer_that_stays_bad_is_one_error_in_bounded_time(
     assert getattr(cause, "hint", "") or kind in ("503", "reset", "hang")
 
 
+def test_a_link_on_which_bytes_come_slowly_is_no_error(proxy: servers.Proxy, cache: Path) -> None:
+    """A shard of 1.2 MB takes three times as long as a byte is waited for."""
+    remote = ShardDataset(S3, cache=cache, storage=storage(proxy.endpoint, timeout=1))
+    proxy.set(rate=400_000)
+
+    remote[0]
+
+    assert remote.stores[0].remotes[0].counts()["retries"] == 0
+
+
 @pytest.mark.slow
 def test_an_object_that_is_replaced_by_one_of_the_same_size_is_found(
     packed: Path, cache: Path, tmp_path: Path
