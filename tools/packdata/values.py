@@ -63,9 +63,8 @@ class Preparer:
         self.codec = codec_for(field, max_picture_mb, quality)
         one = field.one if isinstance(field, Images) else None
         self._one = None if one is None else Preparer(one, quality, max_picture_mb)
-        self._classes = {}
-        if isinstance(field, Label | MultiLabel):
-            self._classes = {name: i for i, name in enumerate(field.classes or ())}
+        classes = field.classes or () if isinstance(field, Label | MultiLabel) else ()
+        self._classes = {name: i for i, name in enumerate(classes)}
 
     def __call__(self, value: Any) -> Prepared:
         """Return the record of a value, or the work that makes it.

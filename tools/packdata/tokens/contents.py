@@ -242,8 +242,8 @@ class Ids(DocumentForm):
         rejects: list[Reject] = []
         for name, (values, sizes, has_null) in lists.items():
             found = _sums(np.abs(values), sizes) if name == SEQ_LENGTHS else sizes
-            # Such as numbers of documents.
-            num_odd = _sums(values >> 1 != 0, sizes) if name in MASKS else np.zeros_like(sizes)
+            has_odd = name in MASKS and (values >> 1).any()  # such as numbers of documents
+            num_odd = _sums(values >> 1 != 0, sizes) if has_odd else np.zeros_like(sizes)
             bad = good & (has_null | (num_odd > 0) | (found != lengths))
             good &= ~bad
             for row in np.flatnonzero(bad).tolist():
@@ -360,17 +360,15 @@ class Chat(DocumentForm):
             if value not in (None, "", [], {}) and not is_text:
                 hint = f"write it into the messages, or pass drop={[name]}"
                 raise ValueError(f"{name!r} beside {self.column!r} is not used: {hint}")
-        are_messages = isinstance(messages, list) and all(
-            isinstance(m, dict) and isinstance(m.get("role"), str) for m in messages
-        )
-        if not messages or not are_messages:
-            what = "is not a list of messages with 'role' and 'content'"
-            raise ValueError(f"{self.column!r} {what}")
+        said = messages if isinstance(messages, list) else []
+        roles = [m.get("role") if isinstance(m, dict) else None for m in said]
+        if not roles or not all(isinstance(role, str) for role in roles):
+            raise ValueError(f"{self.column!r} is no list of messages with 'role' and 'content'")
         try:
             tools = json.loads(tools) if isinstance(tools, str) else tools
         except ValueError as error:
             raise ValueError(f"'tools' is not JSON ({error})") from error
-        return self.template.turns(messages, tools or None)
+        return self.template.turns(said, tools or None)
 
 
 def _without_null(value: Any) -> Any:

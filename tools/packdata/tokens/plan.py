@@ -140,8 +140,7 @@ def plan_tokens(
     }
     provenance = {"recipe": "tokens", "source": [f.name for f in files[:16]], **about}
     identity = {"recipe": "tokens", "files": identity_of(files), "cut": source.cut, **about}
-    made: dict[str, Any] = {"identity": identity, "provenance": provenance}
-    recipe = TokensRecipe(source, options, field, bos, tokenizer, **made)
+    recipe = TokensRecipe(source, options, field, bos, tokenizer, identity, provenance)
     first_pass.check(identity)
     if not len(recipe):
         raise SourceError("all files are empty", str(sources[0]))

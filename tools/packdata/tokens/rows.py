@@ -59,7 +59,6 @@ class TokensRecipe(Recipe):
         field: Tokens,
         bos: int | None,
         tokenizer: Tokenizer | None,
-        *,
         identity: Mapping[str, Any],
         provenance: Mapping[str, Any],
     ) -> None:
