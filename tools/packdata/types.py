@@ -22,6 +22,7 @@ Kind = Literal["number", "code", "flag", "date", "zoned", "text"]
 KINDS: tuple[Kind | None, ...] = (None, "text", "number", "code", "flag", "date", "zoned")
 Codes = npt.NDArray[np.int8]  # places in KINDS
 Flags = npt.NDArray[np.bool_]
+Places = npt.NDArray[Any]  # int32 or int64
 Floats = npt.NDArray[np.float64]
 # What Arrow, and pandas with it, reads as no value where numbers stand; of texts they are some.
 NO_VALUES = (
@@ -89,7 +90,7 @@ def kinds_of(texts: pa.Array) -> Codes:
         texts: Strings, none of them null.
     """
     kinds = np.full(len(texts), KINDS.index("text"), np.int8)
-    starts, ends, data = _text_buffers(texts)
+    starts, ends, data = text_buffers(texts)
     kinds[ends <= starts] = 0
     filled = np.flatnonzero(ends > starts)
     some = filled[_BEGINNINGS[data[starts[filled]]]]
@@ -136,7 +137,7 @@ def _are_names(texts: pa.Array, numbers: Floats) -> bool:
     """Tell whether one of some numbers in text begins with a needless 0, or is a whole one of 19 digits or more."""
     if max(numbers.max(initial=0.0), -numbers.min(initial=0.0)) >= 10.0**_MOST_DIGITS:
         return bool(_matches(texts, _CODE).any())
-    starts, ends, data = _text_buffers(texts)
+    starts, ends, data = text_buffers(texts)
     data = np.append(data[: ends[-1:].sum()], np.zeros(2, np.uint8))
     signs = data[starts]
     starts = starts + ((signs == ord("-")) | (signs == ord("+")))
@@ -169,12 +170,10 @@ def _existing(texts: pa.Array, kind: pa.DataType) -> pa.Array:
     return pa.concat_arrays([_existing(part, kind) for part in (texts[:half], texts[half:])])
 
 
-def _text_buffers(
-    texts: pa.Array,
-) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[np.uint8]]:
+def text_buffers(texts: pa.Array) -> tuple[Places, Places, npt.NDArray[np.uint8]]:
     """Return where each string of an array begins and ends in the bytes, and these."""
     width = np.int64 if pa.types.is_large_string(texts.type) else np.int32
-    ends = np.frombuffer(texts.buffers()[1], width)[texts.offset :][: len(texts) + 1]
+    ends = np.frombuffer(texts.buffers()[1] or bytes(8), width)[texts.offset :][: len(texts) + 1]
     return ends[:-1], ends[1:], np.frombuffer(texts.buffers()[2] or b"", np.uint8)
 
 

@@ -20,7 +20,7 @@ from packdata.delimited import CsvRows
 from packdata.parsing import arrow_lines, filled_lines, json_object
 from packdata.sources.row_kinds import open_row_file
 from packdata.tokens.documents import Documents, placed, rejected
-from packdata.types import flags_of, is_text, kind_of, plain
+from packdata.types import flags_of, is_text, kind_of, plain, text_buffers
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -160,10 +160,9 @@ class Texts(DocumentForm):
     def of_table(self, table: pa.Table, place: Place) -> Documents:
         """Return each row as a document, less those that are null or not UTF-8."""
         texts = plain(table[self.column])
-        offsets = np.frombuffer(texts.buffers()[1] or bytes(8), np.int64)
-        offsets = offsets[texts.offset :][: len(texts) + 1]
-        data = np.frombuffer(texts.buffers()[2] or b"", np.uint8)[offsets[0] : offsets[-1]]
-        ends = offsets[1:] - offsets[0]
+        starts, stops, data = text_buffers(texts)
+        first = starts[:1].sum()
+        data, ends = data[first : stops[-1:].sum()], stops - first
         documents = Documents(data, ends, placed(ends, place)).only_utf8()
         nulls = np.flatnonzero(flags_of(texts.is_null())).tolist()
         bad = [rejected(where, f"{self.column!r} is null") for where in map(place, nulls)]
