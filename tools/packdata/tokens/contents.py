@@ -32,8 +32,10 @@ if TYPE_CHECKING:
     from packdata.tokens.documents import Place, Reject
     from packdata.tokens.files import SourceFile
     from packdata.tokens.options import TokenOptions
+    from packdata.types import Flags
 
     Row = Mapping[str, Any]
+    Numbers = npt.NDArray[np.int64]
 
 BOM = b"\xef\xbb\xbf"
 # As Hugging Face's tokenizers, TRL, transformers, Megatron-LM and verl name what they put beside ids.
@@ -218,7 +220,7 @@ class Ids(DocumentForm):
                 what = f"column {name!r} has a number for each of {self.column!r}, or divides them"
                 raise SourceError(what, path, f"Pass drop={[name]} to pack without it")
 
-    def value(self, value: Any, column: str) -> npt.NDArray[np.int64]:
+    def value(self, value: Any, column: str) -> Numbers:
         """Return whole numbers; beside the ids they may be flags, or floats."""
         types = {int} if column == self.column else {int, float, bool}
         if not isinstance(value, list) or not all(
@@ -283,9 +285,7 @@ def _fits(num: int | None, values: Any) -> bool:
     return _length(values) is not None and num in (len(values), sum(values), values[-1])
 
 
-def _flat(
-    array: pa.Array,
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+def _flat(array: pa.Array) -> tuple[Numbers, Numbers, Flags]:
     """Return the values of lists end to end, the length of each, and which are null or hold one."""
     lengths = pc.fill_null(pc.list_value_length(array), 0).cast(pa.int64()).to_numpy()
     has_null = flags_of(array.is_null())
@@ -297,10 +297,10 @@ def _flat(
     return values.to_numpy(zero_copy_only=False), lengths, has_null
 
 
-def _sums(values: npt.NDArray[Any], lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _sums(values: npt.NDArray[Any], lengths: Numbers) -> Numbers:
     """Return the sum of each of some lists that lie end to end."""
     before, ends = np.append(0, np.cumsum(values)), np.cumsum(lengths)
-    sums: npt.NDArray[np.int64] = before[ends] - before[ends - lengths]
+    sums: Numbers = before[ends] - before[ends - lengths]
     return sums
 
 
@@ -411,9 +411,7 @@ def content_of(files: Sequence[SourceFile], options: TokenOptions) -> DocumentFo
     return Texts(options.text_column or "text")
 
 
-def _first_rows(
-    file: SourceFile, known: Collection[str] = ()
-) -> tuple[Sequence[str], list[dict[str, Any]]]:
+def _first_rows(file: SourceFile, known: Collection[str] = ()) -> tuple[Sequence[str], list[Row]]:
     """Return the names of a file's columns, and of its first rows at least the lists of numbers not known yet."""
     if file.kind == "csv":
         return CsvRows(file.file).columns, []

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from packdata.types import Flags
 
 END_OF_TEXT = "<|endoftext|>"
 # Of GPT-2, GPT-NeoX and Qwen; Llama 2 and T5; Llama 3; Gemma; Mistral; DeepSeek.
@@ -100,9 +101,7 @@ class JsonTokenizer(JsonDecoder):
         return Documents(flat, np.cumsum(lengths), documents.place, documents.rejects, labels)
 
 
-def _is_learned(
-    documents: Documents, spans: Sequence[npt.NDArray[np.int64]]
-) -> npt.NDArray[np.bool_]:
+def _is_learned(documents: Documents, spans: Sequence[npt.NDArray[np.int64]]) -> Flags:
     """Tell which tokens hold a character with a label, by the characters of each in its document."""
     is_first = documents.data & 0xC0 != 0x80  # byte of a character
     numbers = np.append(0, np.cumsum(is_first))  # of the characters that the bytes are of
