@@ -353,10 +353,10 @@ class Chat(DocumentForm):
 
     def _text(self, row: Row) -> tuple[str, list[tuple[int, int]]]:
         messages, tools = row.get(self.column), row.get("tools")
-        for name in self.beside:
-            value = row.get(name) if name != "tools" else None
+        for name, value in row.items():
             is_text = name == "prompt" and isinstance(value, str)  # of the first message
-            if value not in (None, "", [], {}) and not is_text:
+            is_used = name in (self.column, "tools") or is_text
+            if not is_used and value not in (None, "", [], {}):
                 hint = f"write it into the messages, or pass drop={[name]}"
                 raise ValueError(f"{name!r} beside {self.column!r} is not used: {hint}")
         said = messages if isinstance(messages, list) else []
@@ -424,6 +424,6 @@ def _first_rows(file: SourceFile, known: Collection[str] = ()) -> tuple[Sequence
         return [name for row in rows[:1] for name in row], rows
     table = open_row_file(file.file)
     lists = [field.name for field in table.schema if _is_list_of_numbers(field.type)]
-    firsts = table.groups[:1] if not {*lists} <= {*known} else []
+    firsts = table.groups[:1] if {*lists} - {*known} else []
     batches = (batch for group in firsts for batch in table.batches(group, lists, _FIRST_ROWS))
     return table.columns, [row for batch in islice(batches, 1) for row in batch.to_pylist()]
