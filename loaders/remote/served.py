@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from loaders.errors import RemoteError
 from loaders.remote.faults import StoreFault, hide_secrets
-from loaders.remote.stores import Objects, ObstoreObjects, mark_of, open_objects
+from loaders.remote.stores import Got, Objects, ObstoreObjects, mark_of, open_objects
 from loaders.remote.url import PUBLIC_OPTIONS, endpoint_of
 from loaders.remote.wire import PART_BYTES
 
@@ -18,14 +18,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
     from typing import Any
 
-    from loaders.remote.stores import Got
     from loaders.remote.url import URL
 
     # A URL, options, and variables of the client.
     Reached = tuple[URL, dict[str, Any], dict[str, str]]
 
 T = TypeVar("T")
-_MOST_BROKEN = 20  # answers to one question of which a part came: what cuts them all never ends
 ATTEMPTS = 3  # at what more time does not mend, and at a whole file
 _FINAL = frozenset(["missing", "short", "denied", "region", "unusable", "certificate", "encoded"])
 _MOST_PAUSE_S = 5.0
@@ -79,7 +77,8 @@ class ServedURL:
         self, name: str, start: int = 0, end: int | None = None, since: float | None = None
     ) -> Got:
         """Return bytes of an object, by default all; ``since`` when they are waited for (``time.monotonic``)."""
-        return await self.again(lambda hear: self.objects.get(name, start, end, hear), since)
+        got = Got()  # what came of an answer that broke is kept
+        return await self.again(lambda hear: self.objects.get(name, start, end, hear, got), since)
 
     async def again(
         self,
@@ -89,18 +88,18 @@ class ServedURL:
         """Ask the store, and ask again where that may help; the last ``StoreFault`` is raised.
 
         Where it does not answer, until ``deadline_s`` after the last byte of this answer, or of any ``since`` it is
-        waited for, or some of it came ``_MOST_BROKEN`` times; else at most ``ATTEMPTS`` times. ``call`` asks once, in
-        bounded time, and calls its argument with how many bytes have come.
+        waited for; else at most ``ATTEMPTS`` times. ``call`` asks once, in bounded time, for what has not come yet,
+        and calls its argument with how many bytes have come.
         """
-        deadline_s, broken = self.objects.deadline_s, set[int]()
-        heard_at, attempt = time.monotonic(), 0
+        deadline_s = self.objects.deadline_s
+        heard_at, attempt, num_silent = time.monotonic(), 0, 0
         if since is not None and heard_at - max(since, self._heard_at) >= deadline_s:
             raise StoreFault("network", f"no byte came for {deadline_s:.0f} s")
 
         def hear(nbytes: int) -> None:
-            nonlocal heard_at
-            heard_at = self._heard_at = time.monotonic()
-            broken.add(attempt)
+            nonlocal heard_at, num_silent
+            heard_at, num_silent = time.monotonic(), 0
+            self._heard_at = heard_at
             self.num_bytes += nbytes
 
         while True:
@@ -110,15 +109,14 @@ class ServedURL:
             except StoreFault as fault:
                 is_late = attempt >= ATTEMPTS
                 if fault.kind == "network":
-                    is_silent = time.monotonic() - heard_at >= deadline_s
-                    is_late = is_silent or len(broken) >= _MOST_BROKEN
+                    is_late = time.monotonic() - heard_at >= deadline_s
                 if is_late or fault.kind in _FINAL:
                     raise
                 if fault.kind == "expired" and time.monotonic() - self._renewed > _RENEWED_S:
                     self._renewed = time.monotonic()
                     self.objects = self._open()
-            self.num_retries += 1
-            pause_s = min(_MOST_PAUSE_S, 0.2 * 2 ** min(attempt, 10), deadline_s / 4)
+            self.num_retries, num_silent = self.num_retries + 1, num_silent + 1
+            pause_s = min(_MOST_PAUSE_S, 0.2 * 2 ** min(num_silent, 10), deadline_s / 4)
             await asyncio.sleep(random.uniform(0.5, 1) * pause_s)
 
     async def ask_bucket(self, op: str, **about: Any) -> Any:

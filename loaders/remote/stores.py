@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import xxhash
 
@@ -48,12 +49,14 @@ Buffer = Any  # what has the buffer protocol
 T = TypeVar("T")
 
 
-class Got(NamedTuple):
-    """Bytes of an object, in pieces, and its e-tag where the store gives one."""
+@dataclass(slots=True)
+class Got:
+    """Bytes of an object, in pieces, and its e-tag where the store gives one; what is missing is asked for again."""
 
-    pieces: list[Buffer]
-    etag: str | None
+    pieces: list[Buffer] = field(default_factory=list)
+    etag: str | None = None
     version: str | None = None
+    size: int | None = None  # of all of the object
 
     @property
     def data(self) -> bytes:
@@ -127,25 +130,36 @@ class ObstoreObjects:
         return Entry(name, int(found["size"]), mark), etag
 
     async def get(
-        self, name: str, start: int, end: int | None, on_bytes: Callable[[int], object]
+        self, name: str, start: int, end: int | None, on_bytes: Callable[[int], object], got: Got
     ) -> Got:
-        """Return bytes from ``start`` to ``end``, or all; ``on_bytes`` is called with how many have come."""
-        options: dict[str, Any] = {} if end is None else {"range": (start, end)}
-        pieces = list[Buffer]()
+        """Return bytes from ``start`` to ``end``, or all, behind what broken answers gave.
+
+        ``on_bytes`` is called with how many have come.
+        """
+        had, end = sum(map(len, got.pieces)), got.size if end is None else end
+        options: dict[str, Any] = {} if end is None else {"range": (start + had, end)}
+        if had and start + had == end:
+            return got
         with self._asking():
             asked = self._api.get_async(self._store, name, options=options)
             found = await self._in_time(asked)
             encoding = str(found.attributes.get("Content-Encoding", ""))
             if encoding in _ENCODINGS:
                 raise StoreFault("encoded", f"the answer is compressed ({encoding})")
+            meta = found.meta
+            got.etag, got.version, got.size = meta.get("e_tag"), meta.get("version"), meta["size"]
             stream = found.stream(min_chunk_size=_PIECE_BYTES)
             while (piece := await self._in_time(anext(stream, None))) is not None:
-                pieces.append(piece)
+                got.pieces.append(piece)
                 on_bytes(len(piece))
-        if end is not None and (nbytes := sum(map(len, pieces))) != end - start:
-            kind = "short" if found.meta["size"] < end else "network"
-            raise StoreFault(kind, f"{nbytes} bytes came where {end - start} were asked")
-        return Got(pieces, found.meta.get("e_tag"), found.meta.get("version"))
+        end = meta["size"] if end is None else end
+        nbytes, wanted = sum(map(len, got.pieces)), end - start
+        if nbytes > wanted:
+            got.pieces.clear()
+        if nbytes != wanted:
+            kind = "short" if meta["size"] < end else "unranged" if nbytes > wanted else "network"
+            raise StoreFault(kind, f"{nbytes} bytes came where {wanted} were asked")
+        return got
 
     async def put(self, name: str, data: Buffer | Path, only: Mapping[str, Any] | None) -> bool:
         """Write an object; with ``only`` just in place of that state of it ({}: of nothing), or return False.
@@ -222,7 +236,7 @@ class FsspecObjects:
             raise StoreFault("unusable", f"{type(error).__name__}: {error}") from None
 
     async def get(
-        self, name: str, start: int, end: int | None, on_bytes: Callable[[int], object]
+        self, name: str, start: int, end: int | None, on_bytes: Callable[[int], object], got: Got
     ) -> Got:
         """Return bytes, as ``ObstoreObjects.get``."""
         if end is None:  # a small file, such as a manifest, after which all may be another
@@ -241,7 +255,8 @@ class FsspecObjects:
         on_bytes(len(data))
         if end is not None and len(data) != end - start:
             raise StoreFault("short", f"{len(data)} bytes came where {end - start} were asked")
-        return Got([data], None)
+        got.pieces.append(data)
+        return got
 
 
 Objects = ObstoreObjects | FsspecObjects

@@ -129,8 +129,8 @@ class Proxy:
         answer.pop("transfer-encoding", None)
         length = answer.get("content-length", "0") if method == "HEAD" else str(len(data))
         writer.write(_head_of(status, answer | {"content-length": length}))
-        if fault == "cut":
-            writer.write(data[: len(data) // 2])
+        if fault == "cut" or (fault == "drop" and len(data) > 200_000):
+            writer.write(data[: 200_000 if fault == "drop" else len(data) // 2])
             await writer.drain()
             writer.transport.abort()
             return False

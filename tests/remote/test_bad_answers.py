@@ -71,6 +71,18 @@ def test_a_link_on_which_bytes_come_slowly_is_no_error(proxy: servers.Proxy, cac
 
 
 @pytest.mark.slow
+def test_a_link_on_which_no_answer_is_whole_brings_a_shard(
+    packed: Path, proxy: servers.Proxy, cache: Path
+) -> None:
+    proxy.set(faults=[{"kind": "drop"}])
+
+    remote = ShardDataset(S3, cache=cache, storage=storage(proxy.endpoint))
+
+    local = ShardDataset(packed / "bucket" / "packed")
+    assert_same(batches(remote.select([0])), batches(local.select([0])))
+
+
+@pytest.mark.slow
 def test_an_object_that_is_replaced_by_one_of_the_same_size_is_found(
     packed: Path, cache: Path, tmp_path: Path
 ) -> None:
