@@ -1,5 +1,7 @@
 """Ordered work on threads: results in order, errors in their place, and only so much in flight."""
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -70,6 +72,17 @@ def test_it_ends_while_threads_wait_for_room() -> None:
         began = time.monotonic()
 
     assert time.monotonic() - began < 10
+
+
+@pytest.mark.slow
+def test_a_program_ends_that_closed_no_pool_whose_threads_wait_for_room() -> None:
+    program = """
+from packdata.packing.pool import OrderedPool
+pool = OrderedPool(int, 2, lambda _: 100, max_bytes=200)
+for item in range(100):
+    pool.put(item)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=30)
 
 
 def test_without_threads_one_result_is_made_at_a_time() -> None:
