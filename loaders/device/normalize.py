@@ -175,7 +175,8 @@ class Normalize(nn.Module):
             raise BatchError(
                 f"Normalize takes integer images, got {images.dtype}: pass what the loader yields"
             )
-        if self._only not in (None, images.dtype):
+        # Those of 16 bits are often held in wider ones, with which torch can do more.
+        if self._only not in (None, images.dtype) and torch.uint8 in (self._only, images.dtype):
             raise BatchError(
                 f"these statistics are for {self._only} images, got {images.dtype}: pass those of such images, or "
                 "those of 0..1 times the largest value, 65535 for 16 bits, without max_value"
