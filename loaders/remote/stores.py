@@ -146,8 +146,11 @@ class ObstoreObjects:
             encoding = str(found.attributes.get("Content-Encoding", ""))
             if encoding in _ENCODINGS:
                 raise StoreFault("encoded", f"the answer is compressed ({encoding})")
-            meta = found.meta
+            meta, before = found.meta, got.etag
             got.etag, got.version, got.size = meta.get("e_tag"), meta.get("version"), meta["size"]
+            if had and got.etag != before:
+                got.pieces.clear()
+                raise StoreFault("network", "the object was replaced while it came")
             stream = found.stream(min_chunk_size=_PIECE_BYTES)
             while (piece := await self._in_time(anext(stream, None))) is not None:
                 got.pieces.append(piece)

@@ -1,9 +1,12 @@
 """What a store may answer: the same bits, or one error that says what to do, in bounded time."""
 
+import asyncio
 import shutil
 import subprocess
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,8 @@ from loaders import DataLoader, ShardDataset
 from loaders.data.shards import RemoteShard
 from loaders.errors import ChecksumError, LoadersError, RemoteError, SampleError, ShardError
 from loaders.remote.faults import fault_of
+from loaders.remote.served import ServedURL
+from loaders.remote.url import URL
 from tests.refusals import without_hash
 from tests.remote import servers
 from tests.remote.conftest import storage
@@ -80,6 +85,41 @@ def test_a_link_on_which_no_answer_is_whole_brings_a_shard(
 
     local = ShardDataset(packed / "bucket" / "packed")
     assert_same(batches(remote.select([0])), batches(local.select([0])))
+
+
+def test_of_an_object_that_is_replaced_while_it_comes_all_bytes_are_of_one_state() -> None:
+    size, num_asked = 600_000, 0
+
+    class Replaced(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            nonlocal num_asked
+            num_asked += 1
+            first, last = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
+            data = (b"a" if num_asked == 1 else b"b") * (last + 1 - first)
+            self.send_response(206)
+            self.send_header("ETag", f'"{data[:1].decode()}"')
+            self.send_header("Content-Length", str(len(data)))
+            self.send_header("Content-Range", f"bytes {first}-{last}/{size}")
+            self.end_headers()
+            self.wfile.write(data[: size // 2 if num_asked == 1 else size])
+            self.close_connection = True
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    async def read(url: str) -> bytes:
+        return (await ServedURL(URL(url), {}, {}).get("x", 0, size)).data
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Replaced)
+    threading.Thread(target=server.serve_forever, args=(0.05,)).start()
+    try:
+        data = asyncio.run(read(f"http://127.0.0.1:{server.server_port}"))
+    finally:
+        server.shutdown()
+        server.server_close()
+
+    assert data == b"b" * size
+    assert num_asked == 3
 
 
 @pytest.mark.slow
