@@ -209,7 +209,10 @@ def last_record_end(data: bytes, delimiter: int) -> int:
     text = np.frombuffer(data, np.uint8)
     quotes = np.flatnonzero(text == _QUOTE)
     if not _alternate(text, quotes, delimiter):
-        return _whole_rows(delimiter).match(data).end()  # type: ignore[union-attr]
+        end = 0
+        while found := _row(delimiter).match(data, end):
+            end = found.end()
+        return end
     while end >= 0:
         before = int(np.searchsorted(quotes, end))
         if before % 2 == 0:
@@ -226,8 +229,11 @@ def _alternate(text: npt.NDArray[np.uint8], quotes: npt.NDArray[np.int64], delim
 
 
 @cache
-def _whole_rows(delimiter: int) -> re.Pattern[bytes]:
-    """Match rows that end; a quote opens a cell only at its beginning, others are characters."""
+def _row(delimiter: int) -> re.Pattern[bytes]:
+    """Match a row that ends; a quote opens a cell only at its beginning, others are characters.
+
+    Without possessive quantifiers, which match too little before Python 3.11.5 where they are nested.
+    """
     mark = re.escape(bytes([delimiter])) + rb"\r"  # which ends rows, too
-    cell = rb'(?:"(?:[^"]++|"")*+"|(?!"))[^%b\n]*+' % mark
-    return re.compile(rb"(?:(?:%b[%b])*+%b\n)*+" % (cell, mark, cell))
+    cell = rb'(?:"[^"]*(?:""[^"]*)*"(?!")|(?!"))[^%b\n]*' % mark
+    return re.compile(rb"(?:%b[%b])*%b\n" % (cell, mark, cell))
