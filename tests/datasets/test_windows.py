@@ -2,6 +2,7 @@ import copy
 import itertools
 import pickle
 import sys
+import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -861,3 +862,22 @@ def test_settings_of_windows_stay_as_they_were_made(folder: Path, name: str, val
 
     assert windows[1].tokens.tolist() == before
     assert [len(part) > 0 for part in windows.split([0.5, 0.5])] == [True, True]
+
+
+def test_of_many_windows_few_that_lie_over_two_pieces_take_no_memory(tmp_path: Path) -> None:
+    """Those are copied token by token, by an index for each; the others by one for a window."""
+    documents = [np.arange(1, 60_008, dtype=np.uint16)] * 4
+    dataset = ShardDataset(pack(tmp_path / "packed", documents, pieces=2))
+    windows = TokenWindows(dataset, 100, dtype="stored")
+    batch = list(range(len(windows)))
+    windows.read(batch)
+
+    tracemalloc.start()
+    try:
+        tokens = collate(windows.read(batch)).tokens
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+    assert np.array_equal(tokens.reshape(-1).long(), stream_of(documents)[: tokens.numel()])
+    assert peak < 3 * tokens.numel() * 2

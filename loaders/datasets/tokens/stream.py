@@ -127,12 +127,14 @@ class TokenStream:
         if not len(starts):
             return
         runs = self._runs_of(starts)
-        if (starts + length > self._lasts[runs]).any():
-            self.gather_ranges(starts, np.full(len(starts), length), out.reshape(-1))
-            return
-        self._verify(starts, starts + length)
-        found, addresses = self._find(starts, runs)
-        _copy(found, addresses, out)
+        over = starts + length > self._lasts[runs]  # the end of a run
+        if not over.all():
+            self._verify(starts, starts + length)
+            found, addresses = self._find(starts, runs)
+            addresses[over] = addresses[over.argmin()]  # of another row, for now
+            _copy(found, addresses, out)
+        for i in np.flatnonzero(over).tolist():
+            self.gather_ranges(starts[i : i + 1], np.array([length]), out[i])
 
     def gather_ranges(self, starts: Indices, lengths: Indices, out: npt.NDArray[np.uint8]) -> None:
         """Copy ranges of different lengths, each within the stream, one behind the other."""
