@@ -86,6 +86,7 @@ def test_windows_fetch_no_shard_until_they_are_read_and_then_ahead(
 def test_samples_one_after_the_other_are_fetched_ahead(tokens: Path, cache: Path) -> None:
     samples = iter(remote(tokens, cache))
 
+    assert num_here(cache) == 0
     next(samples)
 
     wait_until(lambda: num_here(cache) == NUM_SHARDS)

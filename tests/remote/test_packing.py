@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from tests.packdata.breaking import tmpfs
 from tests.packdata.recipes import contents
 from tests.remote import servers
 from tests.remote.conftest import Store, storage
+from tests.waiting import wait_until
 
 OUT = "s3://out/packed"
 SHARD = 4096
@@ -208,6 +210,25 @@ def test_records_that_are_left_when_the_dataset_is_there_are_deleted(
 
     assert not finish(OUT).datasets
 
+    assert_same(store, tmp_path / "local")
+
+
+def test_of_two_that_join_parts_the_later_finds_the_dataset(
+    photos: Path, store: Store, tmp_path: Path
+) -> None:
+    """The parts that it has listed are joined, and deleted, before it reads them."""
+    for i in range(3):
+        pack(photos, part=f"{i}/3")
+        pack(photos, tmp_path / "local", part=f"{i}/3")
+    finish(tmp_path / "local")
+    store.proxy.set(latency_s=0.8)
+
+    with ThreadPoolExecutor(1) as later:
+        joined = later.submit(finish, OUT)
+        wait_until(lambda: store.proxy.requests("/part-00002-of-00003"))
+        assert finish(store.root / "out" / "packed").samples == 12
+
+    assert not joined.result().datasets
     assert_same(store, tmp_path / "local")
 
 

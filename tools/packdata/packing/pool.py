@@ -34,7 +34,7 @@ _MAX_CHUNK = 256
 # keep eight workers busy for 94 % of the time, 16 for 71 %, 4 for 39 %.
 _CHUNKS_PER_WORKER = 64
 _MAX_RESULT_BYTES = 256 << 20
-_WAIT_S = 1  # for room, until it is looked whether the interpreter ends
+_WAIT_S = 1  # for room, between two looks whether the interpreter shuts down
 
 
 class _Part(NamedTuple):
@@ -117,7 +117,7 @@ class OrderedPool(Generic[ItemT, ResultT]):
                 while not self._room.wait_for(partial(self._has_room, part), _WAIT_S):
                     try:
                         self._threads.submit(int)
-                    except RuntimeError:  # it does: nobody closed this, nobody takes what is there
+                    except RuntimeError:  # the interpreter shuts down, and the pool was not closed
                         self._is_closed = True
             part = self._make(chunk, part)
 

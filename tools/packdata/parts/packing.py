@@ -283,6 +283,8 @@ def _all_parts(store: Store) -> list[State]:
         if is_made(store, first.folders, digest_of(whole(first.plan, counts[0]))):
             _clear(store)  # killed while it deleted them, or one came late
             return []
+    if not found_parts(store):  # another command has joined them meanwhile
+        return []
     what = f"{len(missing):,} of {counted(counts[0], 'part')} missing: {few(map(str, missing), _SHOWN)}"
     raise PackError(what, dst, "Run the command that packs each again, then this one")
 
