@@ -7,6 +7,7 @@ import re
 
 # Control characters, with those of C1 and DEL; marks that change the direction of text; line separators.
 _OBEYED = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)i?B?\s*", re.IGNORECASE)
 
 
 def printable(text: str, keep: str = "") -> str:
@@ -44,6 +45,17 @@ def describe_size(num_bytes: float) -> str:
         if num_bytes < 1024:
             return f"{num_bytes:.1f} {unit}"
     return f"{num_bytes / 1024:.1f} TiB"
+
+
+def parse_size(text: str) -> int | None:
+    """Read a size in bytes; K, M, G and T, with i or B or without, are powers of 1024. None if it is no size.
+
+    Example:
+        >>> parse_size("64MB"), parse_size("1.5k"), parse_size("cache")
+        (67108864, 1536, None)
+    """
+    found = _SIZE.fullmatch(text)
+    return found and round(float(found[1]) * 1024 ** " KMGT".index(found[2].upper() or " "))
 
 
 def number(value: float) -> str:

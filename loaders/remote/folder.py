@@ -32,6 +32,7 @@ from loaders.checks import shown
 from loaders.errors import CacheError
 from loaders.gone import gone
 from loaders.system.mounts import mount_of
+from loaders.text import parse_size
 
 if TYPE_CHECKING:
     from loaders.remote.wire import File
@@ -40,9 +41,8 @@ VERSION = "v2"
 TAG_NAME = "CACHEDIR.TAG"
 _TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# Downloaded shards of loaders; 'packdata cache' shows them.\n"
 _OURS = re.compile(r"v\d+|lost\+found|CACHEDIR\.TAG")
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?\s*", re.IGNORECASE)
 _ASK = "Give a folder on a local disk: cache='/local/folder', or the variable LOADERS_CACHE"
-_GB = 10**9
+_GB = 1 << 30
 MAP_S = 1.0  # for so long the file that a client was given last stays: it is about to be mapped
 CACHE_FORMS = 'a size such as "500GB", a folder, or {"path": ..., "size": ...}'
 
@@ -60,7 +60,7 @@ class Cache:
 
         TypeError if it is something else, ValueError if a mapping has other names, or a value is none of these.
         """
-        is_size = isinstance(given, str) and _SIZE.fullmatch(given)
+        is_size = isinstance(given, str) and parse_size(given) is not None
         if isinstance(given, os.PathLike) or (isinstance(given, str) and not is_size):
             given = {"path": given}
         elif is_size or given is None or type(given) is int:
@@ -85,13 +85,10 @@ def _folder(given: Any) -> Path:
 
 
 def _size(given: Any) -> int:
-    found = _SIZE.fullmatch(given) if isinstance(given, str) else None
-    if found is not None:
-        power = " KMGT".index(found[2].upper() or " ")
-        given = int(float(found[1]) * (1024 if found[3] else 1000) ** power)
-    if not isinstance(given, int) or isinstance(given, bool) or given < 1:
+    size = parse_size(given) if isinstance(given, str) else given
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
         raise ValueError(f'a cache\'s size is bytes, or such as "500GB", got {shown(given)}')
-    return given
+    return size
 
 
 def default_folder() -> Path:

@@ -50,7 +50,7 @@ from packdata.inspect.compare import diff
 from packdata.inspect.preview import choose, sheet_of, tile_of
 from packdata.inspect.stats import stats
 from packdata.inspect.verify import verify
-from packdata.options import parse_size
+from packdata.options import size_from
 from packdata.packed import derive
 from packdata.packed.derive import CopyOptions, copy_dataset, split
 from packdata.packed.rewrite import ViewContent, write_datasets
@@ -1114,7 +1114,7 @@ def test_a_dataset_that_is_not_there_is_named(
 
 
 def test_sizes_have_units() -> None:
-    assert [parse_size(text) for text in ("1B", "2K", "3 MiB", "0.5gb")] == [
+    assert [size_from(text) for text in ("1B", "2K", "3 MiB", "0.5gb")] == [
         1,
         2048,
         3 << 20,
@@ -1122,4 +1122,4 @@ def test_sizes_have_units() -> None:
     ]
     for text in ("", "x", "-1", "0", "1PB", "1", "64"):
         with pytest.raises(argparse.ArgumentTypeError):
-            parse_size(text)
+            size_from(text)

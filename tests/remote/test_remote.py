@@ -215,12 +215,17 @@ def test_a_folder_with_files_of_somebody_is_refused_and_left_alone(
 
 
 def test_what_a_cache_can_be() -> None:
-    assert Cache.parse("500GB").size_bytes == 500 * 10**9
+    assert Cache.parse("500GB").size_bytes == 500 << 30
     assert Cache.parse("1.5 GiB").size_bytes == 3 << 29
     assert str(Cache.parse("/nvme/cache").folder) == "/nvme/cache"
     both = Cache.parse({"path": "/nvme", "size": "2TB"})
-    assert (str(both.folder), both.size_bytes) == ("/nvme", 2 * 10**12)
-    for wrong, error in (({"place": "/x"}, ValueError), (0, ValueError), (1.5, TypeError)):
+    assert (str(both.folder), both.size_bytes) == ("/nvme", 2 << 40)
+    for wrong, error in (
+        ("0GB", ValueError),
+        ({"place": "/x"}, ValueError),
+        (0, ValueError),
+        (1.5, TypeError),
+    ):
         with pytest.raises(error):
             Cache.parse(wrong)
 

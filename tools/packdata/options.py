@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import re
 from dataclasses import field, fields
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,7 @@ from loaders.checks import as_list, did_you_mean, whole_number
 from loaders.commandline import number_from
 from loaders.errors import RemoteError, SchemaError, SourceError
 from loaders.remote.url import is_url, url_of
-
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.IGNORECASE)
+from loaders.text import parse_size
 
 
 def opt(
@@ -110,20 +108,13 @@ def changed(options: Any) -> dict[str, Any]:
 # -- values of a command line ----------------------------------------------------------------------
 
 
-def parse_size(text: str) -> int:
-    """Read a size in bytes; K, M, G and T are powers of 1024.
-
-    Example:
-        >>> parse_size("64MB"), parse_size("1.5k")
-        (67108864, 1536)
-    """
+def size_from(text: str) -> int:
+    """Read a size in bytes."""
     if text.strip().isdecimal() and 0 < int(text) < 1024:
         raise argparse.ArgumentTypeError(f"{text} would be bytes: give a unit, such as {text}MB")
-    match = _SIZE.fullmatch(text.strip())
-    if match is None or float(match[1]) <= 0:
+    if not (size := parse_size(text)):
         raise argparse.ArgumentTypeError(f"a size is a number and K, M or G, got {text!r}")
-    unit: int = 1024 ** " kmgt".index(match[2].lower() or " ")
-    return round(float(match[1]) * unit)
+    return size
 
 
 def parse_names(text: str) -> list[str]:

@@ -13,7 +13,7 @@ from loaders.commandline import Command, number_from, show
 from loaders.errors import LoadersError, SchemaError
 from loaders.remote.url import is_url
 from loaders.text import printable
-from packdata.options import parse_size, parse_source
+from packdata.options import parse_source, size_from
 from packdata.packing.shards import DEFAULT_SHARD_BYTES, FORMATS
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def shards(usual: str, shard_bytes: int = DEFAULT_SHARD_BYTES) -> tuple[Argument
 
 def shard_size(help: str, default: int | None = None) -> Argument:
     """Return ``--shard-size``."""
-    more = {"dest": "shard_bytes", "type": parse_size, "metavar": "SIZE", "default": default}
+    more = {"dest": "shard_bytes", "type": size_from, "metavar": "SIZE", "default": default}
     return argument("--shard-size", help, **more)
 
 
