@@ -389,6 +389,16 @@ def test_a_split_that_was_killed_between_two_parts_is_done_again(
     assert all(verify(dst / name).notes == () for name in parts)
 
 
+@pytest.mark.parametrize(("parts", "notes"), [((0.5, 0.2), 1), ((0.9, 0.1), 0)])
+def test_a_split_says_what_comes_to_no_part(
+    tmp_path: Path, source: Path, parts: tuple[float, float], notes: int
+) -> None:
+    said: list[str] = []
+    split(source, tmp_path, dict(zip("ab", parts, strict=True)), note=said.append)
+    assert len(said) == notes
+    assert all("0.3" in text for text in said)
+
+
 def test_no_part_is_published_if_one_cannot_be_prepared(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
