@@ -19,7 +19,8 @@ import pytest
 from PIL import Image
 
 from tests.remote import servers
-from tests.remote.conftest import ended
+from tests.remote.conftest import ended, fetcher_of
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parent.parent
 PHOTOS = ROOT / "tests/data/photos"
@@ -105,6 +106,7 @@ def test_remote_trains_from_a_bucket_and_downloads_once(
         run("packdata copy packed/train s3://bucket/train", photos)
 
         first = example(f"remote.py s3://bucket/train {options} --epochs 2", photos)
+        wait_until(lambda: not fetcher_of(photos / "cache"), 15)  # another one counts from 0
         second = example(f"remote.py s3://bucket/train {options} --epochs 3", photos)
 
     told = re.findall(r"epoch (\d+): (\d+) bytes", first + second)

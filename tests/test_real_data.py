@@ -49,7 +49,7 @@ def test_plays_teach_a_model_which_letter_follows(tmp_path: Path, kind: str) -> 
         kind,
     )
     assert "documents" in told
-    assert "BRUTUS:" in packdata("preview", tmp_path / "p", "--num", 1)
+    assert "BRUTUS:" in packdata("preview", tmp_path / "p")
 
     train, val = TokenWindows(tmp_path / "p", length=64).split([0.9, 0.1])
     embed, out = (
