@@ -153,14 +153,15 @@ def split(
         contents = (ViewContent(view.select(positions), view.schema) for positions in divided)
     options: dict[str, Any] = {"by": by, "stratify": stratify, "seed": seed, "parts": dict(parts)}
     made_from = {"command": "split", "source": source_of(view.path)}
+    datasets = dict(zip(parts, contents, strict=True))
+    for name, content in datasets.items():
+        content.provenance = made_from | {"options": options | {"part": name}}
+    made = write_datasets(dst, "split", [view], datasets, options, **settings)
     if (total := sum(fractions)) < 1 - 1e-9:
         settings.get("note", str)(
             f"{src}: {1 - total:.3g} of it is in no part: the fractions are {total:.3g} together"
         )
-    datasets = dict(zip(parts, contents, strict=True))
-    for name, content in datasets.items():
-        content.provenance = made_from | {"options": options | {"part": name}}
-    return write_datasets(dst, "split", [view], datasets, options, **settings)
+    return made
 
 
 def _documents(
