@@ -19,6 +19,7 @@ storage = {"skip_signature": True, "endpoint": sys.argv[1]}
 dataset = ShardDataset(sys.argv[2], cache=sys.argv[3], storage=storage)
 os.register_at_fork(before=lambda: threads.append([each.name for each in threading.enumerate()[1:]]))
 options = dict(batch_size=16, num_workers=2, backend="process", shuffle=True, timeout=60)
+options["multiprocessing_context"] = "fork"  # Python 3.14 takes another
 numbers = []
 for epoch in range(3):
     for batch in DataLoader(dataset, seed=epoch, **options):
