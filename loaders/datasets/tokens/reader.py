@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -55,13 +56,18 @@ class WindowReader(Reader):
         return max(1, _PART_BYTES // self.nbytes)
 
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:
-        """Return the windows as they are stored, where each starts, and labels if there are some."""
+        """Return the windows as they are stored, where each starts, labels if there are some, and room to widen."""
         flat = memory.take("windows", num_samples * self.nbytes)
         windows = torch.from_numpy(flat).view(num_samples, self.nbytes)
         labels = None
         if self.labels is not None:
             labels = np.empty((num_samples, self.length), self.labels.dtype)
-        return [windows, np.empty(num_samples, np.int64), labels]
+        wide = None
+        if not self.is_half and self.dtype != "stored":
+            dtype, shape = getattr(torch, self.dtype), (2, num_samples, self.length)
+            flat = memory.take("wide", math.prod(shape) * dtype.itemsize)
+            wide = torch.from_numpy(flat).view(dtype).view(shape)
+        return [windows, np.empty(num_samples, np.int64), labels, wide]
 
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
         starts = self.span[0] + request.indices[first:last] * self.stride
@@ -84,18 +90,18 @@ class WindowReader(Reader):
             row[num:] = rest
 
     def finish(self, values: list[Any]) -> list[Any]:
-        windows, starts, labels = values
+        windows, starts, labels, wide = values
         narrow = windows.view(getattr(torch, self.stream.dtype.name))
         if self.is_half:
             return [narrow]
         if self.dtype == "stored":
             return [narrow[:, :-1], narrow[:, 1:]]
-        tokens, targets = widened(narrow.numpy(), np.dtype(self.dtype))
+        targets = widened(narrow.numpy(), wide.numpy())[1]
         if labels is not None:
             targets[:] = labels
         for i in np.flatnonzero(starts + self.length + 1 > self.span[1]).tolist():
             targets[i, self.span[1] - starts[i] - 1 :] = IGNORED
-        return [torch.from_numpy(tokens), torch.from_numpy(targets)]
+        return [*wide]
 
 
 class Widen:
@@ -109,14 +115,15 @@ class Widen:
         """Return ``tokens`` and ``targets``, ``(N, length)`` each, on the device of the windows."""
         windows: torch.Tensor = batch.windows
         if windows.is_cpu:  # numpy: torch would start threads for so little
-            tokens, targets = widened(windows.numpy(), np.dtype(self._dtype))
-            return self._kind(torch.from_numpy(tokens), torch.from_numpy(targets))
+            num, length = windows.shape
+            wide = widened(windows.numpy(), np.empty((2, num, length - 1), self._dtype))
+            return self._kind(*map(torch.from_numpy, wide))
         dtype = getattr(torch, self._dtype)
         return self._kind(windows[:, :-1].to(dtype), windows[:, 1:].to(dtype))
 
 
-def widened(windows: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return tokens and targets, cast in one call: each would wait for the GIL anew."""
-    (num, length), (row, step) = windows.shape, windows.strides
-    shape, strides = (2, num, length - 1), (step, row, step)
-    return np.ndarray(shape, windows.dtype, windows, 0, strides).astype(dtype, "C")
+def widened(windows: npt.NDArray[Any], out: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Cast tokens and targets to ``out[0]`` and ``out[1]``, in one call: each would wait for the GIL anew."""
+    row, step = windows.strides
+    np.copyto(out, np.ndarray(out.shape, windows.dtype, windows, 0, (step, row, step)), "unsafe")
+    return out
