@@ -1,5 +1,6 @@
 import copy
 import itertools
+import json
 import pickle
 import sys
 import tracemalloc
@@ -393,6 +394,44 @@ def test_a_padded_window_that_begins_behind_a_gap_has_a_target(folder: Path, sto
     rest = windows[-1].tokens[10 - num_padded :].tolist()
     assert rest == [0] * num_padded  # and no tokens from behind the span
     assert windows.padding_share == pytest.approx(num_padded / (10 * len(windows)))
+
+
+@pytest.mark.parametrize("dtype", ["int64", "int32"])
+@pytest.mark.parametrize("stop", [3, 61, 700])
+def test_several_short_windows_stand_among_whole_ones_in_a_batch(
+    folder: Path, documents: list[npt.NDArray[Any]], stop: int, dtype: Any
+) -> None:
+    """They lie over ends of shards, too."""
+    stream = stream_of(documents)[:stop]
+    windows = TokenWindows(folder, 60, stride=7, tail="pad", span=(0, stop), dtype=dtype)
+    order = np.random.default_rng(0).permutation(len(windows)).tolist()
+
+    (batch,) = DataLoader(windows, len(order), sampler=order)
+
+    for row, number in enumerate(order):
+        tokens, targets = batch.tokens[row], batch.targets[row]
+        start = 7 * number
+        some = stream[start : start + 60]
+        assert tokens.tolist() == some.tolist() + [0] * (60 - len(some))
+        some = stream[start + 1 : start + 61]
+        assert targets.tolist() == some.tolist() + [-100] * (60 - len(some))
+        assert tokens.dtype == targets.dtype == getattr(torch, dtype)
+
+
+def test_padded_windows_have_the_labels_of_their_tokens(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    rows = [rng.integers(0, 99, n).tolist() for n in (30, 5, 44)]
+    text = [json.dumps({"input_ids": ids, "labels": [-100, -100, *ids[2:]]}) for ids in rows]
+    (tmp_path / "a.jsonl").write_text("\n".join(text))
+    pack_tokens(tmp_path / "a.jsonl", tmp_path / "packed")
+    windows = TokenWindows(tmp_path / "packed", 20, stride=9, tail="pad")
+    labels = [label for ids in rows for label in [-100, -100, *ids[2:]]]
+
+    (batch,) = DataLoader(windows, len(windows))
+
+    for number, targets in enumerate(batch.targets.tolist()):
+        some = labels[9 * number + 1 : 9 * number + 21]
+        assert targets == some + [-100] * (20 - len(some))
 
 
 @pytest.mark.parametrize("by", ["stream", "document"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -61,12 +60,14 @@ class WindowReader(Reader):
         windows = torch.from_numpy(flat).view(num_samples, self.nbytes)
         labels = None
         if self.labels is not None:
-            labels = np.empty((num_samples, self.length), self.labels.dtype)
+            nbytes = self.length * self.labels.dtype.itemsize
+            flat = memory.take("labels", num_samples * nbytes)
+            labels = torch.from_numpy(flat).view(num_samples, nbytes)
         wide = None
         if not self.is_half and self.dtype != "stored":
-            dtype, shape = getattr(torch, self.dtype), (2, num_samples, self.length)
-            flat = memory.take("wide", math.prod(shape) * dtype.itemsize)
-            wide = torch.from_numpy(flat).view(dtype).view(shape)
+            dtype = getattr(torch, self.dtype)
+            flat = memory.take("wide", 2 * num_samples * self.length * dtype.itemsize)
+            wide = torch.from_numpy(flat).view(dtype).view(2, num_samples, self.length)
         return [windows, np.empty(num_samples, np.int64), labels, wide]
 
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
@@ -75,17 +76,18 @@ class WindowReader(Reader):
         out = values[0][first:last].numpy()
         self._gather(self.stream, starts, out, self.stream.field.eod or 0)
         if self.labels is not None:
-            self._gather(self.labels, starts + 1, values[2][first:last].view(np.uint8), IGNORED)
+            self._gather(self.labels, starts + 1, values[2][first:last].numpy(), IGNORED)
 
     def _gather(
         self, stream: TokenStream, starts: Indices, out: npt.NDArray[np.uint8], rest: int
     ) -> None:
         length = out.shape[1] // stream.dtype.itemsize
-        if int(starts.max(initial=0)) + length <= self.span[1]:
-            stream.gather(starts, length, out)
-            return
-        for row, start in zip(out.view(stream.dtype), starts.tolist(), strict=True):
-            num = min(length, self.span[1] - start)  # of one of them less than that
+        is_short = starts + length > self.span[1]
+        if not is_short.all():
+            stream.gather(np.where(is_short, starts.min(), starts), length, out)
+        for i in np.flatnonzero(is_short).tolist():
+            row, start = out[i].view(stream.dtype), int(starts[i])
+            num = self.span[1] - start
             row[:num] = stream.read(start, start + num)
             row[num:] = rest
 
@@ -96,11 +98,13 @@ class WindowReader(Reader):
             return [narrow]
         if self.dtype == "stored":
             return [narrow[:, :-1], narrow[:, 1:]]
-        targets = widened(narrow.numpy(), wide.numpy())[1]
-        if labels is not None:
-            targets[:] = labels
+        out = wide.numpy()
+        if self.labels is None:
+            widened(narrow.numpy(), out)
+        else:
+            out[0], out[1] = narrow[:, :-1].numpy(), labels.numpy().view(self.labels.dtype)
         for i in np.flatnonzero(starts + self.length + 1 > self.span[1]).tolist():
-            targets[i, self.span[1] - starts[i] - 1 :] = IGNORED
+            out[1, i, self.span[1] - starts[i] - 1 :] = IGNORED
         return [*wide]
 
 

@@ -133,8 +133,10 @@ class TokenStream:
             found, addresses = self._find(starts, runs)
             addresses[over] = addresses[over.argmin()]  # of another row, for now
             _copy(found, addresses, out)
-        for i in np.flatnonzero(over).tolist():
-            self.gather_ranges(starts[i : i + 1], np.array([length]), out[i])
+        if over.any():
+            rows = np.empty((int(over.sum()), out.shape[1]), np.uint8)
+            self.gather_ranges(starts[over], np.full(len(rows), length), rows)
+            out[over] = rows
 
     def gather_ranges(self, starts: Indices, lengths: Indices, out: npt.NDArray[np.uint8]) -> None:
         """Copy ranges of different lengths, each within the stream, one behind the other."""
