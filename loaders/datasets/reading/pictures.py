@@ -195,10 +195,13 @@ class PictureReader(Reader):
             if reduction > 1:
                 numbers = map(np.array, ([move.box], [size], [reduction]))
                 move = move._replace(box=reduced_boxes(*numbers)[0].tolist())
-            done = carry_out(
-                image, move, wanted.plans[view].resampling, self.fills[view],
-                out=out, nearest=isinstance(self.field, Mask),
-            )  # fmt: skip
+            if self._is_whole and out is None:
+                done = image.copy()
+            else:
+                done = carry_out(
+                    image, move, wanted.plans[view].resampling, self.fills[view],
+                    out=out, nearest=isinstance(self.field, Mask),
+                )  # fmt: skip
             self._edit(wanted, i, [done], view)
             if out is None:
                 tensor = torch.from_numpy(np.ascontiguousarray(done))
@@ -223,14 +226,16 @@ class PictureReader(Reader):
             geometry_of(request, ops, view, sizes, first, last)
             for view, (_, ops) in enumerate(self.views)
         ]
-        covers, reductions = _needed(plans, sizes)
-        blocks = blocks_of(heads, covers, request.num_workers)
-        ends = ends_of(sizes, covers)
-        if self._is_bytes:  # which are there, all of them
-            reductions[:], ends[:] = 1, 0
-        ready = self._steps(heads, plans, reductions)
+        num = len(heads)
+        if self._is_bytes or self._is_whole:  # all of each
+            blocks, ends = np.zeros((num, 10), np.int64), np.zeros(num, np.int64)
+            factors = np.ones(num, np.int64)
+        else:
+            covers, factors = _needed(plans, sizes)
+            blocks, ends = blocks_of(heads, covers, request.num_workers), ends_of(sizes, covers)
+        ready = self._steps(heads, plans, factors)
         return WantedPictures(
-            records, heads, plans, blocks, ends.tolist(), reductions.tolist(), *ready
+            records, heads, plans, blocks, ends.tolist(), factors.tolist(), *ready
         )
 
     def _steps(
