@@ -43,7 +43,10 @@ CHECKSUMS_KEY = b"loaders.checksums"
 # Pages are counted in int32, and other tools load a whole page for one row.
 MAX_COLUMN_BYTES = 1 << 30
 _PIECE = 1 << 20
-pa.array([])  # imports pandas, where that is installed: not on the thread that writes first
+# Of no bytes; pa.scalar, pa.array and to_numpy() would import pandas where it is installed, on a thread that packs.
+_NOTHING = pa.Array.from_buffers(
+    pa.binary(), 1, [None, pa.py_buffer(bytes(8)), pa.py_buffer(b"")]
+)[0]
 _MAGIC = b"PAR1"
 _DATA_PAGE, _PLAIN, _RLE, _UNCOMPRESSED, _REQUIRED, _REPEATED = 0, 0, 3, 0, 0, 2
 _UTF8, _LIST, _UINT = 0, 3, {32: 13, 64: 14}  # what values are taken as
@@ -124,7 +127,7 @@ def _prefixed(column: VarColumn) -> npt.NDArray[np.uint8]:
     rows = pa.Array.from_buffers(pa.binary(), len(column), buffers)
     sizes = pa.py_buffer(column.lengths.astype("<i4"))
     prefixes = pa.Array.from_buffers(pa.binary(_PREFIX), len(column), [None, sizes])
-    joined = pc.binary_join_element_wise(prefixes.cast(pa.binary()), rows, pa.scalar(b""))
+    joined = pc.binary_join_element_wise(prefixes.cast(pa.binary()), rows, _NOTHING)
     return np.frombuffer(joined.buffers()[2], np.uint8, int(offsets[-1]) + _PREFIX * len(column))
 
 
@@ -244,9 +247,10 @@ def read_back(path: Path, columns: Mapping[str, Column]) -> str | None:
                 rows = rows_between(column, first, first + len(batch))
                 if _digest_of_arrow(batch[name]) != _digest(rows):
                     return f"values of column {name!r} differ"
-                is_var = isinstance(rows, VarColumn)
-                if is_var and not np.array_equal(pc.binary_length(batch[name]), rows.lengths):
-                    return f"the sizes of column {name!r} differ"
+                if isinstance(rows, VarColumn):
+                    lengths = np.from_dlpack(pc.binary_length(batch[name]))
+                    if not np.array_equal(lengths, rows.lengths):
+                        return f"the sizes of column {name!r} differ"
             first += len(batch)
     return None
 
