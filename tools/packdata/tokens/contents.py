@@ -380,6 +380,7 @@ def _without_null(value: Any) -> Any:
 
 def content_of(files: Sequence[SourceFile], options: TokenOptions) -> DocumentForm:
     """Return what the rows of files hold, by the options, else by the columns of the first of them; SourceError."""
+    pa.array([])  # imports pandas, where that is installed: not on a thread that packs
     if options.chat_template is not None:
         try:
             from packdata.tokens.chat import open_template
