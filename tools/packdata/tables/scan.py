@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from packdata.types import Codes, Flags
 
 MAX_CATEGORIES = 1_000_000
+pa.array([])  # imports pandas, where that is installed: not on a thread that packs
 Seen = Kind | Literal["bad"]  # a value of a kind, or one that is none of the kind it is read as
 
 
