@@ -70,6 +70,18 @@ def test_packing_imports_no_torch(tmp_path: Path) -> None:
     assert "torch" not in modules_after(run)[0]
 
 
+@pytest.mark.parametrize("format", ["lmdb", "parquet"])
+def test_packing_pictures_imports_no_pandas(tmp_path: Path, format: str) -> None:
+    """pyarrow imports it, where it is installed, when it is handed a value in Python: half of what a start takes."""
+    for label in "ab":
+        (tmp_path / "a" / label).mkdir(parents=True)
+        PIL.Image.new("RGB", (9, 9)).save(tmp_path / "a" / label / "1.png")
+    words = ["images", str(tmp_path / "a"), str(tmp_path / "b"), "--format", format]
+    run = f"import packdata.cli as c; sys.argv[1:] = {words}; c.main()"
+
+    assert "pandas" not in modules_after(run)[0]
+
+
 # Prints what is imported on any thread but the main one: a fork, or Ctrl-C, in the middle of it blocks who waits for
 # the module. What lmdb imports when it opens its first file, it alone imports.
 WATCHED = """
