@@ -337,9 +337,13 @@ def move_boxes(boxes: npt.NDArray[np.float32], move: Move) -> npt.NDArray[np.flo
     They are clipped to the result. Number and order stay: boxes outside of it have zero width or height, for the
     caller to keep or drop together with their labels. Of a warp they enclose their corners.
     """
-    found = _to_result(corners_of(boxes), move)
-    moved = np.concatenate([found.min(axis=1), found.max(axis=1)], axis=1)
-    return np.ascontiguousarray(np.clip(moved, 0, (move.size[1], move.size[0]) * 2), np.float32)
+    corners = (
+        boxes.reshape(-1, 2, 2) if move.matrix is None else corners_of(boxes)
+    )  # two are enough
+    found = _to_result(corners, move)
+    frame = np.array((move.size[1], move.size[0]), np.float64)
+    np.minimum(np.maximum(found, 0, out=found), frame, out=found)
+    return np.concatenate([found.min(axis=1), found.max(axis=1)], axis=1, dtype=np.float32)
 
 
 def _to_result(points: Array, move: Move) -> npt.NDArray[np.float64]:
@@ -349,9 +353,13 @@ def _to_result(points: Array, move: Move) -> npt.NDArray[np.float64]:
     if matrix is not None:
         at = moved_points(np.linalg.inv(matrix)[None], points)
         return at if ripple is None else ripple.moved(at)
-    frame = np.array((size[1], size[0]), np.float64)
-    found: npt.NDArray[np.float64] = (points - (x, y)) * (frame / (width, height))
-    return np.where((flip[1], flip[0]), frame - found, found)
+    found: npt.NDArray[np.float64] = points
+    found -= np.array((x, y), np.float64)
+    found *= np.array((size[1] / width, size[0] / height))
+    for axis in (0, 1):
+        if flip[1 - axis]:
+            np.subtract(size[1 - axis], found[..., axis], out=found[..., axis])
+    return found
 
 
 def move_keypoints(

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -80,10 +81,18 @@ class PartialRecords:
         numbers = (rows.indices - store.starts[rows.shards]).tolist()
         places = list(zip(shards, numbers, strict=True))
         records = [store.shard(shard).columns[self._field].row(row) for shard, row in places]
-        bad = wait_for([record[:_HEADER_BYTES] for record in records])
+        new = [i for i, place in enumerate(places) if self._begins_unknown(*place)]
+        bad = wait_for([records[i][:_HEADER_BYTES] for i in new])
         if bad is not None:
-            raise unreadable(self._path(places[bad][0]), places[bad][1], self._field)
+            shard, row = places[new[bad]]
+            raise unreadable(self._path(shard), row, self._field)
         return records
+
+    def _begins_unknown(self, shard: int, row: int) -> bool:
+        chunks = self._chunks[shard]  # None: its records came as a whole
+        if chunks is None or self._looks_again:
+            return chunks is not None
+        return chunks.known.new(chunks.first[row : row + 1]) is not None
 
     def _path(self, shard: int) -> Path:
         return self._store.shards[shard].path
@@ -115,10 +124,13 @@ class PartialRecords:
         if chunks is None or (chunks.known.are_all() and not self._looks_again):
             return RecordPart(number, row, _NONE, [])
         first, nbytes = int(chunks.first[row]), chunks.nbytes
-        touched = np.unique(spans.chunks(nbytes)) + first
+        touched = spans.chunks(nbytes) + first
         if not self._looks_again:
             is_new = chunks.known.new(touched)
-            touched = _NONE if is_new is None else touched[is_new]
+            if is_new is None:
+                return RecordPart(number, row, _NONE, [])
+            touched = touched[is_new]
+        touched = np.unique(touched)
         starts = ((touched - first) * nbytes).tolist()
         data = [record[start : start + nbytes] for start in starts]
         ask_for(map(span_of, data))  # they arrive while other parts are copied
@@ -156,6 +168,8 @@ class BoxBytes:
     def chunks(self, chunk_bytes: int) -> Indices:
         """Return the number of every chunk that is touched, some of them repeatedly."""
         touched = _NONE if 0 in self.lengths else self._chunks(chunk_bytes)
+        if not self.header:
+            return touched
         return np.append(np.arange(-(-self.header // chunk_bytes)), touched)
 
     def _chunks(self, chunk_bytes: int) -> Indices:
@@ -164,6 +178,8 @@ class BoxBytes:
         while axis and self.strides[axis - 1] <= chunk_bytes:
             axis -= 1
             span += (self.lengths[axis] - 1) * self.strides[axis]
+        if math.prod(self.lengths[:axis]) == 1:
+            return np.arange(self.start // chunk_bytes, (self.start + span - 1) // chunk_bytes + 1)
         starts = np.array([self.start], np.int64)
         for length, stride in zip(self.lengths[:axis], self.strides[:axis], strict=True):
             starts = (starts[:, None] + np.arange(length) * stride).reshape(-1)
