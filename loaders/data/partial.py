@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -124,6 +123,8 @@ class PartialRecords:
         if chunks is None or (chunks.known.are_all() and not self._looks_again):
             return RecordPart(number, row, _NONE, [])
         first, nbytes = int(chunks.first[row]), chunks.nbytes
+        if not self._looks_again and chunks.known.new(spans.upto(nbytes) + first) is None:
+            return RecordPart(number, row, _NONE, [])
         touched = spans.chunks(nbytes) + first
         if not self._looks_again:
             is_new = chunks.known.new(touched)
@@ -165,11 +166,15 @@ class BoxBytes:
     strides: Sequence[int]  # the step of each axis in bytes, falling, 1 for the last
     header: int = 0  # how many bytes at the start of the record are read too
 
+    def upto(self, chunk_bytes: int) -> Indices:
+        """Return the numbers of all chunks up to the last one that is touched: sooner told than which are."""
+        steps = zip(self.lengths, self.strides, strict=True)
+        last = self.start + sum((length - 1) * stride for length, stride in steps)
+        return np.arange(max(last, self.header - 1, 0) // chunk_bytes + 1)
+
     def chunks(self, chunk_bytes: int) -> Indices:
         """Return the number of every chunk that is touched, some of them repeatedly."""
         touched = _NONE if 0 in self.lengths else self._chunks(chunk_bytes)
-        if not self.header:
-            return touched
         return np.append(np.arange(-(-self.header // chunk_bytes)), touched)
 
     def _chunks(self, chunk_bytes: int) -> Indices:
@@ -178,8 +183,6 @@ class BoxBytes:
         while axis and self.strides[axis - 1] <= chunk_bytes:
             axis -= 1
             span += (self.lengths[axis] - 1) * self.strides[axis]
-        if math.prod(self.lengths[:axis]) == 1:
-            return np.arange(self.start // chunk_bytes, (self.start + span - 1) // chunk_bytes + 1)
         starts = np.array([self.start], np.int64)
         for length, stride in zip(self.lengths[:axis], self.strides[:axis], strict=True):
             starts = (starts[:, None] + np.arange(length) * stride).reshape(-1)
