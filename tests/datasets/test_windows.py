@@ -429,7 +429,10 @@ def test_padded_windows_have_the_labels_of_their_tokens(tmp_path: Path) -> None:
 
     (batch,) = DataLoader(windows, len(windows))
 
+    tokens = [token for ids in rows for token in ids]
     for number, targets in enumerate(batch.targets.tolist()):
+        some = tokens[9 * number : 9 * number + 20]
+        assert batch.tokens[number].tolist() == some + [0] * (20 - len(some))
         some = labels[9 * number + 1 : 9 * number + 21]
         assert targets == some + [-100] * (20 - len(some))
 
