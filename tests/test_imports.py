@@ -72,7 +72,7 @@ def test_packing_imports_no_torch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("format", ["lmdb", "parquet"])
 def test_packing_pictures_imports_no_pandas(tmp_path: Path, format: str) -> None:
-    """pyarrow imports it, where it is installed, when it is handed a value in Python: half of what a start takes."""
+    """pyarrow imports it, where it is installed, when it is handed a value in Python."""
     for label in "ab":
         (tmp_path / "a" / label).mkdir(parents=True)
         PIL.Image.new("RGB", (9, 9)).save(tmp_path / "a" / label / "1.png")

@@ -337,9 +337,8 @@ def move_boxes(boxes: npt.NDArray[np.float32], move: Move) -> npt.NDArray[np.flo
     They are clipped to the result. Number and order stay: boxes outside of it have zero width or height, for the
     caller to keep or drop together with their labels. Of a warp they enclose their corners.
     """
-    corners = (
-        boxes.reshape(-1, 2, 2) if move.matrix is None else corners_of(boxes)
-    )  # two are enough
+    # Without a warp two corners tell where all are.
+    corners = boxes.reshape(-1, 2, 2) if move.matrix is None else corners_of(boxes)
     found = _to_result(corners, move)
     frame = np.array((move.size[1], move.size[0]), np.float64)
     np.minimum(np.maximum(found, 0, out=found), frame, out=found)
@@ -349,11 +348,10 @@ def move_boxes(boxes: npt.NDArray[np.float32], move: Move) -> npt.NDArray[np.flo
 def _to_result(points: Array, move: Move) -> npt.NDArray[np.float64]:
     """Return points ``(n, num, 2)`` of the source, x and y, in pixels of the result."""
     (y, x, height, width), size, flip, matrix, ripple = move
-    points = points.astype(np.float64)
+    found = points.astype(np.float64)
     if matrix is not None:
-        at = moved_points(np.linalg.inv(matrix)[None], points)
+        at = moved_points(np.linalg.inv(matrix)[None], found)
         return at if ripple is None else ripple.moved(at)
-    found: npt.NDArray[np.float64] = points
     found -= np.array((x, y), np.float64)
     found *= np.array((size[1] / width, size[0] / height))
     for axis in (0, 1):

@@ -80,18 +80,20 @@ class PartialRecords:
         numbers = (rows.indices - store.starts[rows.shards]).tolist()
         places = list(zip(shards, numbers, strict=True))
         records = [store.shard(shard).columns[self._field].row(row) for shard, row in places]
-        new = [i for i, place in enumerate(places) if self._begins_unknown(*place)]
+        # An empty one has no chunk.
+        new = [i for i, record in enumerate(records) if len(record) and self._is_new(*places[i])]
         bad = wait_for([records[i][:_HEADER_BYTES] for i in new])
         if bad is not None:
             shard, row = places[new[bad]]
             raise unreadable(self._path(shard), row, self._field)
         return records
 
-    def _begins_unknown(self, shard: int, row: int) -> bool:
-        chunks = self._chunks[shard]  # None: its records came as a whole
-        if chunks is None or self._looks_again:
-            return chunks is not None
-        return chunks.known.new(chunks.first[row : row + 1]) is not None
+    def _is_new(self, shard: int, row: int) -> bool:
+        """Tell whether the first chunk of a record may not be in memory."""
+        chunks = self._chunks[shard]
+        if chunks is None:  # its records came as a whole
+            return False
+        return self._looks_again or chunks.known.new(chunks.first[row : row + 1]) is not None
 
     def _path(self, shard: int) -> Path:
         return self._store.shards[shard].path
@@ -128,9 +130,7 @@ class PartialRecords:
         touched = spans.chunks(nbytes) + first
         if not self._looks_again:
             is_new = chunks.known.new(touched)
-            if is_new is None:
-                return RecordPart(number, row, _NONE, [])
-            touched = touched[is_new]
+            touched = _NONE if is_new is None else touched[is_new]
         touched = np.unique(touched)
         starts = ((touched - first) * nbytes).tolist()
         data = [record[start : start + nbytes] for start in starts]

@@ -508,6 +508,19 @@ def test_spans_name_every_chunk_that_is_touched_and_no_other() -> None:
             *(inside // chunk_bytes).ravel().tolist(),
         }
         assert set(spans.chunks(chunk_bytes).tolist()) == wanted
+        assert spans.upto(chunk_bytes).tolist() == [*range(max(wanted) + 1)]
+
+
+def test_an_empty_array_behind_large_ones_is_named(tmp_path: Path) -> None:
+    """It has no chunk, and the chunk that would be its first is no other's either."""
+    arrays = [np.ones(n, np.float32) for n in (900_000, 900_000, 0)]
+    fields = {"array": Array(dtype="float32", dims=(None,), spatial=1)}
+    folder = pack(tmp_path / "a", fields, [{"array": array} for array in arrays])
+    dataset = ShardDataset(folder, augment=[CenterCrop((8,))])
+
+    assert dataset[1].array.shape == (8,)
+    with pytest.raises(SampleError, check=At(row=2, index=2)):
+        dataset[2]
 
 
 def test_a_crop_beyond_a_large_volume_is_padding_alone(tmp_path: Path) -> None:

@@ -194,14 +194,19 @@ def test_parts_are_joined_to_what_a_folder_gets_by_few_requests(
     assert_same(store, tmp_path / "local")
 
 
+def pack_thrice(photos: Path, local: Path) -> None:
+    """Pack three parts into the bucket, and into a folder, where they are joined."""
+    for i in range(3):
+        pack(photos, part=f"{i}/3")
+        pack(photos, local, part=f"{i}/3")
+    finish(local)
+
+
 def test_records_that_are_left_when_the_dataset_is_there_are_deleted(
     photos: Path, store: Store, tmp_path: Path
 ) -> None:
     """As of a finish that is killed while it deletes them."""
-    for i in range(3):
-        pack(photos, part=f"{i}/3")
-        pack(photos, tmp_path / "local", part=f"{i}/3")
-    finish(tmp_path / "local")
+    pack_thrice(photos, tmp_path / "local")
     shutil.copytree(store.root / "out/packed/.parts", tmp_path / "records")
     finish(OUT)
     for name in ("part-00000-of-00003", "part-00002-of-00003"):
@@ -217,10 +222,7 @@ def test_of_two_that_join_parts_the_later_finds_the_dataset(
     photos: Path, store: Store, tmp_path: Path
 ) -> None:
     """The parts that it has listed are joined, and deleted, before it reads them."""
-    for i in range(3):
-        pack(photos, part=f"{i}/3")
-        pack(photos, tmp_path / "local", part=f"{i}/3")
-    finish(tmp_path / "local")
+    pack_thrice(photos, tmp_path / "local")
     store.proxy.set(latency_s=0.8)
 
     with ThreadPoolExecutor(1) as later:

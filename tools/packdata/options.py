@@ -113,7 +113,7 @@ def size_from(text: str) -> int:
     if text.strip().isdecimal() and 0 < int(text) < 1024:
         raise argparse.ArgumentTypeError(f"{text} would be bytes: give a unit, such as {text}MB")
     if not (size := parse_size(text)):
-        raise argparse.ArgumentTypeError(f"a size is a number and K, M or G, got {text!r}")
+        raise argparse.ArgumentTypeError(f"a size is a number and K, M, G or T, got {text!r}")
     return size
 
 

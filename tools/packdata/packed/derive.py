@@ -158,9 +158,8 @@ def split(
         content.provenance = made_from | {"options": options | {"part": name}}
     made = write_datasets(dst, "split", [view], datasets, options, **settings)
     if (total := sum(fractions)) < 1 - 1e-9:
-        settings.get("note", str)(
-            f"{src}: {1 - total:.3g} of it is in no part: the fractions are {total:.3g} together"
-        )
+        what = f"{1 - total:.3g} of the samples are in no part"
+        settings.get("note", str)(f"{src}: {what}: the fractions are {total:.3g} together")
     return made
 
 

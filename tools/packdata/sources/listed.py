@@ -68,7 +68,7 @@ class Listing:
         # As they were listed: tens of millions are not moved, they have an order.
         self._keys = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(sizes), buffers)
         self._sizes, self._marks = np.asarray(sizes), np.asarray(marks)
-        # Not by to_numpy() and pa.array(), which import pandas where it is installed: half of what starting takes.
+        # Not by to_numpy() and pa.array(), which import pandas where it is installed.
         self._order = np.from_dlpack(pc.array_sort_indices(self._keys)).astype(np.uint32)
         self._above = b""  # what all keys begin with
         self.folders = sorted(folders, key=lambda folder: folder.split("/"))
