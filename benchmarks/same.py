@@ -229,10 +229,11 @@ def programs(draw: Any, packed: list[str]) -> dict[str, Any]:
 
 
 def compare_serving(program: dict[str, Any], versions: list[Version]) -> None:
-    """Run a program with both; the new one goes on from the old one's state."""
+    """Run a program with both; the new one goes on from the old one's state, over what the old one packed."""
 
     def own(version: Version, **more: Any) -> dict[str, Any]:
-        return {**program, "path": str(version.folder / program["name"]), **more}
+        where = versions[0] if program["resume"] else version  # a state is of one dataset
+        return {**program, "path": str(where.folder / program["name"]), **more}
 
     old = versions[0].run(own(versions[0]))
     more = {"state": old["states"][0]} if program["resume"] and old.get("states") else {}
