@@ -315,7 +315,7 @@ def _check_shard(shard: ShardInfo, sizes: Mapping[str, int | None]) -> None:
         raise ValueError(f"the shard has {sorted(places)}, the schema has {sorted(sizes)}")
     for name, place in places.items():
         offset, row, lengths, starts, gap = place
-        _check_offsets(*(number for number in place if number is not None))
+        _check_offsets(*[number for number in place if number is not None])
         if row is not None:
             is_one, end = gap == 0 and lengths is starts is None, offset + n * row
             is_one = is_one and row == (sizes[name] or row) > 0
@@ -329,5 +329,6 @@ def _check_shard(shard: ShardInfo, sizes: Mapping[str, int | None]) -> None:
 
 
 def _check_offsets(*numbers: Any) -> None:
-    if not all(type(each) is int and 0 <= each <= _MAX_DATASET_BYTES for each in numbers):
-        raise ValueError(f"offsets and sizes are whole numbers, got {numbers}")
+    for each in numbers:
+        if type(each) is not int or not 0 <= each <= _MAX_DATASET_BYTES:
+            raise ValueError(f"offsets and sizes are whole numbers, got {numbers}")

@@ -91,7 +91,7 @@ class FieldRecords:
         """Have storage read some records, without waiting for them."""
         if new := self._new(rows):
             spans = [span_of(record) for record in self.views(new)]
-            ask_for([_blocks(*span) for span in spans] if self._keeps else spans)
+            ask_for(dict.fromkeys(_blocks(*span) for span in spans) if self._keeps else spans)
 
     def wait_for(self, rows: Rows) -> None:
         """Wait for some records, whatever their size; ShardError if one of them cannot be read."""

@@ -107,13 +107,14 @@ class Verifier:
             self._open(np.unique(shards[sizes == 0]).tolist())
             sizes = self._rows_per_block.take(shards)
         local = (indices - self._starts.take(shards)) // sizes
-        blocks, at = np.unique(self._first_block.take(shards) + local, return_index=True)
+        blocks = self._first_block.take(shards) + local
         new = self._known.new(blocks)
         if new is None:
             return None
-        at = at[new]
+        blocks, first = np.unique(blocks[new], return_index=True)
+        at = np.flatnonzero(new).take(first)
         places = (shards.take(at).tolist(), local.take(at).tolist(), sizes.take(at).tolist())
-        return Unknown(blocks[new], *places)
+        return Unknown(blocks, *places)
 
     def _open(self, numbers: list[int]) -> None:
         for number in numbers:
