@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,16 +39,6 @@ _NUMBERS = (_RST0 + np.arange(1 << 10) % 8).astype(np.uint8)  # of markers, one 
 _MIN_SEGMENT_AREA = 512  # pixels: a segment costs 5 to 7 bytes, and these have 100 to 200
 _SHORT, _LONG = np.dtype("<u2"), np.dtype("<u4")  # of an index
 _MAX_APP_BYTES = 65_535
-
-
-class PicturePart(NamedTuple):
-    """An encoded picture that is part of another."""
-
-    record: UInt8Array  # the file
-    height: int  # in pixels
-    width: int  # in pixels
-    top: int  # where it begins in the whole picture
-    left: int  # the same
 
 
 def blocks_of(
@@ -163,10 +153,13 @@ def with_index(record: UInt8Array) -> UInt8Array:
     return np.frombuffer(b"".join([tables.data, index, scan.data]), np.uint8)
 
 
-def cut_out(record: UInt8Array, head: PictureHead, block: Sequence[int]) -> PicturePart | None:
+def cut_out(
+    record: UInt8Array, head: PictureHead, block: Sequence[int]
+) -> tuple[UInt8Array, int, int, int, int] | None:
     """Make a picture of segments, by ``blocks_of``: its pixels are those of the whole; None if they are not all there.
 
-    Damage in what is left out goes unnoticed.
+    Return its file, height, width, and where it begins in the whole picture: top, left. Damage in what
+    is left out goes unnoticed.
     """
     first_row, last_row, first_column, last_column, height, width, top, left, count, stride = block
     found = _bounds(record, head, count) if _has_end(record) else None
@@ -179,7 +172,7 @@ def cut_out(record: UInt8Array, head: PictureHead, block: Sequence[int]) -> Pict
     if part is None:
         return None
     SIDES.pack_into(part, head.height_at, height, width)
-    return PicturePart(np.frombuffer(part, np.uint8), height, width, top, left)
+    return np.frombuffer(part, np.uint8), height, width, top, left
 
 
 @lru_cache(maxsize=1024)
