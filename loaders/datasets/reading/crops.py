@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -41,15 +41,6 @@ UInt8Array = npt.NDArray[np.uint8]
 _VOLUME_AXES = 3
 _FLOOR_NBYTES = 4 << 10  # of a sample, where the batch is a list
 _FLIPS = RandomFlip | RandomHorizontalFlip | RandomVerticalFlip
-
-
-class _StoredArray(NamedTuple):
-    """A record as an array, the record itself, and the bytes in it before the numbers."""
-
-    array: npt.NDArray[Any]
-    record: UInt8Array
-    header: int
-
 
 # An array, and for each view what is read of its record, the box, and the flips.
 _Cuts = tuple[npt.NDArray[Any], list[tuple[RecordPart, list[int], list[bool]]]]
@@ -191,41 +182,38 @@ class CropReader(Reader):
     def _cuts(self, request: Request, first: int, last: int) -> list[_Cuts]:
         """Find the arrays, draw what is cut out of each, and have storage fetch it."""
         rows = request.rows_of(first, last)
-        arrays = [self._array(record) for record in self.parts.find(rows)]
-        spatial = [array.shape[-self.num_axes :] for array, _, _ in arrays]
+        records = self.parts.find(rows)
+        arrays = [self._array(record) for record in records]
+        spatial = [array.shape[-self.num_axes :] for array in arrays]
         lengths = np.array(spatial, np.int64).reshape(-1, self.num_axes)
         plans = [
             [part.tolist() for part in geometry_of(request, ops, view, lengths, first, last)]
             for view, (_, ops) in enumerate(self.views)
         ]
         numbers = rows.indices - self.store.starts[rows.shards]
-        places = zip(rows.shards.tolist(), numbers.tolist(), strict=True)
+        stored = zip(rows.shards.tolist(), numbers.tolist(), records, arrays, strict=True)
         cuts: list[_Cuts] = []
-        for i, (place, stored) in enumerate(zip(places, arrays, strict=True)):
-            moves = [(boxes[i], sizes[i], flips[i]) for boxes, sizes, flips in plans]
-            parts = [(self._part(*place, stored, *move[:2]), move[0], move[2]) for move in moves]
-            cuts.append((stored.array, parts))
+        for i, (shard, number, record, array) in enumerate(stored):
+            parts = []
+            for boxes, sizes, flips in plans:
+                box = boxes[i]
+                if box[self.num_axes :] != sizes[i]:
+                    what = f"augment resizes {box[self.num_axes :]} to {sizes[i]}"
+                    raise BatchError(f"{what}; arrays are only cropped and flipped")
+                spans = _spans(array, box, len(record) - array.nbytes)
+                # The kernel fetches them while others are copied.
+                parts.append((self.parts.part(shard, number, record, spans), box, flips[i]))
+            cuts.append((array, parts))
         return cuts
 
-    def _part(
-        self, shard: int, row: int, stored: _StoredArray, box: list[int], size: list[int]
-    ) -> RecordPart:
-        """Say which bytes a box takes, so that the kernel fetches them while others are copied."""
-        if box[self.num_axes :] != size:
-            what = f"augment resizes {box[self.num_axes :]} to {size}"
-            raise BatchError(f"{what}; arrays are only cropped and flipped")
-        spans = _spans(stored.array, box, stored.header)
-        return self.parts.part(shard, row, stored.record, spans)
-
-    def _array(self, record: UInt8Array) -> _StoredArray:
+    def _array(self, record: UInt8Array) -> npt.NDArray[Any]:
         """See a record as an array, wherever it lies."""
         shape, data = self.codec.shape_of(record)
         dtype = self.codec.dtype
         if data.nbytes != math.prod(shape) * dtype.itemsize:
             what = f"a record of {len(record)} bytes does not hold {dtype.name} of shape {shape}"
             raise CodecError(what)
-        array: npt.NDArray[Any] = np.frombuffer(data, dtype).reshape(shape)
-        return _StoredArray(array, record, len(record) - len(data))
+        return np.frombuffer(data, dtype).reshape(shape)
 
     def finish(self, values: list[Any]) -> list[Any]:
         """Return a tensor for each view, or its samples in the form asked for."""
