@@ -49,7 +49,7 @@ class Prefetcher:
         self._source, self._is_ready = source, is_ready
         self._accelerator: Any = accelerator  # one that copies ahead has events
         self._ahead = ahead if accelerator.is_ahead else 0
-        self._queue: deque[_Copied | _Failed] = deque()
+        self._queue: deque[_Copied | Exception] = deque()  # an error in its place, or the end
         self._held = _Held(accelerator, self._ahead + 1)
         self._release = weakref.finalize(self, self._held.clear)
 
@@ -61,9 +61,9 @@ class Prefetcher:
         if not self._queue:
             self._queue.append(self._fetch())
         first = self._queue.popleft()
-        if isinstance(first, _Failed):
+        if isinstance(first, Exception):
             try:
-                raise first.error
+                raise first
             finally:
                 del first  # its traceback holds this frame: the two would keep the workers alive
         self._fetch_ready()
@@ -75,8 +75,7 @@ class Prefetcher:
     def num_waiting(self) -> int:
         """Batches, and errors of batches, that were taken from the source and not handed over."""
         last = self._queue[-1] if self._queue else None
-        is_end = isinstance(last, _Failed) and isinstance(last.error, StopIteration)
-        return len(self._queue) - is_end
+        return len(self._queue) - isinstance(last, StopIteration)
 
     @property
     def device_bytes(self) -> int:
@@ -92,15 +91,15 @@ class Prefetcher:
         while len(self._queue) < self._ahead and self._is_ready():
             item = self._fetch()
             self._queue.append(item)
-            if isinstance(item, _Failed):
-                item.error = item.error.with_traceback(_of_others(item.error.__traceback__))
+            if isinstance(item, Exception):
+                item.__traceback__ = _of_others(item.__traceback__)
                 return
 
-    def _fetch(self) -> _Copied | _Failed:
+    def _fetch(self) -> _Copied | Exception:
         try:
             return self._copy(next(self._source))
         except Exception as error:  # whatever it is, the end included: it waits for its turn
-            return _Failed(error)
+            return error
 
     def _copy(self, batch: Any) -> _Copied:
         if not self._accelerator.is_ahead:
@@ -120,13 +119,6 @@ class _Copied:
     batch: Any
     event: Any
     nbytes: int
-
-
-@dataclass(slots=True)
-class _Failed:
-    """An error, or the end, in its place between batches."""
-
-    error: Exception
 
 
 def _of_others(behind: TracebackType | None) -> TracebackType | None:
