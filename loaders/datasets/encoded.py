@@ -9,7 +9,7 @@ from loaders.augment.planning import output_size
 from loaders.codecs.heads import picture_size, pixels_within
 from loaders.datasets.base import SamplesOf, check_stored
 from loaders.datasets.packed import PackedDataset
-from loaders.datasets.reading.halves import Finisher, Unfinished, check_on_device, with_moves
+from loaders.datasets.reading.halves import Unfinished, check_on_device, make_whole, with_moves
 from loaders.device.jpeg import JpegFinish
 from loaders.errors import CodecError, SchemaError
 from loaders.schema import Bytes, Image, Images, Mask
@@ -79,7 +79,8 @@ class JpegOnDevice(SamplesOf[PackedDataset[Any]]):
         }
         lists = [n for n, f in images.items() if output_size(dataset.augment, f.size) is None]
         plan = dataset.plan_half(partial(_unfinished, dataset), dict.fromkeys(images, Bytes()))
-        return SamplesOf(dataset, plan), Finisher(dataset.stored_fields, makers, lists)
+        how: Any = {"fields": dataset.stored_fields, "makers": makers, "lists": lists}
+        return SamplesOf(dataset, plan), partial(make_whole, **how)
 
 
 def images_of(dataset: PackedDataset[Any]) -> dict[str, Image]:

@@ -30,7 +30,7 @@ from loaders.datasets.base import (
 from loaders.datasets.joining import joined
 from loaders.datasets.reading.coefficients import check_scale, makers_of
 from loaders.datasets.reading.factory import as_forms, forms_of, make_readers
-from loaders.datasets.reading.halves import Finisher, with_moves
+from loaders.datasets.reading.halves import make_whole, with_moves
 from loaders.datasets.reading.known import check_followed, check_known
 from loaders.datasets.reading.request import BadSamples, ReadPlan, Request
 from loaders.datasets.reading.transforming import Transforming
@@ -200,7 +200,7 @@ class PackedDataset(Settled, BatchDataset[SampleT]):
         sizes = {name: make.size for name, make in makers.items()}
         how: Any = {"is_half": True, "unfinished": partial(with_moves, self.augment, sizes)}
         plan = self._planned(self._shown_fields, self.plan.bad, **how)
-        return SamplesOf(self, plan), Finisher(self.stored_fields, makers)
+        return SamplesOf(self, plan), partial(make_whole, fields=self.stored_fields, makers=makers)
 
     @property
     def allows_halves(self) -> bool:

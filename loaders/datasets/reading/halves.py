@@ -1,6 +1,6 @@
 """Batches in two halves: the host reads pictures as they are stored and draws their moves, a device does the rest.
 
-A dataset's ``halves`` are a plan whose batches are ``Unfinished``, and the ``Finisher`` of these.
+A dataset's ``halves`` are a plan whose batches are such pairs, of a batch and its moves, and what makes them whole.
 """
 
 from __future__ import annotations
@@ -39,11 +39,7 @@ class PictureMoves(NamedTuple):
     moves: Moves
 
 
-class Unfinished(NamedTuple):
-    """A batch before its pictures are made and moved."""
-
-    batch: Any
-    moves: list[PictureMoves]
+Unfinished = tuple[Any, list[PictureMoves]]  # a batch before its pictures are made and moved
 
 
 def draw_picture_moves(ops: tuple[Any, ...], sizes: Sizes, request: Request) -> list[PictureMoves]:
@@ -84,36 +80,31 @@ def move_pictures(values: dict[str, Any], fields: Mapping[str, Field], drawn: An
                 value[i] = picture
 
 
-class Finisher:
-    """Makes batches whole where they are."""
-
-    def __init__(
-        self,
-        fields: Mapping[str, Field],  # of the dataset
-        makers: Mapping[str, Callable[[Any], Any]],  # make pictures of what the host read
-        lists: Collection[str] = (),  # fields whose pictures differ in size in the end
-    ) -> None:
-        self._fields, self._makers, self._lists = fields, makers, lists
-
-    def __call__(self, value: Unfinished) -> Any:
-        """Return the batch, a named tuple, with its pictures."""
-        batch, moves = value
-        names = dict.fromkeys([*self._makers, *(name for each in moves for name in each.names)])
-        values = {name: getattr(batch, name) for name in names}
-        with without_autocast():
-            for name, make in self._makers.items():
-                values[name] = make(values[name])
-            move_pictures(values, self._fields, moves)
-        for name, pictures in values.items():
-            is_list = isinstance(pictures, list)
-            if is_list != (name in self._lists):
-                values[name] = torch.stack(pictures) if is_list else [*pictures]
-        return batch._replace(**values)
+def make_whole(
+    half: Unfinished,
+    *,
+    fields: Mapping[str, Field],  # of the dataset
+    makers: Mapping[str, Callable[[Any], Any]],  # make pictures of what the host read
+    lists: Collection[str] = (),  # fields whose pictures differ in size in the end
+) -> Any:
+    """Return a batch, a named tuple, with its pictures, where they are."""
+    batch, moves = half
+    names = dict.fromkeys([*makers, *(name for each in moves for name in each.names)])
+    values = {name: getattr(batch, name) for name in names}
+    with without_autocast():
+        for name, make in makers.items():
+            values[name] = make(values[name])
+        move_pictures(values, fields, moves)
+    for name, pictures in values.items():
+        is_list = isinstance(pictures, list)
+        if is_list != (name in lists):
+            values[name] = torch.stack(pictures) if is_list else [*pictures]
+    return batch._replace(**values)
 
 
 def with_moves(ops: tuple[Any, ...], sizes: Sizes, batch: Any, request: Request) -> Unfinished:
     """Add to a batch what is drawn for its pictures of some sizes."""
-    return Unfinished(batch, draw_picture_moves(ops, sizes, request))
+    return batch, draw_picture_moves(ops, sizes, request)
 
 
 # -- pixels of one size, which augmentation moves on a device --------------------------------------
@@ -124,7 +115,7 @@ def moving_halves(dataset: Any) -> Halves:
     check_on_device(dataset, _why_not_moved, "; leave augment_on='auto'")
     sizes = picture_sizes(dataset)
     plan = dataset.plan_half(partial(with_moves, dataset.augment, sizes))
-    return SamplesOf(dataset, plan), Finisher(dataset.stored_fields, {})
+    return SamplesOf(dataset, plan), partial(make_whole, fields=dataset.stored_fields, makers={})
 
 
 def picture_sizes(dataset: Any) -> dict[str, tuple[int, int]]:
