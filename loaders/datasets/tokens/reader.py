@@ -108,22 +108,15 @@ class WindowReader(Reader):
         return [*wide]
 
 
-class Widen:
-    """Makes tokens and targets of narrow windows, in int64 or int32, which models take."""
-
-    def __init__(self, dtype: str) -> None:
-        self._dtype = dtype
-        self._kind = batch_type(_NAMES)
-
-    def __call__(self, batch: Any) -> Any:
-        """Return ``tokens`` and ``targets``, ``(N, length)`` each, on the device of the windows."""
-        windows: torch.Tensor = batch.windows
-        if windows.is_cpu:  # numpy: torch would start threads for so little
-            num, length = windows.shape
-            wide = widened(windows.numpy(), np.empty((2, num, length - 1), self._dtype))
-            return self._kind(*map(torch.from_numpy, wide))
-        dtype = getattr(torch, self._dtype)
-        return self._kind(windows[:, :-1].to(dtype), windows[:, 1:].to(dtype))
+def tokens_and_targets(batch: Any, dtype: str) -> Any:
+    """Make ``(N, length)`` each of narrow windows, in int64 or int32, which models take, on their device."""
+    windows: torch.Tensor = batch.windows
+    if windows.is_cpu:  # numpy: torch would start threads for so little
+        num, length = windows.shape
+        wide = widened(windows.numpy(), np.empty((2, num, length - 1), dtype))
+        return batch_type(_NAMES)._make(map(torch.from_numpy, wide))
+    parts = windows[:, :-1], windows[:, 1:]
+    return batch_type(_NAMES)._make(part.to(getattr(torch, dtype)) for part in parts)
 
 
 def widened(windows: npt.NDArray[Any], out: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 import numpy as np
@@ -18,7 +19,7 @@ from loaders.datasets.packed import PackedDataset
 from loaders.datasets.reading.request import ReadPlan, Request
 from loaders.datasets.shard import ShardDataset
 from loaders.datasets.tokens.documents import SAMPLE_FIELDS, DocumentPlan, DocumentReader, Fit
-from loaders.datasets.tokens.reader import Widen, WindowReader
+from loaders.datasets.tokens.reader import WindowReader, tokens_and_targets
 from loaders.datasets.tokens.stream import TokenStream
 from loaders.errors import NoValueError, SchemaError
 from loaders.schema.tokens import LABELS, TOKENS
@@ -275,7 +276,8 @@ class TokenWindows(Settled, BatchDataset):
         plain = self.by == "stream" and self.tail == "drop" and self.labels is None
         if not plain or self.dtype == "stored":
             return None
-        return SamplesOf(self, self._windows_plan(is_half=True)), Widen(self.dtype)
+        plan = self._windows_plan(is_half=True)
+        return SamplesOf(self, plan), partial(tokens_and_targets, dtype=self.dtype)
 
     @property
     def fingerprint(self) -> str:
