@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -123,20 +123,23 @@ class ByLength(Computed):
         return mixed, None
 
     def _lay_out_buckets(self, epoch: int) -> tuple[Int64s, Int64s]:
-        buckets = self._buckets
+        members, buckets, sizes = self._buckets
         by_chance = hash64(order_key(self.seed, epoch, PLACES), np.arange(self.length))
-        members = buckets.members[np.lexsort((by_chance[buckets.members], buckets.numbers))]
-        num = len(buckets.sizes)
+        members = members[np.lexsort((by_chance[members], buckets))]
+        num = len(sizes)
         batches = permute(np.arange(num), num, order_key(self.seed, epoch, BLOCKS))
-        sizes = buckets.sizes[batches]
+        begins = (np.cumsum(sizes) - sizes)[batches]
+        sizes = sizes[batches]
         ends = np.cumsum(sizes)
-        begins = (np.cumsum(buckets.sizes) - buckets.sizes)[batches]
         places = np.repeat(begins - ends + sizes, sizes) + np.arange(self.length)
         return members[places], np.concatenate([np.zeros(1, np.int64), ends])
 
     @cached_property
-    def _buckets(self) -> _Buckets:
-        """Cut the samples, longest first, into buckets of whole batches: none but the last has a batch with a rest."""
+    def _buckets(self) -> tuple[Int64s, Int64s, Int64s]:
+        """Cut the samples, longest first, into buckets of whole batches: none but the last has a batch with a rest.
+
+        Return the indices, bucket after bucket; the bucket of each; and the sizes of the batches.
+        """
         lengths = np.asarray(self.lengths)
         members = np.argsort(-lengths, kind="stable")
         falling, ends, sizes = -lengths[members], [0], []
@@ -150,10 +153,4 @@ class ByLength(Computed):
             sizes += [size] * num
         sizes[-1:] = [size - (sum(sizes) - self.length) for size in sizes[-1:]]
         numbers = np.repeat(np.arange(len(ends) - 1), np.diff(ends))
-        return _Buckets(members, numbers, np.array(sizes, np.int64))
-
-
-class _Buckets(NamedTuple):
-    members: Int64s  # indices, bucket after bucket
-    numbers: Int64s  # the bucket of each
-    sizes: Int64s  # of the batches
+        return members, numbers, np.array(sizes, np.int64)

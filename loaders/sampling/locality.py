@@ -184,11 +184,11 @@ class Lanes(Computed):
             return positions, None
         turns, which = np.divmod(positions.ravel(), self.num_lanes)
         slots = self._turn_begins[which] + turns
-        layout = self._once(epoch, self._lay_out)
-        windows = np.searchsorted(layout.window_begins, slots, "right") - 1
-        begins = layout.window_begins[windows]
-        slots = layout.permutations.at(windows, slots - begins) + begins
-        places = slots + layout.shifts[np.searchsorted(layout.ends, slots, "right")]
+        ends, shifts, window_begins, permutations = self._once(epoch, self._lay_out)
+        windows = np.searchsorted(window_begins, slots, "right") - 1
+        begins = window_begins[windows]
+        slots = permutations.at(windows, slots - begins) + begins
+        places = slots + shifts[np.searchsorted(ends, slots, "right")]
         indices = places if self.members is None else np.asarray(self.members)[places]
         return indices.reshape(positions.shape), None
 
@@ -221,7 +221,12 @@ class Lanes(Computed):
         first = (np.cumsum(self.shards) - self.shards)[shards] + inside
         return Deal(np.searchsorted(ends_of_lanes, begins, "right"), shards, first, sizes)
 
-    def _lay_out(self, epoch: int) -> _LaneEpoch:
+    def _lay_out(self, epoch: int) -> tuple[Int64s, Int64s, Int64s, Permutations]:
+        """Lay out an epoch in slots, its samples lane by lane, shuffled by pieces.
+
+        Return where pieces end, in slots; the shift from the slots of each to its samples, counted shard by shard;
+        where windows begin, in slots; and the permutations of these.
+        """
         lanes, _, firsts, sizes = self.deal
         by_chance = hash64(order_key(self.seed, epoch, PIECES), np.arange(len(lanes)))
         mixed = np.lexsort((by_chance, lanes))  # lanes ascend, and still do
@@ -231,7 +236,7 @@ class Lanes(Computed):
         window_begins = begins[numbers % self.window == 0]
         keys = hash64(order_key(self.seed, epoch, LANE_WINDOWS), np.arange(len(window_begins)))
         permutations = Permutations(np.diff(window_begins, append=self.length), keys)
-        return _LaneEpoch(ends, firsts[mixed] - begins, window_begins, permutations)
+        return ends, firsts[mixed] - begins, window_begins, permutations
 
 
 class Deal(NamedTuple):
@@ -241,15 +246,6 @@ class Deal(NamedTuple):
     shards: Int64s  # the shard that it is of, counted as they were given
     firsts: Int64s  # its first sample, counted shard by shard
     sizes: Int64s  # its samples
-
-
-class _LaneEpoch(NamedTuple):
-    """One epoch: slots are its samples lane by lane, shuffled by pieces."""
-
-    ends: Int64s  # of the pieces, in slots
-    shifts: Int64s  # from the slots of each piece to its samples, counted shard by shard
-    window_begins: Int64s  # in slots
-    permutations: Permutations  # of the windows
 
 
 def default_lanes(num_shards: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -59,23 +59,27 @@ class Balanced(Computed):
 
     def at(self, epoch: int, positions: Int64s) -> tuple[Int64s, Int64s]:
         ranks = permute(positions, self.num_samples, order_key(self.seed, epoch, PLACES))
-        classes = self._classes
+        members, begins, sizes, _ = self._classes
         served, quotas = self._quotas(epoch)
         ends = np.cumsum(quotas)
         numbers = np.searchsorted(ends, ranks, side="right")
         turns = ranks - (ends - quotas)[numbers]
-        sizes = classes.sizes[numbers]
-        places = classes.begins[numbers] + (served[numbers] + turns) % sizes
-        return classes.members[places], turns // sizes
+        size = sizes[numbers]
+        places = begins[numbers] + (served[numbers] + turns) % size
+        return members[places], turns // size
 
     @cached_property
-    def _classes(self) -> _Classes:
+    def _classes(self) -> tuple[Int64s, Int64s, Int64s, Int64s]:
+        """The indices, class after class and shuffled within each; where each class begins in them, its size, its turn.
+
+        Turns say which class is next when a quota does not divide.
+        """
         _, codes, sizes = np.unique(
             np.asarray(self.labels), return_inverse=True, return_counts=True
         )
         keys = hash64(order_key(self.seed, 0, MEMBERS), np.arange(codes.size))
         turns = permute(np.arange(sizes.size), sizes.size, order_key(self.seed, 0, CLASSES))
-        return _Classes(np.lexsort((keys, codes)), np.cumsum(sizes) - sizes, sizes, turns)
+        return np.lexsort((keys, codes)), np.cumsum(sizes) - sizes, sizes, turns
 
     def _quotas(self, epoch: int) -> tuple[Int64s, Int64s]:
         """Return where each class stands in its cycle, and how many samples it gives this epoch.
@@ -83,18 +87,11 @@ class Balanced(Computed):
         After ``t`` samples of all epochs, class ``c`` has given ``(t + turns[c]) // num_classes``.
         As ``turns`` are 0, 1, ..., ``num_classes - 1`` in some order, these add up to ``t``.
         """
-        classes = self._classes
+        _, _, sizes, turns = self._classes
         served, after = (
-            _whole_turns(number * self.num_samples, classes.turns) for number in (epoch, epoch + 1)
+            _whole_turns(number * self.num_samples, turns) for number in (epoch, epoch + 1)
         )
-        return served % classes.sizes, after - served
-
-
-class _Classes(NamedTuple):
-    members: Int64s  # indices, class after class, shuffled within each
-    begins: Int64s  # where each class begins in them
-    sizes: Int64s
-    turns: Int64s  # which class is next when a quota does not divide
+        return served % sizes, after - served
 
 
 def _whole_turns(num_given: int, turns: Int64s) -> Int64s:
