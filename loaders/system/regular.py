@@ -22,16 +22,11 @@ _MOST = 1 << 31  # bytes: no record is larger
 _READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
-class NotRegularError(OSError):
-    """A pipe, socket or device where a file should be."""
-
-
 def regular(path: str, flags: int) -> int:
     """Open a regular file: an opener, as in ``open(path, "rb", opener=regular)``.
 
     Raises:
-        NotRegularError: It is something else.
-        OSError: It cannot be opened.
+        OSError: It is something else, or cannot be opened.
     """
     descriptor = os.open(path, flags | _READ, 0o666)
     try:
@@ -39,7 +34,7 @@ def regular(path: str, flags: int) -> int:
         if stat.S_ISDIR(mode):
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
         if not stat.S_ISREG(mode):
-            raise NotRegularError(errno.EINVAL, "not a regular file", path)
+            raise OSError(errno.EINVAL, "not a regular file", path)
     except BaseException:
         os.close(descriptor)
         raise
