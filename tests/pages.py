@@ -3,6 +3,7 @@
 import mmap
 import os
 from collections.abc import Iterable
+from ctypes import c_size_t, c_void_p
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,8 @@ def resident_share(files: Iterable[Path]) -> float | None:
         ):
             view = np.frombuffer(mapped, np.uint8)
             states.append(np.zeros(-(-len(view) // mmap.PAGESIZE), np.uint8))
-            assert not library.mincore(view.ctypes.data, len(view), states[-1].ctypes.data)
+            asked = [c_void_p(view.ctypes.data), c_size_t(len(view))]
+            assert not library.mincore(*asked, c_void_p(states[-1].ctypes.data))
             del view  # or the map could not be closed
     pages = np.concatenate(states)
     return float((pages & 1).mean()) if len(pages) else 0.0

@@ -11,9 +11,7 @@ _CALLS = {
     "mmap": ([_ADDRESS, _SIZE, _INT, _INT, _INT, ctypes.c_long], _ADDRESS),
     "munmap": ([_ADDRESS, _SIZE], _INT),
     "madvise": ([_ADDRESS, _SIZE, _INT], _INT),
-    "mincore": ([_ADDRESS, _SIZE, _ADDRESS], _INT),
     "process_vm_readv": (None, ctypes.c_ssize_t),
-    "syscall": (None, ctypes.c_long),
 }
 
 

@@ -40,9 +40,6 @@ class Refusing:
         ctypes.set_errno(errno.EPERM)
         return -1
 
-    def syscall(self, *args: Any) -> int:
-        return -1
-
 
 @pytest.fixture(params=["lmdb", "parquet"])
 def kind(request: pytest.FixtureRequest) -> Any:
@@ -84,7 +81,8 @@ def in_memory(record: np.ndarray[Any, Any]) -> bool:
     address = record.__array_interface__["data"][0]
     first = address // 4096 * 4096
     states = np.zeros(-(-(address + len(record) - first) // 4096), np.uint8)
-    assert not library.mincore(first, address + len(record) - first, states.ctypes.data)
+    span = ctypes.c_void_p(first), ctypes.c_size_t(address + len(record) - first)
+    assert not library.mincore(*span, ctypes.c_void_p(states.ctypes.data))
     return bool((states & 1).all())
 
 
