@@ -111,7 +111,7 @@ class FieldRecords:
                 self._may_be_large = False
         if unknown is not None:
             views, places = list[UInt8Array](), list[tuple[int, int]]()
-            for shard, block, size in zip(*unknown[1:], strict=True):
+            for shard, block, size in unknown[1]:
                 if size > 1:
                     found = _neighbours(self._column(shard), block * size, (block + 1) * size)
                     views += found

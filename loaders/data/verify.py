@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -59,13 +59,9 @@ class Seen:
             self._num_new -= fresh  # last: a child forked in between then counts too many
 
 
-class Unknown(NamedTuple):
-    """Blocks that are not known to be right."""
-
-    blocks: Indices  # their numbers, as the verifier counts, without repeats
-    shards: list[int]  # the shard of each
-    local: list[int]  # its number there
-    sizes: list[int]  # its rows
+# Blocks that are not known to be right: their numbers, as the verifier counts, without repeats; and the shard of
+# each, its number there, and its rows.
+Unknown = tuple[Indices, list[tuple[int, int, int]]]
 
 
 class Verifier:
@@ -113,8 +109,8 @@ class Verifier:
             return None
         blocks, first = np.unique(blocks[new], return_index=True)
         at = np.flatnonzero(new).take(first)
-        places = (shards.take(at).tolist(), local.take(at).tolist(), sizes.take(at).tolist())
-        return Unknown(blocks, *places)
+        places = [part.take(at).tolist() for part in (shards, local, sizes)]
+        return blocks, [*zip(*places, strict=True)]
 
     def _open(self, numbers: list[int]) -> None:
         for number in numbers:
@@ -136,8 +132,8 @@ class Verifier:
 
     def verify(self, unknown: Unknown) -> None:
         """Hash the blocks; ChecksumError if one of them is damaged."""
-        field = self._field
-        for number, block, size in zip(*unknown[1:], strict=True):
+        field, (blocks, places) = self._field, unknown
+        for number, block, size in places:
             shard = self._shard(number)
             if (
                 hash_block(shard.columns[field], block, size)
@@ -145,4 +141,4 @@ class Verifier:
             ):
                 raise shard.error(field, block)
         if not self._always:
-            self._known.note(unknown.blocks)
+            self._known.note(blocks)
