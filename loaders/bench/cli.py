@@ -336,7 +336,7 @@ def run_plan(args: argparse.Namespace) -> int:
         ranks=args.ranks,
     )
     if args.json:
-        said = {"config": asdict(config), "plan": asdict(plan)}
+        said = {"config": asdict(config), "plan": plan}
         print(report.as_json(said | {"available_bytes": available_memory()}))
         return 0
     show(f"{target.name}, {config}")

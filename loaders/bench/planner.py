@@ -6,7 +6,6 @@ import itertools
 import multiprocessing
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,53 +35,37 @@ _SCRATCH_BYTES = 4 << 20  # of a thread: what it decodes into, its stack, its he
 _SERVED = 8  # samples of which the mean is taken
 
 
-@dataclass(frozen=True, slots=True)
-class NodePlan:
-    """Bytes on one node."""
-
-    batch_bytes: int  # of one batch
-    batches: int  # that exist at one time, per rank
-    slots_bytes: int  # of all of them, per rank
-    pinned_bytes: int  # of copies in page-locked memory, per rank; 0 without a device
-    workers_bytes: int  # what threads or processes need beside batches, per rank
-    cache_bytes: int  # of a ``RAMDataset``, per copy
-    cache_copies: int  # of it on the node
-    ranks: int  # training processes on the node
-    rank_bytes: int  # what one rank adds, without a cache
-    node_bytes: int  # what the node needs
-
-
 def plan(
     dataset: Any,
     sample_bytes: float,  # of one sample in a batch, see ``sample_bytes_of``
     config: Config,
     *,
     pinned: bool = False,  # batches pass through page-locked memory
-    cache_bytes: int = 0,
+    cache_bytes: int = 0,  # of a ``RAMDataset``, per copy
     shared: bool = False,  # one copy of the cache, instead of one per rank
-    ranks: int = 1,
-) -> NodePlan:
-    """Return what a configuration will need."""
+    ranks: int = 1,  # training processes on the node
+) -> dict[str, int]:
+    """Return what a configuration will need on one node, in bytes."""
     batch_bytes, ahead = int(sample_bytes * config.batch_size), in_flight(dataset, config)
     batches = ahead + _HELD
     pinned_batches = ahead + group_size_of(dataset, config) if pinned else 0
     per_worker = _process_bytes() if config.backend == "process" else _SCRATCH_BYTES
-    parts = {
+    parts = {  # per rank
         "slots_bytes": batches * batch_bytes,
         "pinned_bytes": pinned_batches * batch_bytes,
-        "workers_bytes": config.num_workers * per_worker,
+        "workers_bytes": config.num_workers * per_worker,  # beside batches
     }
     rank_bytes, copies = sum(parts.values()), 1 if shared else ranks
-    return NodePlan(
-        batch_bytes=batch_bytes,
-        batches=batches,
-        cache_bytes=cache_bytes,
-        cache_copies=copies,
-        ranks=ranks,
-        rank_bytes=rank_bytes,
-        node_bytes=ranks * rank_bytes + copies * cache_bytes,
+    return {
+        "batch_bytes": batch_bytes,
+        "batches": batches,  # that exist at one time, per rank
         **parts,
-    )
+        "cache_bytes": cache_bytes,
+        "cache_copies": copies,
+        "ranks": ranks,
+        "rank_bytes": rank_bytes,  # what one rank adds, without a cache
+        "node_bytes": ranks * rank_bytes + copies * cache_bytes,
+    }
 
 
 def _process_bytes() -> int:
@@ -120,27 +103,28 @@ def ram_bytes_of(target: MeasuredDataset, *, decode: bool, count: int = 256) -> 
     return nbytes_of(plans) * len(dataset) // len(some)
 
 
-def table(plan: NodePlan) -> list[tuple[str, str]]:
+def table(plan: dict[str, int]) -> list[tuple[str, str]]:
     """Return rows for ``report.aligned``; what is 0 has none."""
+    batches, copies, ranks = plan["batches"], plan["cache_copies"], plan["ranks"]
     names = {
-        "one batch": plan.batch_bytes,
-        f"{plan.batches} batch{'es' * (plan.batches != 1)} at a time": plan.slots_bytes,
-        "pinned copies": plan.pinned_bytes,
-        "workers": plan.workers_bytes,
-        "one rank": plan.rank_bytes,
-        f"dataset in RAM, {plan.cache_copies} cop{'y' if plan.cache_copies == 1 else 'ies'}": plan.cache_bytes,
-        f"all of the node, {plan.ranks} rank{'s' * (plan.ranks > 1)}": plan.node_bytes,
+        "one batch": plan["batch_bytes"],
+        f"{batches} batch{'es' * (batches != 1)} at a time": plan["slots_bytes"],
+        "pinned copies": plan["pinned_bytes"],
+        "workers": plan["workers_bytes"],
+        "one rank": plan["rank_bytes"],
+        f"dataset in RAM, {copies} cop{'y' if copies == 1 else 'ies'}": plan["cache_bytes"],
+        f"all of the node, {ranks} rank{'s' * (ranks > 1)}": plan["node_bytes"],
     }
     return [(name, describe_size(nbytes)) for name, nbytes in names.items() if nbytes]
 
 
-def fits(plan: NodePlan, available: int) -> str:
+def fits(plan: dict[str, int], available: int) -> str:
     """Say whether what the node needs fits into the memory that is available, and what to do if not."""
-    needed, here = describe_size(plan.node_bytes), describe_size(available)
-    if plan.node_bytes <= available:
+    needed, here = describe_size(plan["node_bytes"]), describe_size(available)
+    if plan["node_bytes"] <= available:
         return f"fits: at most {needed} of the {here} available here"
     remedy = "a smaller --batch-size or --prefetch"
-    if plan.cache_bytes:
+    if plan["cache_bytes"]:
         remedy = "--shared, --ram encoded or ShardDataset"
     return f"does not fit: {needed}, and {here} are available here\nDo: {remedy}"
 

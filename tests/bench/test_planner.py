@@ -56,18 +56,20 @@ def test_a_cache_counts_once_per_rank_unless_it_is_shared() -> None:
     alone = plan(Instant(), 100, config, cache_bytes=10**9, ranks=8)
     shared = plan(Instant(), 100, config, cache_bytes=10**9, ranks=8, shared=True)
 
-    assert alone.node_bytes - shared.node_bytes == 7 * 10**9
-    assert shared.node_bytes == 8 * shared.rank_bytes + 10**9
+    assert alone["node_bytes"] - shared["node_bytes"] == 7 * 10**9
+    assert shared["node_bytes"] == 8 * shared["rank_bytes"] + 10**9
 
 
 def test_pinned_memory_comes_on_top() -> None:
     config, grouped = Config(4, 64, "thread"), Config(2, 8, "thread")
 
-    pinned, pageable = (plan(Instant(), 100, config, pinned=p).rank_bytes for p in (True, False))
+    pinned, pageable = (
+        plan(Instant(), 100, config, pinned=p)["rank_bytes"] for p in (True, False)
+    )
 
     assert pinned == pageable + 3 * 6400
-    assert plan(ROWS, 16, grouped).batches == 4 * 64 + 2
-    assert plan(ROWS, 16, grouped, pinned=True).pinned_bytes == (4 + 1) * 64 * 128
+    assert plan(ROWS, 16, grouped)["batches"] == 4 * 64 + 2
+    assert plan(ROWS, 16, grouped, pinned=True)["pinned_bytes"] == (4 + 1) * 64 * 128
 
 
 def test_the_table_has_a_row_for_each_part(
@@ -162,7 +164,7 @@ backend, workers = sys.argv[1], int(sys.argv[2])
 multiprocessing.set_start_method(sys.argv[3])
 dataset = RAMDataset.from_arrays(image=np.ones((2000, 3, 128, 128), np.uint8))
 config = Config(workers, 200, backend)
-predicted = plan(dataset, sample_bytes_of(dataset), config).rank_bytes
+predicted = plan(dataset, sample_bytes_of(dataset), config)["rank_bytes"]
 iter(make_loader(dataset, Config(0, 2, "thread"))).close()
 dataset[0]
 gc.collect()
