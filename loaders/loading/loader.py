@@ -29,7 +29,6 @@ from loaders.datasets.reading.samples import collate, collate_dict
 from loaders.device.accelerator import accelerator_for, pins
 from loaders.device.pinned import pinned_buffer
 from loaders.dumping import register
-from loaders.gone import gone
 from loaders.loading.agreement import check_ranks_agree, next_number
 from loaders.loading.delivery import BatchT, Delivery, LoaderStats
 from loaders.loading.frameworks import check_no_mesh
@@ -180,8 +179,7 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
     ) -> None: ...
     def __init__(self, *given: Any, **options: Any) -> None:
         for name in options.keys() - _OPTIONS:
-            instead = gone(f"DataLoader({name}=)", did_you_mean(name, _OPTIONS))
-            raise TypeError(f"DataLoader has no argument {name!r}{instead}")
+            raise TypeError(f"DataLoader has no argument {name!r}{did_you_mean(name, _OPTIONS)}")
         self._options = asked = LoaderOptions(*given, **options)
         # Each is an attribute of its name, as frameworks make loaders anew of these.
         self.backend, self.device, self.augment_on = (
