@@ -101,7 +101,8 @@ class Command:
 class Commands:
     """The commands of a program, in groups by title.
 
-    ``default`` is the command that is meant where none is named.
+    ``default`` is the command that is meant where none is named. ``gone`` are commands that were removed, and options
+    as they are typed behind theirs, each with a sentence that names what to use instead.
     """
 
     def __init__(
@@ -113,8 +114,9 @@ class Commands:
         end: str = "",
         version: str = "",
         default: str = "",
+        gone: Mapping[str, str],
     ) -> None:
-        self._prog, self._description, self._end = prog, description, end
+        self._prog, self._description, self._end, self._gone = prog, description, end, gone
         self._groups, self._version, self._default = groups, version, default
         self.commands = {each.name: each for each in chain.from_iterable(groups.values())}
 
@@ -142,6 +144,7 @@ class Commands:
 
     def parse_args(self, words: Sequence[str]) -> argparse.Namespace:
         """Parse words; exits as argparse does."""
+        self._refuse_gone(words)
         first, *rest = words or [""]
         if first in ("-h", "--help"):
             sys.stdout.write(self.format_help())
@@ -160,6 +163,12 @@ class Commands:
             first, rest = self._default, list(words)
         found: argparse.Namespace = self.parser(first).parse_args(rest)
         return found
+
+    def _refuse_gone(self, words: Sequence[str]) -> None:
+        command = words[0] if words[:1] and words[0] in self.commands else self._default
+        for key in (*words[:1], *(f"{command} {word.partition('=')[0]}" for word in words)):
+            if key in self._gone:
+                self.error(f"{key.split()[-1]} was removed: {self._gone[key]}")
 
     def error(self, message: str) -> NoReturn:
         """Print a mistake that is of no single command, and exit with status 2."""

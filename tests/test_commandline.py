@@ -35,7 +35,8 @@ LOOK = Command(name="look", summary="see bread", add=add_look, run=lambda _: 0)
 
 def small(default: str = "") -> Commands:
     groups = {"make": [BAKE], "see": [LOOK]}
-    return Commands("tool", "Does things.", groups, version="1.2", default=default)
+    gone = {"fry": "use 'bake'", "look --long": "look twice"}
+    return Commands("tool", "Does things.", groups, version="1.2", default=default, gone=gone)
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str, default: str = "") -> str:
@@ -61,6 +62,26 @@ def test_what_may_be_meant_is_named(
     capsys: pytest.CaptureFixture[str], words: list[str], meant: str
 ) -> None:
     assert f"did you mean {meant}?" in refused(capsys, *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "default", "what"),
+    [
+        (["fry", "a"], "", "fry was removed: use 'bake'"),
+        (["look", "--long=3"], "", "--long was removed: look twice"),
+        (["a", "--long", "3"], "look", "--long was removed: look twice"),
+    ],
+)
+def test_what_was_removed_names_what_to_use_instead(
+    capsys: pytest.CaptureFixture[str], words: list[str], default: str, what: str
+) -> None:
+    assert refused(capsys, *words, default=default).endswith(what)
+
+
+def test_an_option_of_another_command_is_no_removed_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert "there is no option --long" in refused(capsys, "bake", "a", "b", "--long")
 
 
 @pytest.mark.parametrize("words", [["bake", "a", "b", "--sal"], ["bake", "a", "b", "--fl", "rye"]])

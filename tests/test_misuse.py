@@ -649,6 +649,7 @@ THE_REST: list[Case] = [
     (lambda g: loaders.register_codec("x", 3), TypeError, "a name and a function"),
     (lambda g: loaders.ShardDatset, AttributeError, "did you mean 'ShardDataset'"),
     (lambda g: loaders.InflateOnDevice, AttributeError, "the dataset itself"),
+    (lambda g: augment.carry_out, AttributeError, "removed before 1.0"),
 ]
 
 

@@ -48,6 +48,7 @@ from loaders.augment.warps import (
     RandomRotation,
 )
 from loaders.checks import did_you_mean
+from loaders.gone import gone
 
 __all__ = [
     "AugMix",
@@ -91,4 +92,9 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     hint = did_you_mean(name, __all__) or ": functions of your own go to transform="
+    hint = gone(f"loaders.augment.{name}", hint)
     raise AttributeError(f"module 'loaders.augment' has no attribute {name!r}{hint}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*(name for name in globals() if name.startswith("__")), *__all__})

@@ -31,7 +31,6 @@ from loaders.checks import whole_number
 if TYPE_CHECKING:
     from loaders.augment.geometry import Op
 
-NAMES = ("imagenet_train", "imagenet_eval", "simclr", "dino", "deit", "segmentation", "detection")
 IMAGENET_PIXELS = (124, 116, 104)  # ImageNet's mean in pixels; ``Normalize`` makes it 0
 
 

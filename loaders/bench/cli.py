@@ -21,6 +21,7 @@ from loaders.datasets.base import BatchDataset
 from loaders.datasets.shard import ShardDataset
 from loaders.device.accelerator import as_device
 from loaders.errors import LoadersError
+from loaders.gone import BENCH
 from loaders.loading.loader import DataLoader
 from loaders.loading.tuning import write_workers
 from loaders.remote.options import add_remote, set_remote
@@ -425,4 +426,5 @@ COMMANDS = Commands(
     str(__doc__),
     {"measure": (_SWEEP, _RECOMMEND), "look": (_PLAN, _DOCTOR)},
     default="sweep",
+    gone=BENCH,
 )

@@ -68,7 +68,7 @@ class Cache:
         elif not isinstance(given, Mapping):
             raise TypeError(f"cache must be {CACHE_FORMS}, got {shown(given)}")
         if unknown := set(given) - {"path", "size"}:
-            hint = gone("cache={'mode': 'records'}") if "mode" in unknown else ""
+            hint = gone(f"cache={{'mode': {given.get('mode')!r}}}")
             raise ValueError(f"cache must be {CACHE_FORMS}, got {sorted(unknown)}{hint}")
         path, size = given.get("path"), given.get("size")
         return cls(None if path is None else _folder(path), None if size is None else _size(size))

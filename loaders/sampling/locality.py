@@ -207,8 +207,11 @@ class Lanes(Computed):
         return np.concatenate([np.zeros(1, np.int64), ends[:-1]])[::-1].copy()
 
     @cached_property
-    def deal(self) -> Deal:
-        """Which piece of which shard belongs to which lane, in every epoch."""
+    def deal(self) -> tuple[Int64s, Int64s, Int64s]:
+        """The pieces of shards, lane by lane: a shard is one, or cut in several at the borders of lanes.
+
+        The lane of each, ascending; its first sample, counted shard by shard; its samples.
+        """
         num = len(self.shards)
         dealt = permute(np.arange(num), num, order_key(self.seed, 0, DEAL))
         shard_ends = np.cumsum(self.shards[dealt])
@@ -219,7 +222,7 @@ class Lanes(Computed):
         shards = dealt[places]
         inside = begins - (shard_ends - self.shards[dealt])[places]
         first = (np.cumsum(self.shards) - self.shards)[shards] + inside
-        return Deal(np.searchsorted(ends_of_lanes, begins, "right"), shards, first, sizes)
+        return np.searchsorted(ends_of_lanes, begins, "right"), first, sizes
 
     def _lay_out(self, epoch: int) -> tuple[Int64s, Int64s, Int64s, Permutations]:
         """Lay out an epoch in slots, its samples lane by lane, shuffled by pieces.
@@ -227,7 +230,7 @@ class Lanes(Computed):
         Return where pieces end, in slots; the shift from the slots of each to its samples, counted shard by shard;
         where windows begin, in slots; and the permutations of these.
         """
-        lanes, _, firsts, sizes = self.deal
+        lanes, firsts, sizes = self.deal
         by_chance = hash64(order_key(self.seed, epoch, PIECES), np.arange(len(lanes)))
         mixed = np.lexsort((by_chance, lanes))  # lanes ascend, and still do
         ends = np.cumsum(sizes[mixed])
@@ -237,15 +240,6 @@ class Lanes(Computed):
         keys = hash64(order_key(self.seed, epoch, LANE_WINDOWS), np.arange(len(window_begins)))
         permutations = Permutations(np.diff(window_begins, append=self.length), keys)
         return ends, firsts[mixed] - begins, window_begins, permutations
-
-
-class Deal(NamedTuple):
-    """Pieces of shards, lane by lane: a shard is one, or cut in several at the borders of lanes."""
-
-    lanes: Int64s  # the lane of each piece, ascending
-    shards: Int64s  # the shard that it is of, counted as they were given
-    firsts: Int64s  # its first sample, counted shard by shard
-    sizes: Int64s  # its samples
 
 
 def default_lanes(num_shards: int) -> int:

@@ -43,7 +43,7 @@ SIZES = {
 }
 
 
-@pytest.mark.parametrize("name", presets.NAMES)
+@pytest.mark.parametrize("name", SIZES)
 def test_recipes_make_pictures_of_their_size_that_differ_by_epoch(name: str, folder: Path) -> None:
     extra = {"base": 70} if name == "segmentation" else {}
     ops = getattr(presets, name)(64, **extra)

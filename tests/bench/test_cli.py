@@ -12,6 +12,7 @@ from loaders.bench.cli import main, recommended_line
 from loaders.bench.measure import Config, group_size_of
 from loaders.bench.targets import load
 from loaders.errors import LoadersError
+from loaders.gone import BENCH
 from loaders.loading.tuning import cache_folder, read_workers
 from loaders.system.limits import usable_cores
 from packdata.tokens.plan import pack_tokens
@@ -498,3 +499,14 @@ def test_most_of_the_time_goes_to_the_sweep_and_by_default_all_of_it_is_less_tha
 
     assert seen[0]["seconds"] < 30
     assert seen[1] == {"seconds": pytest.approx(7.8), "repeats": 5}
+
+
+@pytest.mark.parametrize("words", BENCH)
+def test_what_was_removed_names_what_to_use_instead(
+    words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main([*words.split(), "packed"])
+
+    assert caught.value.code == 2
+    assert BENCH[words] in capsys.readouterr().err

@@ -167,8 +167,8 @@ def test_wrong_use_is_one_error_and_writes_nothing(
     assert there(Path(), tmp_path) == before
 
 
-@pytest.mark.parametrize("command", [name for name in GONE if " " not in name])
-def test_a_removed_command_names_what_to_use_instead(
+@pytest.mark.parametrize("command", GONE)
+def test_what_was_removed_names_what_to_use_instead(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(f"{command} packed {{dst}}", tmp_path / "dst") == 2

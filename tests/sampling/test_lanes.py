@@ -64,7 +64,7 @@ def test_after_n_samples_lane_c_has_given_a_share_of_n_and_c_alone(
 ) -> None:
     order = Lanes(sizes, seed, num_lanes)
     lane_of_sample = np.empty(order.length, np.int64)
-    for lane, _, first, size in zip(*order.deal, strict=True):
+    for lane, first, size in zip(*order.deal, strict=True):
         lane_of_sample[first : first + size] = lane
 
     lanes = lane_of_sample[whole(order)]

@@ -13,7 +13,7 @@ from loaders.text import printable
 from loaders.version import __version__
 from packdata.commands import GROUPS
 from packdata.commands.common import with_options
-from packdata.gone import sentence_for
+from packdata.gone import GONE
 
 if TYPE_CHECKING:
     import argparse
@@ -29,7 +29,7 @@ Exit status: 0 done, 1 bad data or target, 2 wrong usage, 3 done but some items
 were rejected, 130 interrupted."""
 
 
-COMMANDS = Commands("packdata", _DESCRIPTION, GROUPS, end=_END, version=__version__)
+COMMANDS = Commands("packdata", _DESCRIPTION, GROUPS, end=_END, version=__version__, gone=GONE)
 
 
 def _message(error: LoadersError | OSError, args: argparse.Namespace) -> str:
@@ -48,10 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if None in (sys.stdout, sys.stderr):  # a shard would get its number, and what libraries print
         print("packdata: error: a standard stream is closed: use /dev/null", file=sys.stderr)
         return 2
-    words = list(sys.argv[1:] if argv is None else argv)
-    if removed := sentence_for(words):
-        COMMANDS.error(removed)
-    args = COMMANDS.parse_args(words)
+    args = COMMANDS.parse_args(sys.argv[1:] if argv is None else argv)
     try:
         set_remote(args)
         with warnings.catch_warnings():

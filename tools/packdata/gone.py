@@ -1,17 +1,12 @@
 """What left before 1.0, each with a sentence that names what to use instead."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 _JOIN = "use packdata.write(view, dst, add={field: values})"
 # Commands, and options as they are typed behind theirs.
 GONE = {
     "append": "use 'packdata extend SRC... DST': the target comes last",
     "plan": "each part lists its source; '--dry-run --json > plan.json' makes what --plan takes",
+    "help": "use 'packdata COMMAND --help'",
+    "completion": "use 'packdata COMMAND --help'",
     "repair": "copy the damaged shards from a backup, or pack again; 'packdata verify' names them",
     **{f"copy --{name}": _JOIN for name in ("add", "update", "on", "as", "missing")},
     "preview --augment": "draw samples of ShardDataset(..., augment=presets.simclr()) yourself",
@@ -19,17 +14,3 @@ GONE = {
     "images --lossless-rotate": "rotate the files first with 'jpegtran -rotate'",
     "cache --verify": "a cached shard is verified when it is read; 'packdata cache --clear' deletes all",
 }
-
-
-def sentence_for(words: Sequence[str]) -> str | None:
-    """Return what to use instead of the first removed thing on a command line, or None.
-
-    Example:
-        >>> sentence_for(["append", "all", "more"])
-        "append was removed: use 'packdata extend SRC... DST': the target comes last"
-    """
-    for name in (word.partition("=")[0] for word in words):
-        key = name if name == words[0] else f"{words[0]} {name}"
-        if key in GONE:
-            return f"{name} was removed: {GONE[key]}"
-    return None
