@@ -74,13 +74,13 @@ def check_strata(values: npt.NDArray[Any], name: str, words: Sequence[str] = ())
         if alone and len(values) > 1:
             listed = [words[i] if 0 <= i < len(words) else i for i in alone[:5]]
             more = ", ..." if len(alone) > 5 else ""
-            what = f"one sample alone has {name} {', '.join(map(repr, listed))}{more}"
-            raise SchemaError(f"{what}: it cannot be in each part. Leave it out, or add samples")
+            what = f"one sample alone has {name} {', '.join(map(repr, listed))}{more}, too few for the parts"
+            raise SchemaError(f"{what}. Leave the sample out, or add samples")
         return
     num = len(different)
     if num > max(_FEW_NUMBERS, min(_MANY_NUMBERS, len(values) // 2)):
-        what = f"column {name!r} has {num:,} different numbers in {len(values):,} samples"
-        raise SchemaError(f"{what}: it cannot stratify. Take a column of categories, or a label")
+        what = f"column {name!r} has {num:,} different numbers in {len(values):,} samples, too many to stratify by"
+        raise SchemaError(f"{what}. Use a column of categories, or a label")
 
 
 def _deal(order: Int64s, shares: Sequence[float], seed: int) -> list[Int64s]:

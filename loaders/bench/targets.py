@@ -94,7 +94,7 @@ def load(spec: str, *, size: int = CROP) -> MeasuredDataset:
         make = found if callable(found) else lambda: found
         return MeasuredDataset(spec, make, python=f"{spec} as it is")
     raise TargetError(
-        f"{spec!r} is no folder; give a packed folder, a folder of images, or module:object"
+        f"{spec!r} is no folder; pass a packed folder, a folder of images, or module:object"
     )
 
 
@@ -151,7 +151,7 @@ def _fetch(spec: str, dataset: ShardDataset[Any]) -> None:
     size = sum(shard.info.size_bytes for shard in shards)
     if any(size > origin.budget() for origin in dataset.store.remotes):
         what = f"{spec!r} has {describe_size(size)}, and its cache is smaller: the link would be measured"
-        raise TargetError(f"{what}. Give a larger --cache, or copy a part of it ('packdata copy')")
+        raise TargetError(f"{what}. Use a larger --cache, or a part ('packdata copy')")
     with dataset.view.fetching_ahead():
         for shard in shards:
             shard.fetch()

@@ -217,7 +217,7 @@ def parse_manifest(text: bytes, path: Path) -> Manifest:
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
         what = f"the manifest is damaged ({type(error).__name__}: {error})"
         raise ManifestError(
-            what, path, "Restore it from a copy, or remove the dataset and pack again"
+            what, path, "Restore the manifest from a copy, or remove the dataset and pack again"
         ) from error
 
 
@@ -257,7 +257,7 @@ def _parse(data: Mapping[str, Any]) -> Manifest:
     try:
         schema = Schema.from_json(data["schema"])
     except SchemaError as error:
-        raise ManifestError(str(error), "", "Restore it from a copy, or update loaders") from error
+        raise ManifestError(str(error), "", "Restore a copy, or update loaders") from error
     sizes = {name: each.record_nbytes for name, each in schema.fields.items()}
     shards = _take_shards(data["shards"], sizes)
     if not isinstance(data["provenance"], Mapping):
@@ -274,7 +274,7 @@ def _parse(data: Mapping[str, Any]) -> Manifest:
 def _check_sum(name: str, data: Mapping[str, Any], expected: str) -> None:
     if data[name] != expected:
         what = f"the {name} is {data[name]}, the contents say {expected}"
-        raise ManifestError(what, "", "It was edited or damaged: restore it from a copy")
+        raise ManifestError(what, "", "The manifest was edited or damaged: restore a copy")
 
 
 def _take_shards(data: list[Any], sizes: Mapping[str, int | None]) -> list[ShardInfo]:

@@ -95,7 +95,7 @@ class Mixture(Settled, SamplesOf[BatchDataset]):
             if isinstance(source, Mixture) or not isinstance(source, BatchDataset):
                 raise TypeError(
                     f"source {number} is a {type(source).__name__}: a mixture takes datasets "
-                    "of this package, and no other mixture (give its sources instead)"
+                    "of this package, and no other mixture (pass its sources instead)"
                 )
             check_stored(source, "a mixture")
         one_of("batch_from", batch_from, ("all", "one"))

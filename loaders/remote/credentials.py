@@ -41,11 +41,11 @@ _CREDENTIALS = {
 }
 _ANYWAY = "or run where a metadata service gives them; of a public bucket, storage={'skip_signature': True}"
 WAYS = {
-    "s3": "Give access_key_id and secret_access_key in storage=, set AWS_ACCESS_KEY_ID, name a profile of ~/.aws, "
+    "s3": "Pass access_key_id and secret_access_key in storage=, set AWS_ACCESS_KEY_ID, name a profile of ~/.aws, "
     + _ANYWAY,
-    "gs": "Give service_account_key in storage=, set GOOGLE_APPLICATION_CREDENTIALS, run 'gcloud auth "
+    "gs": "Pass service_account_key in storage=, set GOOGLE_APPLICATION_CREDENTIALS, run 'gcloud auth "
     f"application-default login', {_ANYWAY}",
-    "az": "Give account_name and account_key (or sas_token) in storage=, set AZURE_STORAGE_ACCOUNT_NAME and "
+    "az": "Pass account_name and account_key (or sas_token) in storage=, set AZURE_STORAGE_ACCOUNT_NAME and "
     f"AZURE_STORAGE_ACCOUNT_KEY, {_ANYWAY}",
 }
 _FIND_S, _METADATA_S = 4.0, 2.0

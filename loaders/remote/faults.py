@@ -10,8 +10,8 @@ if TYPE_CHECKING:
 
 _HINTS = {
     "denied": "Check the credentials and that they may read this; a store that is asked too much may say the same",
-    "expired": "Renew the credentials, or give a profile whose provider renews them",
-    "region": "Give the bucket's region: storage={'region': ...}",
+    "expired": "Renew the credentials, or set a profile whose provider renews them",
+    "region": "Set the bucket's region: storage={'region': ...}",
     "short": "The object is smaller than the manifest says: upload it again",
     "missing": "Check the URL, and whether the upload was finished",
     "network": "Check that the server's name resolves and that it answers, then go on from the last checkpoint",

@@ -41,7 +41,7 @@ VERSION = "v2"
 TAG_NAME = "CACHEDIR.TAG"
 _TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# Downloaded shards of loaders; 'packdata cache' shows them.\n"
 _OURS = re.compile(r"v\d+|lost\+found|CACHEDIR\.TAG")
-_ASK = "Give a folder on a local disk: cache='/local/folder', or the variable LOADERS_CACHE"
+_ASK = "Use a folder on a local disk: cache='/local/folder', or the variable LOADERS_CACHE"
 _GB = 1 << 30
 MAP_S = 1.0  # for so long the file that a client was given last stays: it is about to be mapped
 CACHE_FORMS = 'a size such as "500GB", a folder, or {"path": ..., "size": ...}'
@@ -136,7 +136,7 @@ def check_folder(folder: Path) -> None:
     strange = sorted(name for name in names if not _OURS.fullmatch(name))
     if strange or (names and TAG_NAME not in names and "lost+found" not in names):
         what = f"not a cache, and not empty ({', '.join(strange[:3]) or 'no tag'})"
-        raise CacheError(what, folder, "Give an empty or new folder: other files stay as they are")
+        raise CacheError(what, folder, "Use an empty or new folder: other files stay as they are")
 
 
 def _existing(folder: Path) -> Path:

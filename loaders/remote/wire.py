@@ -81,7 +81,7 @@ class Connection:
                 self._socket.connect(name)
             if peer(self._socket)[1] != os.getuid():
                 what = "another user's process answers at the fetcher's socket"
-                raise CacheError(what, folder, "Give a folder of your own by cache=")
+                raise CacheError(what, folder, "Pass a folder of your own as cache=")
         except BaseException:
             self._socket.close()
             raise

@@ -109,7 +109,7 @@ def test_the_host_half_of_dct_is_bytes(folders: dict[str, Path]) -> None:
     job = halves[0].job([1, 2], Memory())
     job.run(0)
 
-    half = job.finish().batch.batch.image
+    half = job.finish().batch[0].image
 
     assert isinstance(half, Coefficients)
     assert half.planes.shape == (2, 5 * 7 * 64 + 2 * 3 * 4 * 64)

@@ -112,7 +112,7 @@ class TokenStream:
             row = int(rows[bad.argmax()])
             path, number = self._store.place(row)
             what = "documents do not follow each other within the tokens of the row"
-            raise ShardError(what, path, number, DOCUMENT_ENDS, "Pack it again")
+            raise ShardError(what, path, number, DOCUMENT_ENDS, "Pack again")
 
     def read(self, start: int, stop: int) -> npt.NDArray[np.integer]:
         """Return the values from one position to another, a copy."""
@@ -170,7 +170,7 @@ class TokenStream:
         found = gather.find(self._rows[runs], self._shards[runs])
         if not gather.lies_end_to_end:
             what = f"some rows of {self._column} are not {self._row_nbytes} bytes each, one after the other"
-            raise ShardError(what, self._dataset.view.path, None, self._column, "Pack it again")
+            raise ShardError(what, self._dataset.view.path, None, self._column, "Pack again")
         return found, found.addresses + (positions - self._firsts[runs]) * self.dtype.itemsize
 
     def _verify(self, starts: Indices, stops: Indices) -> None:
