@@ -42,6 +42,9 @@ def dump_on(signum: int | str = "SIGUSR1") -> None:
 
     Call it on the main thread. It works while the trainer waits for a batch, too.
 
+    Args:
+        signum: The signal, by number or by name.
+
     Raises:
         ValueError: There is no such signal, by number or by name.
     """

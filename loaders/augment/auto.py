@@ -151,6 +151,9 @@ class TrivialAugmentWide(PixelOp):
         num_magnitude_bins: Number of strengths to draw from.
         interpolation: As in ``RandAugment``.
         fill: As in ``RandAugment``.
+
+    Raises:
+        ValueError: At construction, ``num_magnitude_bins`` is below 1.
     """
 
     num_magnitude_bins: int = 31

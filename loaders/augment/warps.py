@@ -84,6 +84,11 @@ class RandomAffine(Op):
         center: The fixed point (x, y) in pixels; None: the centre of the image.
         fill_mask: Value of masks outside the image; None: that of other ops, or 0.
 
+    Raises:
+        TypeError: At construction, an argument of the wrong type.
+        ValueError: At construction, a number or range is out of bounds.
+        BatchError: When samples are read, they are not images.
+
     Source:
         ``RandomAffine`` of torchvision.
     """
@@ -144,6 +149,11 @@ class RandomRotation(Op):
         fill: Pixel value outside the image: one number, or one per channel; None: that of other ops, or 0.
         fill_mask: Value of masks outside the image; None: that of other ops, or 0.
 
+    Raises:
+        TypeError: At construction, an argument of the wrong type.
+        ValueError: At construction, a number or range is out of bounds.
+        BatchError: When samples are read, they are not images.
+
     Source:
         ``RandomRotation`` of torchvision.
     """
@@ -199,6 +209,11 @@ class RandomPerspective(Op):
         interpolation: ``"nearest"`` or ``"bilinear"``; masks always use ``"nearest"``.
         fill: Pixel value outside the image: one number, or one per channel; None: that of other ops, or 0.
         fill_mask: Value of masks outside the image; None: that of other ops, or 0.
+
+    Raises:
+        TypeError: At construction, an argument of the wrong type.
+        ValueError: At construction, a number or range is out of bounds.
+        BatchError: When samples are read, they are not images.
 
     Source:
         ``RandomPerspective`` of torchvision.

@@ -485,7 +485,13 @@ def concat(datasets: Sequence[PackedDataset[SampleT]], *unlisted: Any) -> Packed
     They must have the same settings (fields, augment, transform, ...) and, in the fields that
     samples show, the same schema: ``replace`` makes settings equal.
 
+    Args:
+        datasets: The datasets, in a list.
+        *unlisted: Refused: datasets that are not in a list.
+
     Raises:
+        TypeError: They are no list, or one of them is no dataset of ours.
+        ValueError: There is none.
         SchemaError: They differ; the message says in what.
     """
     view, settings = joined(PackedDataset, datasets, unlisted)

@@ -108,8 +108,12 @@ class MixUp(_Mix):
 
     Args:
         num_classes: Of labels ``(N,)`` of integers; not needed for soft ones ``(N, num_classes)``.
-        alpha: Both parameters of the Beta distribution that shares are drawn from.
+        alpha: Both parameters of the Beta distribution that shares are drawn from, above 0.
         seed: Of the run.
+
+    Raises:
+        TypeError: At construction, an argument is no number.
+        ValueError: At construction, one is out of range.
 
     Source:
         ``MixUp`` of torchvision, whose partners are each sample's neighbour in the batch; Zhang et al., "mixup: Beyond
@@ -129,8 +133,12 @@ class CutMix(_Mix):
 
     Args:
         num_classes: Of labels ``(N,)`` of integers; not needed for soft ones ``(N, num_classes)``.
-        alpha: Both parameters of the Beta distribution that shares are drawn from.
+        alpha: Both parameters of the Beta distribution that shares are drawn from, above 0.
         seed: Of the run.
+
+    Raises:
+        TypeError: At construction, an argument is no number.
+        ValueError: At construction, one is out of range.
 
     Source:
         ``CutMix`` of torchvision; Yun et al., "CutMix", 2019.
@@ -205,6 +213,9 @@ def seeded(*words: int) -> Iterator[None]:
 
     Args:
         *words: Whole numbers, such as seed, epoch, step and rank.
+
+    Raises:
+        TypeError: One is no whole number.
 
     Example:
         >>> def drawn(epoch: int, step: int) -> torch.Tensor:

@@ -80,6 +80,10 @@ def audit(
         order: Prove as well that this order has something else at every position.
         epoch: Of the order.
 
+    Raises:
+        TypeError: An argument is no whole number, or ``order`` is no order.
+        ValueError: One is out of range.
+
     Example:
         >>> print(audit(10, batch_size=2, world_size=3, pad=False))
         ok: 10 positions from 0 on, world_size=3, batch_size=2, drop_last=False, pad=False

@@ -55,6 +55,10 @@ class BlockShuffled(Computed):
         block_size: Samples that lie together; the last block may be shorter.
         window: Blocks that are mixed with each other. Windows below about a thousand samples cost
             more per sample.
+
+    Raises:
+        TypeError: An argument is no whole number.
+        ValueError: One is out of range.
     """
 
     n: int

@@ -39,9 +39,13 @@ class Balanced(Computed):
     class was gone through; with replacement, that is ``Weighted(1 / np.bincount(labels)[labels], num_samples)``.
 
     Args:
-        labels: The class of each sample, of any type that sorts.
+        labels: The class of each sample, ``(N,)``, of any type that sorts.
         num_samples: Positions in one epoch.
         seed: Selects the order.
+
+    Raises:
+        TypeError: Labels are neither numbers nor texts, or a number is no whole one.
+        ValueError: There are no labels, or more than one axis of them, or a number is out of range.
     """
 
     labels: npt.ArrayLike
@@ -122,6 +126,10 @@ class Weighted(Computed):
         num_samples: Positions in one epoch.
         seed: Selects the draws.
         replacement: Whether a sample may come more than once per epoch.
+
+    Raises:
+        TypeError: Weights are no numbers, or ``num_samples`` is no whole one.
+        ValueError: A weight is negative or not finite, all are 0, or too few are above 0 for ``replacement=False``.
 
     Source:
         Without replacement: Efraimidis, Spirakis, "Weighted random sampling with a reservoir",

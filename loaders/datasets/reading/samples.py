@@ -344,6 +344,9 @@ def collate(samples: Any) -> Any:
     What a transform made of our samples becomes a batch like any other if it still is samples;
     everything else goes to torch's ``default_collate``.
 
+    Args:
+        samples: A list of samples, or what the dataset's ``__getitems__`` returned.
+
     Raises:
         BatchError: Samples do not form a batch, or a worker process has no room for it in shared memory.
     """
