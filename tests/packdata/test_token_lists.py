@@ -166,6 +166,18 @@ def test_ids_that_begin_and_end_documents_are_put_where_they_are_missing(tmp_pat
     assert labels_of(folder) == [[-100, 5, 2], [-100, 6, 2]]
 
 
+def test_lists_that_are_equal_with_begin_and_end_stay_on_one_side(tmp_path: Path) -> None:
+    lists = [[5, n, 9] for n in range(10, 30)]
+    bare = [[5, n] for n in range(10, 20)] + [[n, 9] for n in range(20, 30)]
+    source = write_rows(tmp_path / "a.jsonl", {"input_ids": [*lists, *bare]})
+
+    pack(source, tmp_path / "p", bos=5, eod=9, val_share=0.5)
+
+    train, val = (set(map(tuple, documents(tmp_path / "p" / name))) for name in ("train", "val"))
+    assert len(train | val) == 20
+    assert not train & val
+
+
 # -- targets ---------------------------------------------------------------------------------------
 
 

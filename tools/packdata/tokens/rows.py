@@ -99,10 +99,13 @@ class TokensRecipe(Recipe):
         if draw is not None:
             parts = [documents.take(draw(len(documents)))]
         if self.val_share:
-            data = parts[0].data
-            if self.source.kind == "ids":  # of files of several types, too, equal ones are equal
-                data = data.astype(f"i{self.source.itemsize}", copy=False)
-            is_val = replace(parts[0], data=data).hashes(self.seed) * 2.0**-64 < self.val_share
+            whole = parts[0]  # as it is packed: equal ones are equal
+            if self.source.kind == "ids":  # of files of several types
+                data = whole.data.astype(f"i{self.source.itemsize}", copy=False)
+                whole = replace(whole, data=data)
+            elif self.source.kind == "lists":  # of which some have begin and end already
+                whole = _enclose(whole, self.bos, self.field.eod, only_missing=True)
+            is_val = whole.hashes(self.seed) * 2.0**-64 < self.val_share
             parts = [parts[0].take(np.flatnonzero(some)) for some in (~is_val, is_val)]
         if not self.source.has_ids and self.tokenizer is not None:
             parts = [_encoded(part, self.tokenizer) for part in parts]
