@@ -421,8 +421,11 @@ MARKS = (
 @pytest.mark.parametrize("template", [CHATML, MARKS], ids=["told", "marked"])
 @pytest.mark.parametrize(
     "mark",
-    [{"weight": 0}, {"train": False}, {"trainable": False}, {"loss": 0.0}, {"masked": True}],
-    ids=lambda mark: next(iter(mark)),
+    [
+        *({"weight": 0}, {"train": False}, {"trainable": False}, {"loss": 0.0}),
+        *({"masked": True}, {"masked": 1}),
+    ],
+    ids=str,
 )
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_turns_that_are_not_to_be_trained_are_no_targets(
@@ -459,6 +462,7 @@ def test_a_turn_that_is_not_trained_needs_a_mark_of_its_own(tmp_path: Path) -> N
     "mark",
     [
         {"weight": 0.5},
+        {"masked": "yes"},
         {"train_detail": [{"begin_offset": 0, "end_offset": 2, "train": False}]},
         {"content": [{"type": "text", "text": "Drei", "train": False}]},
     ],
@@ -525,7 +529,7 @@ def test_conversations_may_lie_in_a_column_of_any_name(tmp_path: Path, column: s
         plan_tokens(lacking, options)
 
 
-@pytest.mark.parametrize("name", ["tool_calls", "function_call"])
+@pytest.mark.parametrize("name", ["tool_calls", "function_call", "reasoning_content", "thinking"])
 def test_calls_that_the_template_does_not_use_are_refused(tmp_path: Path, name: str) -> None:
     """Else the answer to learn is an empty one."""
     chat = [CHAT[1], {"role": "assistant", "content": "", name: [{"name": "f"}]}, *CHAT[3:]]
@@ -535,6 +539,44 @@ def test_calls_that_the_template_does_not_use_are_refused(tmp_path: Path, name: 
         pack(source, tmp_path / "p", chat_template=write(tmp_path / "c.jinja", CHATML))
     whole = write(tmp_path / "d.jinja", "{% for m in messages %}{{ m | tojson }}{% endfor %}")
     assert '"f"' in said(pack(source, tmp_path / "q", chat_template=whole))[0]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+@pytest.mark.parametrize(
+    "answer",
+    [{"value": "Ja."}, {"content": None, "refusal": "Nein."}, {"content": [{"text": "Ja."}]}],
+    ids=str,
+)
+def test_a_message_whose_content_the_template_would_not_write_is_refused(
+    tmp_path: Path, kind: str, answer: dict[str, Any]
+) -> None:
+    """Else nothing would be learned, or the word None, or how Python shows a list."""
+    source = write_chats(tmp_path / f"a.{kind}", [{"role": "assistant"} | answer])
+    template = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
+
+    with pytest.raises(SourceError) as caught:
+        pack(source, tmp_path / "p", chat_template=write(tmp_path / "c.jinja", template))
+
+    assert "message 1" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_nulls_of_a_message_are_the_same_in_every_kind_of_file(tmp_path: Path, kind: str) -> None:
+    """A call is told by content that is null, a text by no call: null stands for neither in the other."""
+    call = {"role": "assistant", "content": None, "tool_calls": [{"name": "f"}]}
+    text = {"role": "assistant", "content": "Ja.", "tool_calls": None}
+    source = write_chats(tmp_path / f"a.{kind}", [CHAT[1], call, CHAT[1], text])
+    template = (
+        "{% for m in messages %}{{ m.role }}:{% if m.content is none %}{{ m.tool_calls[0].name }}"
+        "{% elif 'tool_calls' in m %}?{% else %}{{ m.content }}{% endif %};{% endfor %}"
+    )
+    bare = "{% for m in messages %}{{ m.role }}:{{ m.content }}{{ m.tool_calls }};{% endfor %}"
+
+    folder = pack(source, tmp_path / "p", chat_template=write(tmp_path / "c.jinja", template))
+
+    assert said(folder) == ["assistant:f;assistant:Ja.;"]
+    with pytest.raises(SourceError, match="content of message 2 as Python shows it, None"):
+        pack(source, tmp_path / "q", chat_template=write(tmp_path / "d.jinja", bare))
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])

@@ -36,7 +36,8 @@ _NOW = "strftime_now"
 _HEAD_CHARS = 16
 # As other libraries say whether a turn is trained: 1 or true, 0 or false.
 _FLAGS = ("weight", "train", "trainable", "training", "loss", "loss_scale")
-_CALLS = ("tool_calls", "function_call")
+# What an answer may have beside its content, or in its place.
+_BESIDE = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
 _USE_MARKS = "use a template that marks targets by {% generation %}"
 # No text has these.
 _OPEN, _CLOSE = "\ue000{9b1d6f32-generation}\ue001", "\ue000{9b1d6f32-endgeneration}\ue001"
@@ -95,12 +96,9 @@ class ChatTemplate:
         does not use a part of them, or writes a turn in another way once there are later ones, so that its place is
         not known.
         """
-        given = {name for m in messages for name in _CALLS if m.get(name)}
-        given |= {"tools"} if tools else set()
-        if "content" in self._words and (unused := sorted(given - self._words)):
-            what = f"the chat template does not use {unused[0]!r}"
-            raise ValueError(f"{what}: pass one that does, or leave it out (a column by drop=)")
         text, marked = _without_marks(self.render(messages, tools))
+        if "content" in self._words:
+            self._check_written(messages, tools, text)
         answers = [n for n, message in enumerate(messages) if message.get("role") == "assistant"]
         learned = [n for n in answers if _is_learned(messages[n])]
         if not self.has_marks:
@@ -111,6 +109,27 @@ class ChatTemplate:
             what = f"{len(marked)} {{% generation %}} marks for {len(answers)} turns"
             raise ValueError(f"{what}: turns that are not trained need one mark a turn")
         return text, [marked[answers.index(n)] for n in learned]
+
+    def _check_written(self, messages: Sequence[Message], tools: Any, text: str) -> None:
+        """Raise ValueError if a part of the messages is not in their text, or as Python shows it."""
+        given = {name for m in messages for name in _BESIDE if m.get(name)}
+        given |= {"tools"} if tools else set()
+        if unused := sorted(given - self._words):
+            what = f"the chat template does not use {unused[0]!r}"
+            raise ValueError(f"{what}: pass one that does, or leave it out (a column by drop=)")
+        for number, message in enumerate(messages, 1):
+            content = message.get("content")
+            said = [name for name, value in message.items() if value and name != "role"]
+            if content is None and self._words.isdisjoint(said):
+                what = f"message {number} has no content that the chat template uses"
+                raise ValueError(
+                    f"{what}, among {sorted(message)}: leave it out, or call it 'content'"
+                )
+            if not isinstance(content, str) and str(content) in text:
+                emptied = [*messages[: number - 1], {**message, "content": ""}, *messages[number:]]
+                if self.render(emptied, tools).count(str(content)) < text.count(str(content)):
+                    what = f"the chat template writes the content of message {number} as Python shows it"
+                    raise ValueError(f"{what}, {str(content)[:40]}: make it a text")
 
     def _turn(
         self, text: str, messages: Sequence[Message], number: int, tools: Any
@@ -161,10 +180,11 @@ def _is_learned(message: Message) -> bool:
     parts = content if isinstance(content, list) else []
     in_part = any(isinstance(part, dict) and part.keys() & {*_FLAGS} for part in parts)
     in_part |= bool(message.get("train_detail"))
-    if in_part or any(flag not in (None, 0, 1) for flag in flags):
+    masked = message.get("masked")
+    if in_part or any(flag not in (None, 0, 1) for flag in (*flags, masked)):
         what = "a turn that is trained in part, or with a weight other than 0 and 1"
         raise ValueError(f"{what}: leave that out, or use turns of weight 0 and 1")
-    return 0 not in flags and message.get("masked") is not True
+    return 0 not in flags and not masked
 
 
 class _Generation(jinja2.ext.Extension):

@@ -327,7 +327,12 @@ class Chat(DocumentForm):
 
     def of_table(self, table: pa.Table, place: Place) -> Documents:
         """Return the documents of rows, whose messages have the keys of any of them: what is null is left out."""
-        return self.of_rows([_without_null(row) for row in table.to_pylist()], place)
+        rows = [_without_null(row) for row in table.to_pylist()]
+        for message in (
+            m for row in rows for m in row.get(self.column, ()) if isinstance(m, dict)
+        ):
+            message.setdefault("content", None)  # as in JSON: that of a call
+        return self.of_rows(rows, place)
 
     def of_rows(self, rows: Sequence[Row], place: Place) -> Documents:
         """Return the text of each row as UTF-8, of which what the assistant says is a target."""
@@ -359,7 +364,7 @@ class Chat(DocumentForm):
             if not is_used and value not in (None, "", [], {}):
                 hint = f"write it into the messages, or pass drop={[name]}"
                 raise ValueError(f"{name!r} beside {self.column!r} is not used: {hint}")
-        said = messages if isinstance(messages, list) else []
+        said = [_filled(m) for m in messages] if isinstance(messages, list) else []
         roles = [m.get("role") if isinstance(m, dict) else None for m in said]
         if not roles or not all(isinstance(role, str) for role in roles):
             raise ValueError(f"{self.column!r} is no list of messages with 'role' and 'content'")
@@ -368,6 +373,13 @@ class Chat(DocumentForm):
         except ValueError as error:
             raise ValueError(f"'tools' is not JSON ({error})") from error
         return self.template.turns(said, tools or None)
+
+
+def _filled(message: Any) -> Any:
+    """Return a message without names that have no value, such as OpenAI's ``tool_calls``; its content may be null."""
+    if not isinstance(message, dict):
+        return message
+    return {n: each for n, each in message.items() if each is not None or n == "content"}
 
 
 def _without_null(value: Any) -> Any:
