@@ -665,6 +665,33 @@ class TestAnnotations:
         assert [sample.box_labels.tolist() for sample in dataset] == [[1, 0], [0], []]
         assert dataset[0].difficult.tolist() == [0, 1]
 
+    @pytest.mark.parametrize("classes", [None, ["1", "10", "2"]])
+    def test_classes_of_boxes_called_by_numbers_are_noted(
+        self, tmp_path: Path, classes: list[str] | None
+    ) -> None:
+        """Where names were sorted, that is: what gives the numbers itself gives them as it likes."""
+        names, corners = (
+            ["2", "10", "1"],
+            "<xmin>1</xmin><ymin>1</ymin><xmax>2</xmax><ymax>2</ymax>",
+        )
+        box = f"<bndbox>{corners}</bndbox></object>"
+        objects = "".join(f"<object><name>{name}</name>{box}" for name in names)
+        (tmp_path / "voc").mkdir()
+        (tmp_path / "voc/1.xml").write_text(f"<annotation>{objects}</annotation>")
+        folder = pictures(tmp_path / "in", "1.png")
+        rows = [{"path": "1.png", "box": [CORNERS[0]] * 3, "kind": names}]
+        source = listed(folder, rows, "jsonl")
+        options: dict[str, Any] = {"boxes": "box", "box_labels": "kind", "classes": classes}
+
+        plans = [
+            plan_images(source, **options),
+            plan_images(folder, annotations=tmp_path / "voc", classes=classes),
+        ]
+
+        for plan in plans:
+            found = [note for note in plan.notes() if "'1' is class 0" in note]
+            assert len(found) == (classes is None)
+
     @pytest.mark.parametrize(
         ("name", "text"),
         [("1.txt", "cat 0 0 1 1"), ("1.txt", "0 0.5 0.5"), ("1.xml", "<annotation><object/></annotation>"),

@@ -12,7 +12,7 @@ from loaders.schema import Array, Label, MultiLabel
 from packdata.describe import counted, few, passed_over
 from packdata.files.labels import LABEL, LabelField, label_fields, parts_of
 from packdata.options import opt, parse_target
-from packdata.sources.base import LABEL_NAMES, PICTURES, FileKind, Source, suffix_of
+from packdata.sources.base import BOX_LABELS, LABEL_NAMES, PICTURES, FileKind, Source, suffix_of
 from packdata.sources.folders import FolderSource, MaskFolder, check_classes, split_suffix
 from packdata.sources.listed import Listing, listed_sources, look_at
 from packdata.sources.opening import Found, find_splits, open_source, several_sources
@@ -195,12 +195,17 @@ def contents(splits: Sequence[Split]) -> list[str]:
 
 def _class_notes(splits: Sequence[Split]) -> Iterator[str]:
     """Say that classes called by numbers have others, or seem to be combinations of few labels, such as ``A|B``."""
-    labels = [label for split in splits for label in split.labels if label.name == LABEL]
-    field = labels[0].field if labels else None  # all splits have the same classes
-    classes = (field.classes if isinstance(field, Label) else None) or ()
-    if all(map(str.isdecimal, classes)) and not any(label.column.numbered for label in labels):
-        wrong = [(number, name) for number, name in enumerate(classes) if int(name) != number]
-        if wrong and [*classes] == sorted(classes):
+    classes: Sequence[str] = ()
+    for column in BOX_LABELS, LABEL:
+        labels = [label for split in splits for label in split.labels if label.name == column]
+        field = labels[0].field if labels else None  # all splits have the same classes
+        classes = (field.classes if isinstance(field, Label | Array) else None) or ()
+        if any(label.column.numbered for label in labels):
+            continue
+        wrong = [
+            pair for pair in enumerate(classes) if pair[1].isdecimal() and int(pair[1]) != pair[0]
+        ]
+        if wrong and all(map(str.isdecimal, classes)) and [*classes] == sorted(classes):
             number, name = wrong[0]
             yield (
                 f"classes are called by numbers, but numbered as names are sorted: {name!r} is class {number} "

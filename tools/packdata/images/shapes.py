@@ -104,7 +104,8 @@ class ShapeOptions:
         name, path = _find(str(self.box_labels), source)
         boxes, _ = _find(_split_format(self.boxes[0])[0], source)
         classes = self.box_classes or source.classes.get(str(self.box_labels))
-        if classes is None:
+        is_given = classes is not None
+        if not is_given:
             every = (each for item in source.items() for each in _list(item, path))
             classes = tuple(sorted({each for each in every if isinstance(each, str)})) or None
         numbers = {word: number for number, word in enumerate(classes or ())}
@@ -123,7 +124,7 @@ class ShapeOptions:
 
         field = Array(dtype="int64", dims=(None,), classes=classes)
         labels = {n: c for n, c in source.labels.items() if n != name}
-        labels |= {BOX_LABELS: Column("json", field=field)}
+        labels |= {BOX_LABELS: Column("json", numbered=is_given, field=field)}
         identity = {BOX_LABELS: self.box_labels, "classes": classes and list(classes)}
         return ExtendedSource(source, labels, identity, extend)
 

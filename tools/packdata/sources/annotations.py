@@ -92,10 +92,12 @@ def annotated(
             source, or it has a column of the same name.
     """
     found, digest = _read(path, split or source.name)
+    is_sorted = found.kind == "VOC" and not classes
     classes = _number(found, classes, path)
+    numbers = replace(_NUMBERS, classes=tuple(classes) or None)
     columns = {
         BOXES: Column("json", form=found.form, field=Boxes()),
-        BOX_LABELS: Column("json", field=replace(_NUMBERS, classes=tuple(classes) or None)),
+        BOX_LABELS: Column("json", numbered=not is_sorted, field=numbers),
         **found.more,
     }
     labels = {} if source.kind == "classes" else dict(source.labels)
