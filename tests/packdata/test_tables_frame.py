@@ -48,6 +48,13 @@ def test_a_lazy_frame_is_packed_as_the_frame_that_it_makes(tmp_path: Path) -> No
     assert made == expected
 
 
+@pytest.mark.parametrize("kind", [pd, pl])
+def test_a_series_is_a_table_of_one_column(tmp_path: Path, kind: Any) -> None:
+    packdata.pack(kind.DataFrame(COLUMNS)["x"], tmp_path / "p")
+
+    assert ShardDataset(tmp_path / "p")[1].features.tolist() == [1.5]
+
+
 def test_of_a_dataset_of_hugging_face_its_selection_is_packed(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     reverse = {name: values[::-1] for name, values in COLUMNS.items()}

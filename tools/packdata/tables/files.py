@@ -279,6 +279,7 @@ def is_frame(source: Any) -> bool:
 def as_table(frame: Any) -> pa.Table:
     """Return a table in memory as one of Arrow; the index of a pandas DataFrame is no column."""
     try:
+        frame = frame.to_frame() if hasattr(frame, "to_frame") else frame  # one column
         if hasattr(frame, "iloc"):
             named = frame.set_axis([str(column) for column in frame.columns], axis=1)
             return pa.Table.from_pandas(named, preserve_index=False)
