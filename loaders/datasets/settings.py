@@ -112,7 +112,8 @@ def note_unmoved(augment: Sequence[Any], fields: Mapping[str, Field | None]) -> 
     """Log once which fields stay as they are beside pictures that move: only the user knows if they are places."""
     pictures = any(isinstance(field, Image | Images | Mask) for field in fields.values())
     moves = any(not isinstance(op, PixelOp) or op.edits_places for op in every_op(augment))
-    names = tuple(name for name, field in fields.items() if _may_hold_places(field))
+    has_boxes = any(isinstance(field, Boxes) for field in fields.values())
+    names = tuple(name for name, field in fields.items() if _may_hold_places(field, has_boxes))
     if pictures and moves and names and names not in _noted:
         _noted.add(names)
         _log.warning(
@@ -122,11 +123,13 @@ def note_unmoved(augment: Sequence[Any], fields: Mapping[str, Field | None]) -> 
         )
 
 
-def _may_hold_places(field: Field | None) -> bool:
+def _may_hold_places(field: Field | None, has_boxes: bool) -> bool:
     """Tell whether a field that no op moves is JSON, or rows of numbers without names."""
     if isinstance(field, Json):
         return True
     if not isinstance(field, Array) or field.spatial or field.classes:
+        return False
+    if has_boxes and field.dims == (None,) and "int" in field.dtype:  # their classes, say
         return False
     return type(field) is Array and (len(field.dims) > 1 or None in field.dims)
 

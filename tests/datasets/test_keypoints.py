@@ -12,7 +12,7 @@ from loaders import DataLoader, Mosaic, RAMDataset, ShardDataset, augment
 from loaders.datasets import settings
 from loaders.datasets.reading import known
 from loaders.errors import LoadersError, SchemaError
-from loaders.schema import Array, Field, Image, Json, Keypoints, field_from_json
+from loaders.schema import Array, Boxes, Field, Image, Json, Keypoints, field_from_json
 from packdata import pack
 
 HEIGHT, WIDTH = 48, 64
@@ -185,6 +185,24 @@ def test_fields_that_no_op_moves_beside_pictures_that_move_are_noted_once(
 
     noted = [record.args for record in caplog.records if "leaves as they are" in record.msg]
     assert noted == [("face, corners",)]
+
+
+def test_classes_of_boxes_are_not_noted_as_places(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fields = {
+        "image": Image("png"),
+        "boxes": Boxes(),
+        "labels_of_boxes": Array("int64", (None,)),
+        "area": Array("float32", (None,)),
+    }
+    row = {"image": picture(), "boxes": [[1, 2, 3, 4]], "labels_of_boxes": [7], "area": [4.0]}
+    pack([row], tmp_path / "packed", fields)
+
+    ShardDataset(tmp_path / "packed", augment=[augment.RandomHorizontalFlip()])
+
+    noted = [record.args for record in caplog.records if "leaves as they are" in record.msg]
+    assert noted == [("area",)]
 
 
 @pytest.mark.parametrize("pairs", [((0, 3),), ((0, 0),), ((0, 1), (1, 2)), (1, 2), ((-1, 0),)])
