@@ -271,6 +271,15 @@ def test_a_list_without_the_column_names_the_option(tmp_path: Path) -> None:
     assert "array_column" in assert_refused(tmp_path / "list.csv", tmp_path / "dst")
 
 
+def test_a_list_of_values_in_place_of_paths_names_what_takes_them(tmp_path: Path) -> None:
+    (tmp_path / "list.jsonl").write_text('{"array": [[1, 2]], "label": 0}\n')
+
+    message = assert_refused(tmp_path / "list.jsonl", tmp_path / "dst")
+
+    assert "column 'array' holds [[1, 2]], not a path" in message
+    assert "packdata.pack" in message
+
+
 def test_a_listed_file_that_is_missing_is_named_with_its_line(tmp_path: Path) -> None:
     save(tmp_path, {"a": [1.0]})
     (tmp_path / "list.csv").write_text("path\na.npy\nb.npy\n")

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from loaders.checks import shown
 from loaders.data.formats import hash_file
 from loaders.errors import SourceError
 from loaders.remote.url import URL
@@ -152,7 +153,9 @@ class ListSource(ColumnsSource):
         for file, line, (value, *masks) in self._rows([*filter(None, (self._image, self._mask))]):
             cells = self._cells(value)
             if not all(isinstance(cell, str) for cell in cells):
-                raise SourceError(f"no value in column {self._image!r}", file.place(line))
+                what = f"column {self._image!r} holds {shown(value)}, not a path"
+                hint = "packdata.pack takes values themselves, and lists in columns"
+                raise SourceError(what, file.place(line), hint)
             for cell in (*cells, *map(str, masks)):
                 yield cell, *_state(self._at(cell, ""))
 
