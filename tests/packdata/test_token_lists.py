@@ -395,6 +395,18 @@ def test_an_id_can_be_put_before_each_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_labels_that_are_the_next_ids_already_are_refused(tmp_path: Path, kind: str) -> None:
+    ids = [[n, n + 1, n + 2, 7, 7] for n in range(20, 40, 3)]
+    shifted = [[-100, *row[2:], -100] for row in ids]
+    alike = {"input_ids": [[7] * 5] * 9, "labels": [[7] * 5] * 9}
+    source = write_rows(tmp_path / f"a.{kind}", {"input_ids": ids, "labels": shifted})
+
+    with pytest.raises(SourceError, match="shifted"):
+        pack(source, tmp_path / "p")
+    assert labels_of(pack(write_rows(tmp_path / f"b.{kind}", alike), tmp_path / "q"))
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
 @pytest.mark.parametrize("name", ["completion_mask", "assistant_masks", "loss_mask"])
 @pytest.mark.parametrize("values", [int, bool, float])
 def test_masks_beside_the_ids_say_what_is_a_target(

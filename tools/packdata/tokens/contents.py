@@ -23,7 +23,7 @@ from packdata.tokens.documents import Documents, placed, rejected
 from packdata.types import flags_of, is_text, kind_of, plain, text_buffers
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
     import numpy.typing as npt
@@ -48,6 +48,7 @@ BESIDE_CHAT = (
     *("enable_thinking", "images", "videos", "audios"),
 )
 _FIRST_BYTES, _FIRST_ROWS = 1 << 20, 64  # of the first file, looked at for lists beside the ids
+_LEAST_USED = 8  # labels that tell whether they are shifted
 
 
 class DocumentForm(ABC):
@@ -211,7 +212,13 @@ class Ids(DocumentForm):
             raise _only_here(unexpected[0], path)
 
     def check_first(self, rows: Sequence[Row], path: Path) -> None:
-        """Raise SourceError if another list of numbers runs beside the ids: whether it matters is not known."""
+        """Raise SourceError if another list of numbers runs beside the ids: whether it matters is not known.
+
+        So if labels are the next ids: windows take the next label themselves.
+        """
+        if _are_next((row.get(self.column), row.get(LABELS)) for row in rows):
+            hint = f"Put {IGNORED} before each row's labels, and leave out the last one"
+            raise SourceError(f"{LABELS!r} are shifted: each is the next id", path, hint)
         for name in dict.fromkeys(name for row in rows for name in row if name not in self.known):
             lists = ((_length(row.get(self.column)), row[name]) for row in rows if row.get(name))
             # One id, or one length, tells nothing.
@@ -278,6 +285,18 @@ def _length(value: Any) -> int | None:
     """Return the length of a list of numbers, None of anything else."""
     is_list = isinstance(value, list) and all(isinstance(each, int | float) for each in value)
     return len(value) if is_list else None
+
+
+def _are_next(rows: Iterable[tuple[Any, Any]]) -> bool:
+    """Tell whether labels are not those of the ids at their places, but of those behind."""
+    triples = (
+        zip(ids, ids[1:], labels, strict=False)
+        for ids, labels in rows
+        if None not in (_length(ids), _length(labels))
+    )
+    used = [each for some in triples for each in some if each[2] != IGNORED]
+    is_next = all(label == behind for _, behind, label in used)
+    return len(used) > _LEAST_USED and is_next and any(own != label for own, _, label in used)
 
 
 def _fits(num: int | None, values: Any) -> bool:
