@@ -14,7 +14,7 @@ _HINTS = {
     "region": "Set the bucket's region: storage={'region': ...}",
     "short": "The object is smaller than the manifest says: upload it again",
     "missing": "Check the URL, and whether the upload was finished",
-    "network": "Check that the server's name resolves and that it answers, then go on from the last checkpoint",
+    "network": "Check that the server can be reached, and what it answers, then go on from the last checkpoint",
     "certificate": "Name a file with the certificate of who issued it: AWS_CA_BUNDLE, SSL_CERT_FILE, or the text in "
     "storage={'root_certificate': ...}",
     "unranged": "Use a server that answers 206 to a range, such as nginx or a store of objects",
@@ -50,6 +50,7 @@ _SAYS = (
     ("denied", r"RequestTimeTooSkewed"),
     ("network", r"SlowDown|TooManyRequests|RequestLimitExceeded|ServiceUnavailable"),
     ("region", r"redirect|AuthorizationHeaderMalformed|\b30[1278]\b|IllegalLocation"),
+    ("missing", r"\b410 Gone\b"),
     ("short", r"\b416\b|InvalidRange|Requested range .* out of bounds"),
     ("denied", r"\b40[13]\b|AccessDenied|SignatureDoesNotMatch|InvalidAccessKeyId"),
     ("unusable", r"builder error|Missing|URL scheme is not allowed|object with invalid path"),

@@ -249,9 +249,12 @@ def test_what_was_asked_for_and_how_long_it_took_is_no_answer(place: str, second
     asked = f"Generic S3 error: Error performing GET http://host:301/{place} in {seconds}"
 
     late = fault_of(Exception(f"{asked} - HTTP error: error sending request"))
-    refused = fault_of(
-        Exception(f"{asked} - Server returned non-2xx status code: 403 Forbidden: ")
+    refused, gone, busy = (
+        fault_of(Exception(f"{asked} - Server returned non-2xx status code: {answer}: "))
+        for answer in ("403 Forbidden", "410 Gone", "429 Too Many Requests")
     )
 
-    assert (late.kind, refused.kind) == ("network", "denied")
+    assert (late.kind, refused.kind, gone.kind) == ("network", "denied", "missing")
+    assert busy.kind == "network"
+    assert "what it answers" in busy.hint
     assert place in late.text
