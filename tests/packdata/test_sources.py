@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from loaders.errors import SourceError
+from loaders.schema import Array
 from packdata import TokenOptions, pack_tokens
 from packdata.files.splits import open_splits
 from packdata.sources.base import ARRAYS, Column, Item, Source
@@ -832,6 +833,20 @@ class TestParquet:
         assert [first.read(), second.read()] == [b"A", b"b.jpg"]
         assert first.key == "a/00000000"
         assert first.where == f"{tmp_path}/a.parquet, row 0"
+
+    @pytest.mark.parametrize("kind", ["List", "Sequence", "LargeList"])
+    def test_lists_of_classes_keep_their_names(self, tmp_path: Path, kind: str) -> None:
+        one = {"names": ["zebra", "ant"], "_type": "ClassLabel"}
+        features = {"label": {"feature": one, "_type": kind}}
+        table = pa.table({"image": [b"1", b"2"], "label": [[1, 0], []]})
+        info = {"huggingface": json.dumps({"info": {"features": features}})}
+        pq.write_table(table.replace_schema_metadata(info), tmp_path / "a.parquet")
+
+        source = open_source(tmp_path / "a.parquet")
+
+        field = Array(dtype="int64", dims=(None,), classes=("zebra", "ant"))
+        assert source.labels["label"].field == field
+        assert labels(source) == [[1, 0], []]
 
     def test_only_whole_numbers_are_numbers_of_classes(self, tmp_path: Path) -> None:
         features = {"label": {"names": ["zebra", "ant"], "_type": "ClassLabel"}}

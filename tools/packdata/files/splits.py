@@ -185,9 +185,10 @@ def contents(splits: Sequence[Split]) -> list[str]:
     found = []
     if splits[0].name:
         found.append(f"{counted(len(splits), 'split')}: {few([split.name for split in splits])}")
-    for field in {label.name: label.field for split in splits for label in split.labels}.values():
+    fields = {label.name: label.field for split in splits for label in split.labels}
+    for name, field in fields.items():
         if isinstance(field, Label | MultiLabel | Array) and field.classes:
-            of_boxes = " of boxes" if isinstance(field, Array) else ""
+            of_boxes = " of boxes" if name == BOX_LABELS else ""
             number = counted(len(field.classes), "class")
             found.append(f"{number}{of_boxes}: {few(field.classes)}")
     return found

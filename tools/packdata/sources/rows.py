@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from loaders.errors import SourceError
+from loaders.schema import Array
 from packdata.reading import read_file
 from packdata.sources.base import (
     ROWS_OF_BOXES,
@@ -116,6 +117,9 @@ class RowsSource(ColumnsSource):
         kind = _plain(self._schema.field(name).type)
         if name in classes and types.is_integer(kind):
             return Column("class", classes[name], numbered=True)
+        if name in classes and types.is_integer(getattr(kind, "value_type", pa.null())):
+            several = Array(dtype="int64", dims=(None,), classes=classes[name])
+            return Column("json", numbered=True, field=several)
         if types.is_integer(kind) or types.is_boolean(kind):
             return column_of(field, self._values(name), "int")
         if types.is_floating(kind):
