@@ -852,7 +852,7 @@ class TestAnnotations:
 
         assert any("without a box, skipped: 2" in note for note in plan.notes())
         assert any("not read: ignore" in note for note in plan.notes())
-        with pytest.raises(SourceError, check=At("instances.json")):
+        with pytest.raises(SourceError, match=r"instances.json.*duplicate image 2.png or id 0"):
             plan_images(tmp_path / "in", annotations=coco(tmp_path, ["1.png"], images=images))
 
     @pytest.mark.parametrize(
