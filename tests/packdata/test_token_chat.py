@@ -560,6 +560,26 @@ def test_a_message_whose_content_the_template_would_not_write_is_refused(
     assert "message 1" in str(caught.value)
 
 
+@pytest.mark.parametrize("role", ["system", "tool"])
+def test_a_message_that_the_template_leaves_out_is_refused(tmp_path: Path, role: str) -> None:
+    """What stands in another form, such as a thought that earlier turns lose, is not left out."""
+    source = write_chats(
+        tmp_path / "a.jsonl", [CHAT[1], {"role": role, "content": "42"}, *CHAT[2:3]]
+    )
+    upper = "{% for m in messages %}{{ m.role }}:{{ m.content | replace('4', 'IV') }};{% endfor %}"
+    template = f"{{% if m.role != '{role}' %}}{{{{ m.content }}}}{{% endif %}};"
+
+    assert said(pack(source, tmp_path / "p", chat_template=write(tmp_path / "c.jinja", upper)))
+    with pytest.raises(SourceError, match=f"leaves out the content of message 2 .'{role}'"):
+        pack(
+            source,
+            tmp_path / "q",
+            chat_template=write(
+                tmp_path / "d.jinja", f"{{% for m in messages %}}{template}{{% endfor %}}"
+            ),
+        )
+
+
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_nulls_of_a_message_are_the_same_in_every_kind_of_file(tmp_path: Path, kind: str) -> None:
     """A call is told by content that is null, a text by no call: null stands for neither in the other."""

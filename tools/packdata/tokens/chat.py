@@ -41,6 +41,7 @@ _BESIDE = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thi
 _USE_MARKS = "use a template that marks targets by {% generation %}"
 # No text has these.
 _OPEN, _CLOSE = "\ue000{9b1d6f32-generation}\ue001", "\ue000{9b1d6f32-endgeneration}\ue001"
+_PROBE = "\ue002"
 _MARKS = re.compile(f"({re.escape(_OPEN)}|{re.escape(_CLOSE)})")
 
 
@@ -125,11 +126,19 @@ class ChatTemplate:
                 raise ValueError(
                     f"{what}, among {sorted(message)}: leave it out, or call it 'content'"
                 )
-            if not isinstance(content, str) and str(content) in text:
-                emptied = [*messages[: number - 1], {**message, "content": ""}, *messages[number:]]
-                if self.render(emptied, tools).count(str(content)) < text.count(str(content)):
-                    what = f"the chat template writes the content of message {number} as Python shows it"
-                    raise ValueError(f"{what}, {str(content)[:40]}: make it a text")
+            is_text, shown = isinstance(content, str), str(content)
+            if is_text == (shown.strip() in text):
+                continue
+            other = [*messages[: number - 1], {**message, "content": _PROBE}, *messages[number:]]
+            probed = self.render(other, tools)
+            if is_text and _PROBE not in probed:
+                what = f"the chat template leaves out the content of message {number} ({message.get('role')!r})"
+                raise ValueError(f"{what}: pass one that writes it, or leave that out")
+            if not is_text and probed.count(shown) < text.count(shown):
+                what = (
+                    f"the chat template writes the content of message {number} as Python shows it"
+                )
+                raise ValueError(f"{what}, {shown[:40]}: make it a text")
 
     def _turn(
         self, text: str, messages: Sequence[Message], number: int, tools: Any
