@@ -580,6 +580,20 @@ def test_a_message_that_the_template_leaves_out_is_refused(tmp_path: Path, role:
         )
 
 
+def test_text_beside_a_call_may_be_left_out_by_the_template(tmp_path: Path) -> None:
+    """Llama 3.1's writes the call alone: that is the target, as transformers renders it."""
+    call = {"role": "assistant", "content": "Let me look.", "tool_calls": [{"name": "f"}]}
+    source = write_chats(tmp_path / "a.jsonl", [CHAT[1], call])
+    template = (
+        "{% for m in messages %}{{ m.role }}:{% if m.tool_calls %}{{ m.tool_calls[0].name }}"
+        "{% else %}{{ m.content }}{% endif %};{% endfor %}"
+    )
+
+    folder = pack(source, tmp_path / "p", chat_template=write(tmp_path / "c.jinja", template))
+
+    assert said(folder) == ["assistant:f;"]
+
+
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_nulls_of_a_message_are_the_same_in_every_kind_of_file(tmp_path: Path, kind: str) -> None:
     """A call is told by content that is null, a text by no call: null stands for neither in the other."""
