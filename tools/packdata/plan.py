@@ -6,11 +6,13 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from loaders.checks import whole_number
 from loaders.errors import SourceError
+from loaders.remote.url import is_url
 from packdata.packing.engine import pack_recipes
 from packdata.packing.target import check_outside
 from packdata.parts.packing import pack_part
-from packdata.parts.part import Part, in_order, usual_shuffle
+from packdata.parts.part import Part, ShuffledRecipe, can_shuffle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from packdata.packing.shards import Format
     from packdata.packing.summary import Summary
     from packdata.recipe import Recipe
+
+_USUAL_SEED = 0
 
 
 @dataclass(frozen=True, repr=False)
@@ -56,9 +60,17 @@ class SourcePlan(ABC):
 
 
 def ordered(plan: SourcePlan, dst: Path | str, settings: Any) -> Sequence[tuple[str, Recipe]]:
-    """Return the recipes in the order that ``shuffle`` of the settings asks for, which is taken out of these."""
-    usual = usual_shuffle(plan.splits, dst) if plan.is_drawn_at_urls else None
-    return in_order(plan.splits, settings.pop("shuffle", usual))
+    """Return the recipes in the order that ``shuffle`` of the settings asks for, which is taken out of these.
+
+    Where it does not ask, pictures are drawn at random for a URL, whose shards are best read so. SchemaError where an
+    order would read files in leaps.
+    """
+    is_drawn = plan.is_drawn_at_urls and is_url(dst)
+    is_drawn = is_drawn and all(can_shuffle(recipe) for _, recipe in plan.splits)
+    if (shuffle := settings.pop("shuffle", _USUAL_SEED if is_drawn else None)) is None:
+        return plan.splits
+    seed = whole_number("shuffle", shuffle)
+    return [(split, ShuffledRecipe(recipe, seed)) for split, recipe in plan.splits]
 
 
 def pack_plan(plan: SourcePlan, dst: Path | str, **settings: Unpack[PackSettings]) -> Summary:

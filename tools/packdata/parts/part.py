@@ -13,15 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from loaders.checks import whole_number
 from loaders.errors import SchemaError
-from loaders.remote.url import is_url
 from loaders.rng import hash64, key64
 from packdata.recipe import Recipe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from packdata.recipe import Block, Records
 
@@ -31,7 +28,6 @@ _PACKAGES = (
     *("lmdb", "pyarrow", "zstandard", "xxhash"),
 )
 _BY_NUMBER = {"classes", "folder", "list"}  # kinds of sources of which any item can be asked for
-_USUAL_SEED = 0
 _SHUFFLE = 0x5BFF1E  # so that no other use of the same seed draws the same numbers
 
 
@@ -178,22 +174,6 @@ def can_shuffle(recipe: Recipe) -> bool:
     source = getattr(recipe, "source", None)
     kinds = {*str(getattr(source, "kind", "")).split(", ")}
     return recipe.is_of_blocks or kinds <= _BY_NUMBER
-
-
-def usual_shuffle(recipes: Sequence[tuple[str, Recipe]], dst: Path | str) -> int | None:
-    """Return the seed that pictures are shuffled by where none is given: of a URL, whose shards are best read so."""
-    is_drawn = is_url(dst) and all(can_shuffle(recipe) for _, recipe in recipes)
-    return _USUAL_SEED if is_drawn else None
-
-
-def in_order(
-    recipes: Sequence[tuple[str, Recipe]], shuffle: int | None
-) -> Sequence[tuple[str, Recipe]]:
-    """Return recipes as they are, or with their items shuffled; SchemaError where that would read files in leaps."""
-    if shuffle is None:
-        return recipes
-    seed = whole_number("shuffle", shuffle)
-    return [(split, ShuffledRecipe(recipe, seed)) for split, recipe in recipes]
 
 
 def versions() -> dict[str, str]:
