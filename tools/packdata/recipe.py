@@ -119,6 +119,7 @@ class Recipe(Protocol):
             None where each is read alone.
         divides: Each sample goes to one of the targets, instead of to all.
         tally: Where ``encode`` counts what the summary tells.
+        why_empty: Why a target may have got no sample, for the error about that.
     """
 
     targets: Sequence[Target]
@@ -129,11 +130,7 @@ class Recipe(Protocol):
     runs: Sequence[int] | None = None
     divides: bool = False
     tally: Tally = Tally()  # of recipes that count nothing
-
-    @property
-    def why_empty(self) -> str:
-        """Say why a target may have got no sample."""
-        return ""
+    why_empty: str = ""
 
     def __len__(self) -> int:
         """Return the number of items, for progress and ETA."""

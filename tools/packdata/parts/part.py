@@ -89,13 +89,9 @@ class PartRecipe(Recipe):
         self.targets, self.identity = recipe.targets, recipe.identity
         self.provenance, self.tally = recipe.provenance, recipe.tally
         self.is_of_blocks, self.divides = recipe.is_of_blocks, recipe.divides
+        self.why_empty = recipe.why_empty
         is_whole = stop - start == len(recipe)
         self.num_samples = recipe.num_samples if is_whole else None
-
-    @property
-    def why_empty(self) -> str:
-        """Say what the recipe says."""
-        return self._recipe.why_empty
 
     def __len__(self) -> int:
         return self._stop - self._start

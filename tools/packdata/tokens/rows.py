@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from packdata.tokens.tokenizer import Tokenizer
 
 NO_TARGET = "no target"  # of documents that are counted
+_ALL_IN_ONE = (
+    "Documents are not divided, and equal ones stay together. "
+    "Pass overwrite=True with another val_share=, seed=, or for text files documents="
+)
 
 
 class TokensRecipe(Recipe):
@@ -73,16 +77,11 @@ class TokensRecipe(Recipe):
         folders = ("train", "val") if self.val_share else ("",)
         self.targets: Sequence[Target] = [Target(f, Schema(fields), files) for f in folders]
         self.runs, self.tally, self.divides = source.runs, Tally(), len(folders) > 1
+        if self.divides:
+            self.why_empty = _ALL_IN_ONE
 
     def __len__(self) -> int:
         return len(self.source)
-
-    @property
-    def why_empty(self) -> str:
-        """Say why one of the two datasets may get no document."""
-        why = "Documents are not divided, and equal ones stay together"
-        hint = "Pass overwrite=True with another val_share=, seed=, or for text files documents="
-        return f"{why}. {hint}" if self.divides else ""
 
     def items(self, start: int = 0) -> Iterator[Piece]:
         return self.source.pieces(start)
