@@ -21,7 +21,7 @@ from loaders.remote import origin
 from loaders.remote.url import URL, url_of
 from loaders.remote.wire import Entry
 from packdata.arrays import plan_arrays
-from packdata.bucket import Bucket, bucket_at
+from packdata.bucket import Bucket
 from packdata.cli import main
 from packdata.images.plan import pack_images, plan_images
 from packdata.parts.packing import finish
@@ -377,7 +377,7 @@ def test_a_list_is_given_in_pages(store: Store) -> None:
     for i in range(2_500):
         (folder / f"{i:05}").write_bytes(b"")
 
-    pages = [*bucket_at("s3://raw/many").below()]
+    pages = [*Bucket("s3://raw/many").below()]
 
     assert [entry.name for page in pages for entry in page] == [f"{i:05}" for i in range(2_500)]
     assert len(store.proxy.requests()) == 3

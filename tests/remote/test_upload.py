@@ -15,7 +15,7 @@ from loaders.data.manifest import read_manifest
 from loaders.errors import ChecksumError, PackError, RemoteError
 from loaders.remote import origin
 from loaders.remote.url import url_of
-from packdata.bucket import bucket_at
+from packdata.bucket import Bucket
 from packdata.cli import main
 from packdata.packed.derive import copy_dataset as upload
 from packdata.packed.derive import merge
@@ -196,7 +196,7 @@ def test_objects_are_deleted_and_one_that_is_not_there_is_no_error(store: Store)
     (there / "sub").mkdir(parents=True)
     for name in (*names, "other"):
         (there / name).write_text(name)
-    place = bucket_at("s3://out")
+    place = Bucket("s3://out")
 
     place.delete(*names, "gone")
     place.delete()

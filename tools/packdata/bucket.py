@@ -22,14 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from loaders.remote.origin import Origin
-
 _WRITABLE = ("s3", "gs", "az")
-
-
-def bucket_at(place: Path | str) -> Bucket:
-    """Return what lists and writes at a URL."""
-    return Bucket(origin_of(place))
 
 
 def target_at(place: Path | str) -> Path:
@@ -48,8 +41,9 @@ def target_at(place: Path | str) -> Path:
 class Bucket:
     """The objects at a URL, as a ``Store`` that is also listed and read by ranges; RemoteError if it cannot be."""
 
-    def __init__(self, origin: Origin) -> None:
-        self._origin, self.url = origin, origin.url
+    def __init__(self, place: Path | str) -> None:
+        self._origin = origin_of(place)
+        self.url = self._origin.url
 
     def _ask(self, op: str, **about: Any) -> Any:
         return self._origin.ask(f"{op}: {self.url}", op, **about)

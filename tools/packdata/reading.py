@@ -28,14 +28,13 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 from loaders.errors import SourceError
 from loaders.remote.url import is_url, place_of
 from loaders.system.regular import read_regular, regular
-from packdata.bucket import bucket_at
+from packdata.bucket import Bucket
 from packdata.claimed import claimed_folder
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Sequence
 
     from loaders.remote.wire import Entry
-    from packdata.bucket import Bucket
 
 T = TypeVar("T")
 _ASKS, _ASK_ITEMS, _ASK_BYTES = 8, 32, 4 << 20  # questions on their way, and how much each is for
@@ -151,7 +150,7 @@ def read_file(path: Path | str, where: str, hint: str = "") -> bytes:
         if not is_url(path):
             return read_regular(path)
         url = place_of(path)
-        data, _ = bucket_at(str(url.parent)).read(url.name)
+        data, _ = Bucket(str(url.parent)).read(url.name)
         if data is None:
             raise FileNotFoundError("there is no such object")
         return data

@@ -19,7 +19,7 @@ from loaders.data.manifest import MANIFEST_NAME, read_manifest
 from loaders.errors import CodecError, SourceError
 from loaders.remote.url import URL, place_of
 from loaders.schema import Array, Bytes, Field, Json, Label, MultiLabel, Text
-from packdata.bucket import bucket_at
+from packdata.bucket import Bucket
 from packdata.describe import few
 from packdata.reading import read_file
 from packdata.sources.base import Column, Item, Source, is_missing
@@ -207,7 +207,7 @@ def read_classes(classes: Sequence[str] | Path | str, field: str = LABEL) -> tup
 
 def _is_dataset(path: Path) -> bool:
     if isinstance(path, URL):
-        return bucket_at(path).read(MANIFEST_NAME)[0] is not None
+        return Bucket(path).read(MANIFEST_NAME)[0] is not None
     return is_folder(path)
 
 

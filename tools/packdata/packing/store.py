@@ -27,7 +27,7 @@ from loaders.remote.url import URL, is_url
 from loaders.remote.wire import Entry
 from loaders.system.publish import publish_bytes, sync_folder
 from loaders.system.regular import read_regular
-from packdata.bucket import Bucket, bucket_at
+from packdata.bucket import Bucket
 from packdata.describe import counted
 from packdata.packing.provenance import PLAN
 from packdata.packing.target import (
@@ -50,7 +50,7 @@ _NOTHING = {"etag": None, "version": None}
 
 def store_of(place: Path, *, link: bool = True) -> Store:
     """Return the store at a place, as ``target_at`` returns it; ``link`` is as of ``FolderStore``."""
-    return bucket_at(place) if isinstance(place, URL) else FolderStore(place, link=link)
+    return Bucket(place) if isinstance(place, URL) else FolderStore(place, link=link)
 
 
 class FolderStore:

@@ -22,14 +22,13 @@ import pyarrow.compute as pc
 from loaders.errors import SourceError
 from loaders.remote.url import URL, place_of
 from loaders.remote.wire import Entry
-from packdata.bucket import bucket_at
+from packdata.bucket import Bucket
 from packdata.reading import File, LocalFile, RemoteFile
 from packdata.sources.base import is_hidden
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from packdata.bucket import Bucket
 
 _MARKS = 1 << 64
 _AT_ONCE = 1024  # names
@@ -77,7 +76,7 @@ class Listing:
         self.root = root
         # The working folder may change before files are read.
         self._absolute = str(root.absolute())
-        self._bucket = bucket_at(root) if isinstance(root, URL) else None
+        self._bucket = Bucket(root) if isinstance(root, URL) else None
 
     def __len__(self) -> int:
         return len(self._order)
@@ -237,7 +236,7 @@ def files_at(path: Path) -> list[File]:
     files: list[File] = []
     if isinstance(path, URL):
         if path.parent.parent.name:  # a bucket is no object
-            bucket = bucket_at(path.parent)
+            bucket = Bucket(path.parent)
             entry = bucket.look(path.name)
             files = [RemoteFile(bucket, entry, str(path))] if entry else []
     else:
@@ -261,7 +260,7 @@ def _file_at(path: str) -> File:
 def is_file(path: Path) -> bool:
     """Tell whether a file is there, be it a pipe, which is refused when it is opened; or an object."""
     if isinstance(path, URL):
-        return bucket_at(path.parent).look(path.name) is not None
+        return Bucket(path.parent).look(path.name) is not None
     return path.exists() and not path.is_dir()
 
 
