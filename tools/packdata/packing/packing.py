@@ -48,6 +48,7 @@ from packdata.packing.provenance import PLAN
 from packdata.packing.shards import Format, named_by_hash
 from packdata.packing.store import (
     already_there,
+    clear_parts,
     datasets_below,
     is_made,
     manifests_at,
@@ -210,9 +211,7 @@ class Packing:
         self._clear()
         self._delete_unnamed(begun)
         if self.kind != "part":
-            parts = [each.name for some in self._store.below(PARTS_NAME) for each in some]
-            self._store.delete(*parts)
-            shutil.rmtree(self._work.with_name(PARTS_NAME), ignore_errors=True)
+            clear_parts(self._store)
         return Journal.create(path, State(self._plan, self.kind, self.folders))
 
     def _delete_unnamed(self, folders: Collection[str]) -> None:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from loaders.data.manifest import ShardInfo
 
 _NOTHING = {"etag": None, "version": None}
+_KEPT = f"{PARTS_NAME}/files"
 
 
 def store_of(place: Path, *, link: bool = True) -> Store:
@@ -146,13 +147,6 @@ class FolderStore:
                     about = each.stat()
                     files.append(Entry(name, about.st_size, about.st_mtime_ns))
         return files, folders
-
-    def below(self, folder: str = "") -> Iterator[list[Entry]]:
-        """Yield the files below a folder, some at a time."""
-        files, folders = self.in_folder(folder)
-        yield files
-        for inner in folders:
-            yield from self.below(inner)
 
 
 Store = FolderStore | Bucket  # files by name, below a place; each is there whole or not at all
@@ -336,3 +330,17 @@ def unnamed(
             is_shard = STORED_SHARD.fullmatch(entry.name.rpartition("/")[2])
             if is_shard and entry.name not in named:
                 yield entry.name
+
+
+def kept_file(digest: str) -> str:
+    """Return where a file that parts have beside a manifest is, until there is one."""
+    return f"{_KEPT}/{digest}"
+
+
+def clear_parts(store: Store) -> None:
+    """Delete what is kept of parts, journals last: by them a command that was killed sees what it has done."""
+    if not is_url(store.url):  # also folders of twins, which find out
+        for folder in store.in_folder(PARTS_NAME)[1]:
+            shutil.rmtree(store.url / folder, ignore_errors=True)
+    for folder in (_KEPT, PARTS_NAME):
+        store.delete(*(entry.name for entry in store.in_folder(folder)[0]))

@@ -49,8 +49,10 @@ from packdata.packing.provenance import PLAN
 from packdata.packing.shards import DEFAULT_SHARD_BYTES
 from packdata.packing.store import (
     Store,
+    clear_parts,
     datasets_below,
     is_made,
+    kept_file,
     lost_at,
     manifests_at,
     name_at,
@@ -241,11 +243,6 @@ def whole(plan: Mapping[str, str], of: int) -> dict[str, str]:
     return found if of == 1 else found | {f"{OF}of": str(of)}
 
 
-def kept_file(digest: str) -> str:
-    """Return where a file that lies beside a manifest is, until there is one."""
-    return f"{PARTS_NAME}/files/{digest}"
-
-
 def part_at(store: Store, name: str) -> State | None:
     """Return a part by the name of its journal; None if it is not complete."""
     data, _ = store.read(f"{PARTS_NAME}/{name}")
@@ -281,7 +278,7 @@ def _all_parts(store: Store) -> list[State]:
         return [there[name] for name in names]
     for first in islice(there.values(), 1):
         if is_made(store, first.folders, digest_of(whole(first.plan, counts[0]))):
-            _clear(store)  # killed while it deleted them, or one came late
+            clear_parts(store)  # killed while it deleted them, or one came late
             return []
     if not found_parts(store):  # another command has joined them meanwhile
         return []
@@ -312,7 +309,7 @@ def _join(store: Store, parts: Sequence[State], began: float, *, overwrite: bool
     rejects = [reject for part in parts for reject in part.all_rejects]
     about = store, joined, files, {"": rejects_bytes(rejects)}
     notes = [] if publish(*about, overwrite=overwrite) else [_JOINED]
-    _clear(store)
+    clear_parts(store)
     made = store.url, joined, named(rejects), _first_folders([*joined], parts[0].plan)
     ends = [end for part in parts for end in part.ended.values()]
     summary = summary_of(*made, time.monotonic() - began, 0, notes, ends)
@@ -355,16 +352,6 @@ def _first_folders(folders: Sequence[str], plan: Mapping[str, str]) -> Sequence[
         found: list[str] = json.loads(plan[f"{OF}counted"])
         return found
     return folders
-
-
-def _clear(store: Store) -> None:
-    """Delete what is kept of parts, journals last: by them a command that was killed sees what it has done."""
-    names = {entry.name for some in store.below(PARTS_NAME) for entry in some}
-    journals = {f"{PARTS_NAME}/{path.name}" for path, _ in found_parts(store)} & names
-    store.delete(*(names - journals))
-    store.delete(*journals)
-    if not is_url(store.url):  # folders of twins, which find out
-        shutil.rmtree(store.url / PARTS_NAME, ignore_errors=True)
 
 
 def _nothing_left(store: Store) -> Summary:
