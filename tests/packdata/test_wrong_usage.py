@@ -84,7 +84,7 @@ DATA = [
     ("arrays scans {dst} --masks scans", "the mask is missing"),
     ("images photos {dst} --masks classes.txt", "classes.txt: masks= takes a folder"),
     ("images list.csv {dst} --mask-suffix _m", "mask_suffix= is for masks in a folder"),
-    ("images photos {dst} --classes latin.txt", "latin.txt: class names are not UTF-8"),
+    ("images photos {dst} --classes latin.txt", "latin.txt: the file is not UTF-8"),
     ("tables latin.csv {dst}", "latin.csv, line 1: the first row is not UTF-8"),
     ("images photos {dst} --annotations latin.csv", "no annotations"),
     ("tables t.csv {dst} --part 0/2 --plan classes.txt", "classes.txt: the file is not a plan that"),

@@ -156,6 +156,14 @@ def read_file(path: Path | str, where: str, hint: str = "") -> bytes:
         return data
 
 
+def read_text(path: Path, hint: str = "") -> str:
+    """Return the text of a file, also of one at a URL; SourceError if that fails."""
+    try:
+        return read_file(path, str(path), hint).decode()
+    except UnicodeDecodeError as error:
+        raise SourceError(f"the file is not UTF-8 ({error})", path) from error
+
+
 def open_file(file: File) -> BinaryIO:
     """Open a file of this machine, or an object as one; SourceError that names its place if that fails."""
     with _explained(file.where):

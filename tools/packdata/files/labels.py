@@ -21,7 +21,7 @@ from loaders.remote.url import URL, place_of
 from loaders.schema import Array, Bytes, Field, Json, Label, MultiLabel, Text
 from packdata.bucket import Bucket
 from packdata.describe import few
-from packdata.reading import read_file
+from packdata.reading import read_text
 from packdata.sources.base import Column, Item, Source, is_missing
 from packdata.sources.listed import is_folder
 
@@ -190,11 +190,7 @@ def read_classes(classes: Sequence[str] | Path | str, field: str = LABEL) -> tup
         path = place_of(classes)
         if _is_dataset(path):
             return _classes_of_dataset(path, field)
-        place = str(path)
-        try:
-            lines = read_file(path, place).decode("utf-8-sig").splitlines()
-        except UnicodeDecodeError as error:
-            raise SourceError(f"class names are not UTF-8 ({error})", path) from error
+        lines, place = read_text(path).removeprefix("\ufeff").splitlines(), str(path)
         names = tuple(filter(None, map(str.strip, lines)))
     else:
         names, place = tuple(classes), "classes"

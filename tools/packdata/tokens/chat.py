@@ -22,7 +22,7 @@ import xxhash
 
 from loaders.errors import SourceError
 from loaders.remote.url import place_of
-from packdata.reading import read_file
+from packdata.reading import read_text
 from packdata.sources.listed import is_file
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     Message = Mapping[str, Any]
 
 CONFIG = "tokenizer_config.json"
+_HINT = f"Pass a Jinja file or a {CONFIG}"
 _NOW = "strftime_now"
 _HEAD_CHARS = 16
 # As other libraries say whether a turn is trained: 1 or true, 0 or false.
@@ -244,7 +245,7 @@ def open_template(
             hint = "Pass the chat_template.jinja beside it"
             raise SourceError("missing 'chat_template'", path, hint)
     else:
-        text = _read(path)
+        text = read_text(path, _HINT)
         found = (place_of(each).with_name(CONFIG) for each in (path, tokenizer or path))
         config = next((_config(file) for file in found if is_file(file)), {})
     named = ((n, v.get("content") if isinstance(v, dict) else v) for n, v in config.items())
@@ -252,15 +253,8 @@ def open_template(
     return ChatTemplate(text, tokens, path, date.fromisoformat(day) if day else date.today())
 
 
-def _read(path: Path) -> str:
-    try:
-        return read_file(path, str(path), f"Pass a Jinja file or a {CONFIG}").decode()
-    except UnicodeDecodeError as error:
-        raise SourceError(f"the file is not UTF-8 ({error})", path) from error
-
-
 def _config(path: Path) -> dict[str, Any]:
-    text = _read(path)
+    text = read_text(path, _HINT)
     try:
         return dict(json.loads(text))
     except (ValueError, TypeError, RecursionError) as error:
