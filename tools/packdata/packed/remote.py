@@ -15,7 +15,6 @@ from loaders.remote.origin import origin_of
 from loaders.remote.url import is_url
 from loaders.remote.wire import MAX_CONNECTIONS
 from packdata.packing.progress import Quiet
-from packdata.packing.target import size_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -65,7 +64,10 @@ def cache_report(folder: Path) -> dict[str, Any]:
             described = {"url": url, "num_shards": len(here), "of_shards": len(manifest.shards)}
             described |= {"size_bytes": sum(here), "of_bytes": manifest.size_bytes}
             datasets.append(described)
-    size = sum(size_of(path) or 0 for path in files.values())  # a fetcher may evict some meanwhile
+    size = 0
+    for path in files.values():
+        with suppress(OSError):  # a fetcher may evict some meanwhile
+            size += path.stat().st_size
     return {"folder": str(folder), "size_bytes": size, "datasets": datasets}
 
 

@@ -63,14 +63,6 @@ def check_empty(dst: Path, folders: Collection[str]) -> None:
                 raise PackError(f"not empty (holds {name!r})", dst / folder, hint)
 
 
-def size_of(path: Path) -> int | None:
-    """Return the bytes of a file; None if there is none."""
-    try:
-        return path.stat().st_size
-    except OSError:
-        return None
-
-
 def digest_of(plan: Mapping[str, str]) -> str:
     """Return the hash by which a dataset knows the plan that made it."""
     return xxhash.xxh3_128_hexdigest(json.dumps(plan, sort_keys=True).encode())
