@@ -21,6 +21,7 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
+from loaders.checks import one_of
 from loaders.errors import CodecError, LoadersError, PackError, SourceError
 from loaders.system import opencv
 from packdata.bucket import target_at
@@ -30,7 +31,7 @@ from packdata.packing.packing import MADE, Made, Packing
 from packdata.packing.pool import OrderedPool
 from packdata.packing.progress import Progress, Quiet
 from packdata.packing.provenance import PACKER
-from packdata.packing.settings import OnError, check_on_error, check_workers
+from packdata.packing.settings import ON_ERROR, OnError, check_workers
 from packdata.packing.shards import (
     DEFAULT_SHARD_BYTES,
     Format,
@@ -123,7 +124,7 @@ class Run:
 
     def __post_init__(self) -> None:
         check_shard_options(self.format, self.shard_bytes)
-        check_on_error(self.on_error)
+        one_of("on_error", self.on_error, ON_ERROR)
         self.num_workers, self._began = check_workers(self.workers), time.monotonic()
         self.shown = Quiet() if self.progress is None else self.progress
 

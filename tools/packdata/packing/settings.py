@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, get_args
 
+from loaders.checks import whole_number
 from loaders.system.limits import usable_cores
 
 if TYPE_CHECKING:
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from packdata.packing.progress import Progress
 
 OnError = Literal["fail", "skip"]
+ON_ERROR = get_args(OnError)
 _T = TypeVar("_T")
 
 
@@ -67,14 +69,6 @@ def check_names(
         raise TypeError(f"unknown option {unknown[0]!r}; the options are {', '.join(known)}")
 
 
-def check_on_error(on_error: str) -> None:
-    """Raise ValueError unless it is one of the choices."""
-    if on_error not in get_args(OnError):
-        raise ValueError(f"on_error must be 'fail' or 'skip', got {on_error!r}")
-
-
 def check_workers(workers: int | None) -> int:
     """Return the number of threads to use; ValueError if it is below 1."""
-    if workers is not None and workers < 1:
-        raise ValueError(f"workers must be at least 1, got {workers}")
-    return workers or usable_cores()
+    return usable_cores() if workers is None else whole_number("workers", workers, at_least=1)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
+from loaders.checks import one_of
 from loaders.data.columns import Column, FixedColumn, VarColumn, ends
 from loaders.errors import CodecError
 from packdata.recipe import Block
@@ -44,9 +45,7 @@ _RECORD_BYTES = 8  # what counts for a record beside its bytes: its length, or i
 
 def check_shard_options(format: str, shard_bytes: int) -> None:
     """Raise ValueError unless shards of this format can have this size."""
-    if format not in FORMATS:
-        raise ValueError(f"format must be one of {', '.join(FORMATS)}, got {format!r}")
-    most = MAX_SHARD_BYTES[format]
+    most = MAX_SHARD_BYTES[one_of("format", format, FORMATS)]
     if not 0 < shard_bytes <= most:
         raise ValueError(f"shard_bytes must be in [1, {most}] for {format}, got {shard_bytes}")
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from loaders.checks import one_of
 from loaders.data.manifest import read_manifest
 from loaders.errors import SchemaError
 from loaders.remote.url import place_of
@@ -18,13 +19,7 @@ from packdata.describe import counted, describe_field, few, passed_over
 from packdata.options import changed
 from packdata.packing.firstpass import FirstPass
 from packdata.packing.progress import Progress, Quiet
-from packdata.packing.settings import (
-    PackSettings,
-    check_names,
-    check_on_error,
-    check_workers,
-    take,
-)
+from packdata.packing.settings import ON_ERROR, PackSettings, check_names, check_workers, take
 from packdata.packing.shards import TABLE_SHARD_BYTES, Format
 from packdata.plan import SourcePlan, pack_plan
 from packdata.reading import LocalFile
@@ -119,7 +114,7 @@ def plan_tables(
             ``on_error`` is ``"fail"``.
         SchemaError: The options contradict each other.
     """
-    check_on_error(on_error)
+    one_of("on_error", on_error, ON_ERROR)
     check_names(options, TableOptions, CsvOptions, PackSettings, own=("format", "like"))
     csv = take(CsvOptions, options)
     chosen = TableOptions(**options)
