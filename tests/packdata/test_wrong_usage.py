@@ -93,7 +93,7 @@ DATA = [
     ("images photos {dst}/a/b --masks empty", "empty: no pictures"),
     ("extend table packed", "table (B) does not match packed (A): only A has field 'image'"),
     ("merge packed stream {dst}/a/b", "stream (B) does not match packed (A)"),
-    ("fetch packed", "packed: this is no URL"),
+    ("fetch packed", "packed: not a URL"),
     ("diff packed nowhere", "nowhere: there is no such folder"),
     ("split packed {dst} --parts a=0.5 --stratify image", "field 'image' is no label or number"),
     ("split stream {dst} --parts a=0.01 b=0.9", "Documents stay whole in parts of text; TokenWindows.split"),

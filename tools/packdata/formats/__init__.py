@@ -50,7 +50,7 @@ def write_shard(
         synced.result()
     if difference is not None:
         raise ShardError(
-            f"reading it back, {difference}", path, hint="This is a defect of loaders: report it"
+            f"read back: {difference}", path, hint="This is a defect of loaders: report it"
         )
     return info._replace(xxh3_128=whole.result())
 

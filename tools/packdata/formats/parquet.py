@@ -240,7 +240,7 @@ def read_back(path: Path, columns: Mapping[str, Column]) -> str | None:
     with pq.ParquetFile(source, page_checksum_verification=True) as file:
         num_rows, first = file.metadata.num_rows, 0
         if any(len(column) != num_rows for column in columns.values()):
-            return f"it has {num_rows} rows"
+            return f"the file has {num_rows} rows"
         at_once = max(1, num_rows * _PIECE // max(nbytes, 1))  # which the cache holds
         for batch in file.iter_batches(at_once, use_threads=False):
             for name, column in columns.items():

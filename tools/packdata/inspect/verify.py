@@ -157,7 +157,7 @@ def _faults(path: Path, shard: FileShard, quick: bool, decode: bool) -> Iterator
         yield Fault(info.file, f"cannot be read ({error.strerror})")
         return
     if digest != info.xxh3_128:
-        yield Fault(info.file, f"its xxh3-128 is {digest}, the manifest says {info.xxh3_128}")
+        yield Fault(info.file, f"xxh3-128 is {digest}, the manifest says {info.xxh3_128}")
     if quick:
         return
     columns: dict[str, Column] = {}

@@ -32,7 +32,7 @@ def fetch(place: Path, progress: Progress | None = None) -> tuple[int, int]:
         RemoteError: One cannot be fetched, or the dataset is in a folder.
     """
     if not is_url(place):
-        raise RemoteError("this is no URL", place, "'packdata copy' copies datasets of folders")
+        raise RemoteError("not a URL", place, "'packdata copy' copies datasets of folders")
     manifest, shards, _ = open_manifest(place)
     origin = origin_of(place)
     if manifest.size_bytes > (budget := origin.budget()):

@@ -376,4 +376,4 @@ def why_rejected(rejects: Sequence[Reject]) -> str:
     """Say why nothing was left of a source; "" if nothing was rejected."""
     if not rejects:
         return ""
-    return f"It rejected {counted(len(rejects), 'item')}, the first: {rejects[0].error}"
+    return f"{counted(len(rejects), 'item')} rejected, the first: {rejects[0].error}"

@@ -106,7 +106,7 @@ def annotated(
     names = Counter(map(found.name_of, source.items()))
     without = names.pop(None, 0)
     if not names:
-        what = f"none of its pictures is called as in the annotations ({found.kind})"
+        what = f"no picture is called as in the annotations ({found.kind})"
         raise SourceError(what, source.name, "Is it another folder, or another split?")
     name, num = names.most_common(1)[0]
     if num > 1:
