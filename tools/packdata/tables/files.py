@@ -238,9 +238,16 @@ class TableFiles:
             yield from (part._replace(file=number) for part in self[number].parts())
 
     def keep(self, part: Part, rows: Rows, columns: Mapping[str, pa.Array]) -> None:
-        """Keep the columns of a part, one array for each of the rows' own, if there is room."""
-        table = pa.table(dict(columns))
+        """Keep the columns of a part, one array for each of the rows' own, beside those kept before."""
         with self._lock:
+            before = self._kept.pop(part, None)
+            if before is not None and len(before.table) == len(rows.table):
+                columns = {
+                    **dict(zip(before.table.column_names, before.table.columns, strict=True)),
+                    **columns,
+                }
+            table = pa.table(dict(columns))
+            self._room += 0 if before is None else before.table.nbytes
             if columns and table.nbytes <= self._room:
                 self._room -= table.nbytes
                 self._kept[part] = replace(rows, table=table)

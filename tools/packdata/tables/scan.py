@@ -37,7 +37,7 @@ from packdata.types import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
     from packdata.packing.progress import Progress
     from packdata.packing.settings import OnError
@@ -134,7 +134,7 @@ class Scan:
 def scan_files(
     files: TableFiles, options: TableOptions, workers: int, on_error: OnError, progress: Progress
 ) -> Scan:
-    """Read all files, and again where a later part tells that the numbers of a column are names.
+    """Read all files, and columns again of which a later part tells that their numbers are names.
 
     What is read of files of text is kept by ``files``.
 
@@ -142,12 +142,12 @@ def scan_files(
         SourceError: A file or row cannot be read.
     """
 
-    def scan(kinds: Mapping[str, Kind]) -> Scan:
-        found = Scan(columns={name: ColumnScan() for name in files.columns or ()})
+    def scan(columns: Sequence[str] | None, kinds: Mapping[str, Kind]) -> Scan:
+        found = Scan(columns={name: ColumnScan() for name in columns or ()})
         try:
             progress.start(None, 0)
             with OrderedPool(
-                partial(_scan_part, files, options, on_error, kinds), workers
+                partial(_scan_part, files, options, on_error, columns, kinds), workers
             ) as pool:
                 for each in pool.map(files.parts()):
                     found.add(each)
@@ -158,7 +158,7 @@ def scan_files(
 
     kinds: dict[str, Kind] = dict.fromkeys(options.categorical, "text")
     kinds |= dict.fromkeys(options.numeric, "number")
-    found = scan(kinds)
+    found = scan(files.columns, kinds)
     late = [
         name
         for name, column in found.columns.items()
@@ -166,8 +166,7 @@ def scan_files(
         and column.moments.count
     ]
     if late:
-        again = scan({**kinds, **dict.fromkeys(late, "text")})
-        found.columns |= {name: again.columns[name] for name in late}
+        found.columns |= scan(late, dict.fromkeys(late, "text")).columns
     return found
 
 
@@ -175,6 +174,7 @@ def _scan_part(
     files: TableFiles,
     options: TableOptions,
     on_error: OnError,
+    names: Sequence[str] | None,
     kinds: Mapping[str, Kind],
     part: Part,
 ) -> Scan:
@@ -183,7 +183,7 @@ def _scan_part(
     # Texts of JSON may be dates where dates= asks for these.
     is_asked = options.dates is not None or "number" in file.guesses
     guesses = file.guesses if is_asked else frozenset[Kind]()
-    for rows in files.read(part, files.columns, kinds):
+    for rows in files.read(part, names, kinds):
         if rows.bad and on_error == "fail":
             line, why = rows.bad[0]
             raise SourceError(why, file.place(line))
