@@ -10,7 +10,6 @@ from loaders.errors import SchemaError
 from loaders.schema import Array, Boxes, Field, Image, Label, Schema
 from packdata.inspect.compare import diff, schema_differences
 from packdata.packed.derive import CopyOptions, copy_dataset, extend, merge
-from tests.packdata.packing import FIELDS, pack, sample
 from tests.packdata.reading import PackedReader
 
 OTHER = [
@@ -55,48 +54,12 @@ def test_volumes_that_differ_in_their_spatial_axes_are_not_joined(tmp_path: Path
         folders.append(tmp_path / name)
 
     for a, b in (folders, folders[::-1]):
-        assert any("spatial" in what for what in diff(a, b).schema)
+        assert any("spatial" in what for what in diff(a, b))
         with pytest.raises(SchemaError):
             merge(tmp_path / "merged", [a, b])
         with pytest.raises(SchemaError):
             extend(a, [b])
         assert len(PackedReader(a)) == 1
-
-
-@pytest.mark.parametrize(
-    ("rows", "moved"),
-    [
-        ((0, 1, 2, 3), []),
-        ((3, 2, 1, 0), ["bird/000", "cat/001", "dog/002", "bird/003"]),
-        ((0, 2, 1, 3), ["cat/001", "dog/002"]),
-        ((8, 0, 1, 9, 3, 7), []),
-        ((9, 3, 1, 7), ["cat/001", "bird/003"]),
-    ],
-    ids=["same", "turned", "two", "others between", "two of others"],
-)
-def test_the_order_of_what_both_have_is_a_difference(
-    tmp_path: Path, rows: tuple[int, ...], moved: list[str]
-) -> None:
-    """Where only samples of one stand between, the others have not moved."""
-    fields = {name: FIELDS[name] for name in ("label", "key")}
-    first = pack(tmp_path / "a", fields, [sample(i) for i in range(4)])
-    second = pack(tmp_path / "b", fields, [sample(i) for i in rows], per_shard=3)
-
-    found = diff(first, second)
-
-    assert found.samples["moved"] == len(moved)
-    assert found.examples.get("moved", []) == moved
-    assert bool(found) is (rows != (0, 1, 2, 3))
-
-
-def test_without_keys_another_order_is_other_records(tmp_path: Path) -> None:
-    fields: dict[str, Field] = {"label": Label()}
-    first = pack(tmp_path / "a", fields, [{"label": i} for i in range(3)])
-    second = pack(tmp_path / "b", fields, [{"label": i} for i in (0, 2, 1)])
-
-    found = diff(first, second)
-
-    assert found.samples == {"label": 2}
 
 
 def test_boxes_in_pixels_of_other_images_are_not_joined(tmp_path: Path) -> None:
@@ -108,6 +71,6 @@ def test_boxes_in_pixels_of_other_images_are_not_joined(tmp_path: Path) -> None:
         packdata.pack([row], tmp_path / names, fields)
         folders.append(tmp_path / names)
 
-    assert len(diff(*folders).schema) == 2  # the order of fields that samples show, too
+    assert sum("image" in what or "default" in what for what in diff(*folders)) == 2
     with pytest.raises(SchemaError):
         merge(tmp_path / "merged", folders)

@@ -59,7 +59,6 @@ def test_every_command_shows_it(
         (["preview", packed, "--out", tmp_path / f"s{EVIL}.png"], 0),
         (["verify", packed], 0),
         (["copy", packed, other, "--where", f"label == {EVIL!r}"], 0),
-        (["diff", packed, other], 1),
         (["info", other], 0),
         (["merge", packed, other], 1),
         (["copy", packed, tmp_path / f"c{EVIL}", "--where", "key == 'none'"], 1),

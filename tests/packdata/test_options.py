@@ -141,7 +141,6 @@ SHOWING: list[tuple[str, str, str, int, str]] = [
     ("preview", "packed", "--text", 0, "sample 0\n"),
     ("preview", "packed --text --num 1", "--seed 5", 0, "sample 4\n"),
     ("verify", "flipped", "--quick", 0, "flipped: 4 samples in 1 shard"),
-    ("diff", "packed more", "--limit 1", 1, "only A: 8 samples (bird/000, ...)\n"),
     ("stats", "packed", "--limit 2", 0, "8 samples, 2 decoded"),
 ]
 

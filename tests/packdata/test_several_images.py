@@ -171,7 +171,8 @@ def test_the_commands_take_them(
     run(["merge", packed, tmp_path / "b", tmp_path / "twice"], capsys)
     run(["split", packed, tmp_path / "split", "--parts", "a=0.6", "b=0.4"], capsys)
 
-    assert json.loads(run(["diff", packed, tmp_path / "parquet", "--json"], capsys))["same"]
+    for one, other in zip(ShardDataset(packed), ShardDataset(tmp_path / "parquet"), strict=True):
+        assert all(a.equal(b) for a, b in zip(one.images, other.images, strict=True))
     twice = ShardDataset(tmp_path / "twice")
     assert [len(sample.images) for sample in twice] == [*COUNTS, 1]
     parts = [ShardDataset(tmp_path / "split" / part) for part in ("a", "b")]

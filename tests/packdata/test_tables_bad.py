@@ -168,6 +168,35 @@ def test_the_first_bad_value_in_the_order_of_the_file_is_named(
 # ------------------------------------------------------------------------------ columns
 
 
+@pytest.mark.parametrize("most_bytes", [1 << 30, 2000, 0], ids=["kept", "some", "none"])
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_codes_that_come_late_are_read_as_if_they_were_known(
+    tmp_path: Path, suffix: str, most_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only their columns are read again, some of them in parts with rows that are left out."""
+    monkeypatch.setattr("packdata.rows.PART_BYTES", 300)
+    monkeypatch.setattr("packdata.tables.files.MOST_BYTES", most_bytes)
+    rows = [(i / 4, str(1000 + i % 7), i) for i in range(200)]
+    rows[150] = (0.5, "0077", 3)
+    if suffix == ".csv":
+        lines = ["a,zip,b", *(",".join(map(str, row)) for row in rows)]
+        lines[60], lines[170] = "1,2", '1,"x"y,3'
+    else:
+        lines = [json.dumps(dict(zip("azb", row, strict=True))) for row in rows]
+        lines[60], lines[170] = "{", '{"a": 1'
+    source = write(tmp_path, "\n".join(lines) + "\n", f"t{suffix}")
+    name = "zip" if suffix == ".csv" else "z"
+
+    found = packed(tmp_path, source, on_error="skip")
+    left_out = rejected(tmp_path)
+    known = packed(tmp_path, source, on_error="skip", overwrite=True, categorical=(name,))
+
+    assert found.column("categories").tolist() == known.column("categories").tolist()
+    assert found.column("features").tolist() == known.column("features").tolist()
+    assert left_out == rejected(tmp_path)
+    assert len(left_out) >= 1
+
+
 def test_text_among_numbers_is_named_and_can_be_either(tmp_path: Path) -> None:
     source = write(tmp_path, "id,x\n1,5\n2,6\n3,6 kg\n4,7\n")
 

@@ -12,5 +12,6 @@ GONE = {
     "preview --augment": "draw samples of ShardDataset(..., augment=presets.simclr()) yourself",
     "preview --columns": "the sheet is a little wider than high; --num sets its samples",
     "images --lossless-rotate": "rotate the files first with 'jpegtran -rotate'",
+    "diff --limit": "shards are compared by their hashes; ShardDataset(...).column('key') has the keys of samples",
     "cache --verify": "a cached shard is verified when it is read; 'packdata cache --clear' deletes all",
 }

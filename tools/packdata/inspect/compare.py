@@ -1,22 +1,16 @@
-"""How two packed datasets differ: in their fields, their samples and their order, and record by record."""
+"""How two packed datasets differ: in their fields, and by the hashes of their shards."""
 
 from __future__ import annotations
 
-from collections import Counter
-from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
-
-from loaders.data.view import View, open_view
+from loaders.data.manifest import read_manifest
 from loaders.schema import Boxes, Keypoints
 from loaders.schema.pictures import first_picture
 from packdata.describe import cut
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
 
     from loaders.schema import Schema
@@ -24,78 +18,26 @@ if TYPE_CHECKING:
 _MAX_CHARS = 200  # of one side of a difference
 
 
-@dataclass(slots=True)
-class Difference:
-    """How datasets A and B differ.
+def diff(a: Path | str, b: Path | str) -> list[str]:
+    """Return how two packed datasets differ, one sentence each; nothing if they have the same fields and shards.
 
-    Attributes:
-        schema: Differences of the fields, one sentence each.
-        samples: Samples that only one has (``only A``, ``only B``), that stand elsewhere among those of both
-            (``moved``), or whose records differ (by field): how many.
-        examples: Key or position of the first of each.
-        limit: How many of these.
-    """
-
-    schema: list[str]
-    samples: Counter[str] = field(default_factory=Counter)
-    examples: dict[str, list[str]] = field(default_factory=dict)
-    limit: int = 10
-
-    def __bool__(self) -> bool:
-        return bool(self.schema or self.samples)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the difference as JSON types."""
-        about = {"schema": self.schema, "samples": dict(self.samples), "examples": self.examples}
-        return {"same": not self, **about}
-
-    def add(self, kind: str, view: View, rows: Iterable[int]) -> None:
-        """Count samples of a view."""
-        for i in rows:
-            self.samples[kind] += 1
-            if self.samples[kind] <= self.limit:
-                self.examples.setdefault(kind, []).append(view.key(i) or f"sample {i}")
-
-
-def diff(a: Path | str, b: Path | str, *, limit: int = 10) -> Difference:
-    """Compare two packed datasets: samples by key where both have keys, else by position.
-
-    Datasets of one fingerprint are equal, unread. Of others records are compared as stored: re-encoded
-    pictures differ.
+    Only their manifests are read. Equal samples in other shards, or in another format, are a difference.
 
     Raises:
-        ShardError: A record that is compared is damaged.
+        ManifestError: One of them is no packed dataset, or damaged.
     """
-    first, second = open_view(a), open_view(b)
-    found = Difference(schema_differences(first.schema, second.schema), limit=limit)
-    served = (", ".join(view.schema.defaults) for view in (first, second))
-    found.schema += _different("default fields", *served)
-    if first.fingerprint == second.fingerprint:
-        return found
-    in_a, in_b = _matches(first, second)
-    found.add("only A", first, np.setdiff1d(np.arange(len(first)), in_a).tolist())
-    found.add("only B", second, np.setdiff1d(np.arange(len(second)), in_b).tolist())
-    found.add("moved", first, in_a[in_b != np.sort(in_b)].tolist())
-    common = [name for name in first.schema.fields if name in second.schema.fields]
-    if not common:
-        return found
-    records = first.select(in_a).all_records(*common), second.select(in_b).all_records(*common)
-    for i, one, other in zip(in_a.tolist(), *records, strict=True):
-        for name in common:
-            if not np.array_equal(one[name], other[name]):
-                found.add(name, first, [i])
+    first, second = read_manifest(a), read_manifest(b)
+    found = schema_differences(first.schema, second.schema)
+    served = (", ".join(each.schema.defaults) for each in (first, second))
+    found += _different("default fields", *served)
+    if first.fingerprint != second.fingerprint:
+        found += _different("number of samples", first.num_samples, second.num_samples)
+        hashes = [[shard.xxh3_128 for shard in each.shards] for each in (first, second)]
+        both = {*hashes[0]} & {*hashes[1]}
+        num = [f"{len(each)} in {name}" for each, name in zip(hashes, "AB", strict=True)]
+        order = " in another order" * (sorted(hashes[0]) == sorted(hashes[1]))
+        found.append(f"shards: {', '.join(num)}, {len(both)} the same{order}")
     return found
-
-
-def _matches(a: View, b: View) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return the positions in A and in B of the samples that both have, in A's order."""
-    if not (a.has_keys and b.has_keys):
-        both = np.arange(min(len(a), len(b)))
-        return both, both
-    hashes = a.key_hashes(), b.key_hashes()
-    _, in_a, in_b = np.intersect1d(*hashes, return_indices=True)
-    order = np.argsort(in_a)
-    return in_a[order], in_b[order]
 
 
 def schema_differences(a: Schema, b: Schema) -> list[str]:
