@@ -99,7 +99,7 @@ def test_what_is_mapped_beside_the_cache_is_no_more_than_the_cache(
     for _ in DataLoader(remote, 16, num_workers=2):
         most = max(most, held(cache) + unlinked_bytes(os.getpid(), cache))
 
-    assert budget < most <= 2 * budget
+    assert budget <= most <= 2 * budget  # where the reader is slow, nothing is mapped beside it
 
 
 @pytest.mark.slow
