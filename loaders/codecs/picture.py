@@ -18,6 +18,7 @@ import simplejpeg
 
 from loaders.codecs.heads import MAX_PICTURE_MB, check_pixels, picture_size, pixels_within
 from loaders.codecs.jpeg import restart_interval, with_index
+from loaders.codecs.raw import as_array
 from loaders.errors import CodecError
 from loaders.schema import Field, Image, Mask
 
@@ -83,10 +84,7 @@ class PictureCodec:
         Raises:
             CodecError: The array is of another dtype or shape, or the format cannot hold it.
         """
-        try:
-            array = np.ascontiguousarray(value)
-        except ValueError as error:
-            raise CodecError(f"the value is not an array ({error})") from error
+        array = np.ascontiguousarray(as_array(value))
         if array.ndim == 2 and self.channels == 1:
             array = array[:, :, None]
         if array.ndim < 2 or array.shape[2:] != self._tail or array.dtype != self.dtype:

@@ -38,10 +38,7 @@ class RawCodec:
         Raises:
             CodecError: The array has another shape, or values that the field's dtype cannot hold.
         """
-        try:
-            array = np.asarray(value)
-        except (ValueError, OverflowError) as error:
-            raise CodecError(f"the value is not an array ({error})") from error
+        array = as_array(value)
         if isinstance(self.field, Image) and array.ndim == 2:
             array = array[:, :, None]
         if array.shape != self.shape and (
@@ -89,6 +86,14 @@ class RawCodec:
         for axis, length in zip(self._free, lengths, strict=True):
             shape[axis] = length
         return tuple(shape), record
+
+
+def as_array(value: Any) -> npt.NDArray[Any]:
+    """Return a value as an array; CodecError if it is none."""
+    try:
+        return np.asarray(value)
+    except (ValueError, OverflowError) as error:
+        raise CodecError(f"the value is not an array ({error})") from error
 
 
 def cast_exactly(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:

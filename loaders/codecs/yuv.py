@@ -15,6 +15,7 @@ import cv2
 import numpy as np
 import numpy.typing as npt
 
+from loaders.codecs.raw import as_array
 from loaders.errors import CodecError
 from loaders.schema import Field, Image
 
@@ -42,10 +43,7 @@ def half(side: int) -> int:
 
 def as_pixels(value: Any, channels: int, size: Size) -> UInt8Array:
     """Return a value as H x W x C of this size; CodecError if it is not."""
-    try:
-        array = np.asarray(value)
-    except (ValueError, OverflowError) as error:
-        raise CodecError(f"the value is not an array ({error})") from error
+    array = as_array(value)
     if array.ndim == 2 and channels == 1:
         array = array[:, :, None]
     if array.dtype != np.uint8 or array.ndim != 3 or array.shape[2] != channels:
