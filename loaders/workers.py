@@ -24,6 +24,7 @@ None into each queue, which a worker passes on to the next one.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
@@ -284,7 +285,7 @@ class Workers:
         if not self._tickets:
             raise IndexError("there is no job to take")
         ticket = self._tickets[0]
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         while not ticket.done:
             self._wait(deadline)
             self._check_open()
@@ -303,13 +304,13 @@ class Workers:
         if self._shared.failed:
             raise RuntimeError("a worker thread ended early") from self._shared.failed[0]
 
-    def _wait(self, deadline: float | None) -> None:
+    def _wait(self, deadline: float) -> None:
         """Wait until some job is done, the pool is closed or the deadline passes."""
-        left = 5.0 if deadline is None else min(5.0, deadline - time.monotonic())
+        left = min(5.0, deadline - time.monotonic())
         try:
             self._shared.finished.get(timeout=max(0.0, left))
         except Empty:
-            if deadline is not None and time.monotonic() >= deadline:
+            if time.monotonic() >= deadline:
                 raise Late(self.describe()) from None
 
     def describe(self) -> str:
