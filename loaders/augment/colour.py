@@ -18,6 +18,7 @@ import numpy as np
 
 from loaders.augment.edits import Edits, Kind
 from loaders.augment.geometry import Op, between
+from loaders.augment.ops import each_of
 from loaders.checks import as_list, real_number, whole_number
 
 if TYPE_CHECKING:
@@ -215,16 +216,14 @@ class GaussianBlur(PixelOp):
     num_draws: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        size: Any = self.kernel_size
-        pair = tuple(size) if isinstance(size, (tuple, list)) else (size, size)
+        size, pair = self.kernel_size, each_of(self.kernel_size)
         if len(pair) != 2 or any(
             whole_number("kernel_size", n, at_least=1) % 2 == 0 for n in pair
         ):
             raise ValueError(
                 f"kernel_size must be an odd number, or (width, height) of odd numbers, got {size!r}"
             )
-        sigma: Any = self.sigma
-        low, high = sigma if isinstance(sigma, (tuple, list)) else (sigma, sigma)
+        sigma, (low, high) = self.sigma, each_of(self.sigma)
         if not 0 < real_number("sigma", low) <= real_number("sigma", high):
             raise ValueError(
                 f"sigma must be a number above 0, or (low, high) with 0 < low <= high, got {sigma!r}"

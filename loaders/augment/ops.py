@@ -35,9 +35,14 @@ def _is_length(value: Any) -> bool:
     return whole and int(value) > 0
 
 
+def each_of(value: Any) -> tuple[Any, ...]:
+    """Return the values of a list or tuple; of one value, that twice: for both axes, or both ends of a range."""
+    return tuple(value) if isinstance(value, (tuple, list)) else (value, value)
+
+
 def _pair(size: Size) -> tuple[int, int]:
     """Read a size as (height, width); one int is a square."""
-    pair = tuple(size) if isinstance(size, (tuple, list)) else (size, size)
+    pair = each_of(size)
     if len(pair) != 2 or not all(_is_length(side) for side in pair):
         raise ValueError(f"size must be a positive int or (height, width), got {size!r}")
     return int(pair[0]), int(pair[1])
@@ -53,14 +58,13 @@ class Crop(Op):
 
     def _set_size(self) -> None:
         size: Any = self.size
-        is_one = not isinstance(size, (tuple, list))
-        lengths = (size, size) if is_one else tuple(size)
+        lengths = each_of(size)
         if not lengths or not all(_is_length(length) for length in lengths):
             raise ValueError(
                 f"size must be a positive int or one for each axis (height, width), got {size!r}"
             )
         object.__setattr__(self, "size", tuple(int(length) for length in lengths))
-        object.__setattr__(self, "_fits_all", is_one)
+        object.__setattr__(self, "_fits_all", not isinstance(size, (tuple, list)))
 
     def lengths(self, num_axes: int) -> tuple[int, ...]:
         """Return the size for samples of so many axes; BatchError if it was given for another number of them."""

@@ -11,7 +11,7 @@ import numpy as np
 from loaders.augment.colour import as_range
 from loaders.augment.edits import NUM_VALUES
 from loaders.augment.geometry import Op, between, enclosing
-from loaders.augment.ops import check_range
+from loaders.augment.ops import check_range, each_of
 from loaders.augment.resampling import Fill, check_shared
 from loaders.checks import real_number
 
@@ -111,11 +111,11 @@ class RandomAffine(Op):
             real_number("translate", share, at_least=0, at_most=1)
         if self.scale is not None:
             check_range("scale", self.scale)
-        shear: Any = self.shear
-        pairs = shear if isinstance(shear, (tuple, list)) and len(shear) == 4 else None
-        x = (0.0, 0.0) if shear is None else _around_0("shear", pairs[:2] if pairs else shear)
-        y = _around_0("shear", pairs[2:]) if pairs else (0.0, 0.0)
-        object.__setattr__(self, "shear", (*x, *y))
+        x: Any = (0.0, 0.0) if self.shear is None else self.shear
+        y: Any = (0.0, 0.0)
+        if isinstance(x, (tuple, list)) and len(x) == 4:
+            x, y = x[:2], x[2:]
+        object.__setattr__(self, "shear", (*_around_0("shear", x), *_around_0("shear", y)))
 
     def move(self, window: Window, draws: Floats) -> None:
         height, width = window.size.T.astype(np.float64)
@@ -279,10 +279,9 @@ class ElasticTransform(Op):
     def __post_init__(self) -> None:
         check_shared(self)
         for name in ("alpha", "sigma"):
-            value = getattr(self, name)
-            pair = tuple(value) if isinstance(value, (tuple, list)) else (value, value)
+            pair = each_of(getattr(self, name))
             if len(pair) != 2:
-                raise ValueError(f"{name} must be a number or (x, y), got {value!r}")
+                raise ValueError(f"{name} must be a number or (x, y), got {getattr(self, name)!r}")
             numbers = tuple(float(real_number(name, each, at_least=0)) for each in pair)
             object.__setattr__(self, name, numbers)
         sigma: Any = self.sigma
