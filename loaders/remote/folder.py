@@ -61,10 +61,10 @@ class Cache:
         TypeError if it is something else, ValueError if a mapping has other names, or a value is none of these.
         """
         is_size = isinstance(given, str) and parse_size(given) is not None
-        if isinstance(given, os.PathLike) or (isinstance(given, str) and not is_size):
-            given = {"path": given}
-        elif is_size or given is None or type(given) is int:
+        if is_size or given is None or type(given) is int:
             given = {"size": given}
+        elif isinstance(given, str | os.PathLike):
+            given = {"path": given}
         elif not isinstance(given, Mapping):
             raise TypeError(f"cache must be {CACHE_FORMS}, got {shown(given)}")
         if unknown := set(given) - {"path", "size"}:

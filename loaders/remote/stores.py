@@ -215,6 +215,7 @@ def _entry(found: Any) -> Entry:
     return Entry(found["path"], int(found["size"]), mark)
 
 
+_KINDS = {FileNotFoundError: "missing", PermissionError: "denied"}
 _HUB = {"HF_TOKEN": "token", "HF_ENDPOINT": "endpoint"}  # variables of the client, as options
 
 
@@ -242,9 +243,11 @@ class FsspecObjects:
         self, name: str, start: int, end: int | None, on_bytes: Callable[[int], object], got: Got
     ) -> Got:
         """Return bytes, as ``ObstoreObjects.get``."""
+        how = self._reading
         if end is None:  # a small file, such as a manifest, after which all may be another
             self._files.invalidate_cache()
-        how = self._reading | ({} if end is None else {"start": start, "end": end})
+        else:
+            how = how | {"start": start, "end": end}
         path = f"{self._root.rstrip('/')}/{name}".rstrip("/")
         try:
             reading = asyncio.to_thread(self._files.cat_file, path, **how)
@@ -252,9 +255,8 @@ class FsspecObjects:
         except TimeoutError:
             raise StoreFault("network", f"no answer for {DEADLINE_S:.0f} s") from None
         except Exception as error:  # of whichever package
-            kind = "denied" if isinstance(error, PermissionError) else "network"
-            kind = "missing" if isinstance(error, FileNotFoundError) else kind
-            raise StoreFault(kind, f"{type(error).__name__}: {error}") from None
+            known = (kind for each, kind in _KINDS.items() if isinstance(error, each))
+            raise StoreFault(next(known, "network"), f"{type(error).__name__}: {error}") from None
         on_bytes(len(data))
         if end is not None and len(data) != end - start:
             raise StoreFault("short", f"{len(data)} bytes came where {end - start} were asked")
