@@ -27,7 +27,7 @@ def resolve_rank(rank: int | None = None, world_size: int | None = None) -> tupl
     if is_distributed():
         rank = dist.get_rank() if rank is None else rank
         world_size = dist.get_world_size() if world_size is None else world_size
-    if rank is None and world_size is None:
+    if (rank, world_size) == (None, None):
         return 0, _alone()
     if rank is None or world_size is None:
         raise LoadersError(

@@ -286,9 +286,10 @@ class EpochBatches(Settled, BatchSampler):
         super().__init__(sampler, batch_size, drop_last)
         self.sampler: EpochSampler = sampler
         is_known = is_ours(sampler)
-        self.seed: int = (sampler.seed if is_known else 0) if seed is None else seed
-        self.pad: Pad = (not is_known or sampler.pad) if pad is None else pad
-        if not is_known and (pad is not None or seed is not None):
+        its_seed, its_pad = (sampler.seed, sampler.pad) if is_known else (0, True)
+        self.seed: int = its_seed if seed is None else seed
+        self.pad: Pad = its_pad if pad is None else pad
+        if not is_known and (pad, seed) != (None, None):
             what = "pad and seed are for samplers of loaders"
             raise ValueError(f"{what}: {type(sampler).__name__} yields indices of its own")
 
@@ -411,7 +412,7 @@ def _as_order(order: Order | SupportsIndex, shuffle: bool | None, seed: int | No
         what = "an order, such as Balanced(labels, num_samples), or a number of samples"
         raise TypeError(f"order must be {what}, got {shown(order)}")
     if isinstance(order, Order):
-        if shuffle is not None or seed is not None:
+        if (shuffle, seed) != (None, None):
             raise ValueError(
                 f"shuffle={shuffle} and seed={seed} go with a number of samples, "
                 "an order has its own"
