@@ -111,9 +111,9 @@ def field_kind(cls: type[_Kind]) -> type[_Kind]:
     return made
 
 
-def is_count(value: Any) -> bool:
-    """Tell whether a value is a whole number above 0; True and 3.0 are not."""
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+def is_count(value: Any, least: int = 1, most: float = math.inf) -> bool:
+    """Tell whether a value is a whole number in a range; True and 3.0 are not."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
 def check_dtype(dtype: Any, allowed: str) -> str:

@@ -51,7 +51,7 @@ class Image(Field):
     def __post_init__(self) -> None:
         object.__setattr__(self, "size", _check_size(self.size))
         object.__setattr__(self, "dtype", check_dtype(self.dtype, "u"))
-        if not is_count(self.channels) or self.channels > 64:
+        if not is_count(self.channels, most=64):
             raise SchemaError(f"channels must be in [1, 64], got {self.channels!r}")
         for name, (default, allowed) in _DCT_OPTIONS.items():
             value = getattr(self, name)

@@ -47,20 +47,15 @@ class Tokens(Field):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", check_dtype(self.dtype, "u"))
-        if not is_count(self.row_tokens) or self.row_tokens < 2:
+        if not is_count(self.row_tokens, least=2):
             raise SchemaError(f"row_tokens must be at least 2, got {self.row_tokens!r}")
         most = int(np.iinfo(self.dtype).max) + 1
-        if self.vocab_size is not None and not (
-            is_count(self.vocab_size) and self.vocab_size <= most
-        ):
+        if self.vocab_size is not None and not is_count(self.vocab_size, most=most):
             what = f"vocab_size must be in [1, {most}] for {self.dtype}"
             raise SchemaError(f"{what}, got {self.vocab_size!r}")
-        if self.eod is not None and not (
-            type(self.eod) is int and 0 <= self.eod < (self.vocab_size or most)
-        ):
-            raise SchemaError(
-                f"eod must be an id below {self.vocab_size or most}, got {self.eod!r}"
-            )
+        end = self.vocab_size or most
+        if self.eod is not None and not (type(self.eod) is int and 0 <= self.eod < end):
+            raise SchemaError(f"eod must be an id below {end}, got {self.eod!r}")
         _check_side_file(self.tokenizer, self.tokenizer_xxh3_128)
         check_nbytes(self)
 
