@@ -121,8 +121,8 @@ def limits_of(facts: Facts) -> dict[str, float]:
 def _bound(facts: Facts, limits: dict[str, float]) -> Bound:
     step = limits.get("step", math.inf)
     loading = min(facts.rate, limits.get("transfer", math.inf))
-    waits_little = facts.stall_share is not None and facts.stall_share < SMALL_STALL
-    if step <= loading * (_SAME if waits_little else 1):
+    stall = math.inf if facts.stall_share is None else facts.stall_share
+    if step <= loading * (_SAME if stall < SMALL_STALL else 1):
         return "step"
     # Loading alone did what was seen: of what it contains, no limit is below that.
     inner: dict[Any, float] = {
@@ -141,7 +141,7 @@ def _bound(facts: Facts, limits: dict[str, float]) -> Bound:
     if facts.rate >= explained * facts.available * limit:
         return name
     # Of a run that nothing in loading explains: the step, if that takes most of the time.
-    return "step" if facts.stall_share is not None and facts.stall_share < _MOSTLY else "overhead"
+    return "step" if stall < _MOSTLY else "overhead"
 
 
 # -- words -----------------------------------------------------------------------------------------

@@ -58,8 +58,9 @@ class Finding:
 
 def finding(name: str, found: str, *, cost: str = "", risk: str = "", do: str = "") -> Finding:
     """Return a finding: a risk or a cost, and the remedy; without these all is well."""
-    level: Level = "risk" if risk else "cost" if cost else "ok"
-    return Finding(name, level, found, risk or cost, do if risk or cost else "")
+    if not risk and not cost:
+        return Finding(name, "ok", found)
+    return Finding(name, "risk" if risk else "cost", found, risk or cost, do)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,11 +28,8 @@ def table(sweep: Sweep) -> str:
         "": ["*" if r is sweep.best else "" for r in results],
         "workers": [str(r.config.num_workers) for r in results],
     }
-    for name, setting in (
-        ("batch", "batch_size"),
-        ("backend", "backend"),
-        ("prefetch", "prefetch"),
-    ):
+    for setting in ("batch_size", "backend", "prefetch"):
+        name = setting.removesuffix("_size")
         values = [str(getattr(r.config, setting) or "-") for r in results]
         if len(set(values)) > 1:
             columns[name] = values

@@ -341,11 +341,12 @@ def analyse(
         transfer_s=wall_s.get("copy", 0.0),
         finish_s=wall_s.get("finish", 0.0),
         step_s=wall_s.get("step", 0.0),
-        stall_share=None if together is None else together.stall_share,
-        gil_share=0.0 if together is None else together.gil_share,
         available=available_share(cores, core_time),
     )
-    return Analysis(facts, stages, None if together is None else together.samples_per_s)
+    if together is None:
+        return Analysis(facts, stages)
+    facts = replace(facts, stall_share=together.stall_share, gil_share=together.gil_share)
+    return Analysis(facts, stages, together.samples_per_s)
 
 
 def real_steps(
