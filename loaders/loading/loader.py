@@ -182,11 +182,8 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
             raise TypeError(f"DataLoader has no argument {name!r}{did_you_mean(name, _OPTIONS)}")
         self._options = asked = LoaderOptions(*given, **options)
         # Each is an attribute of its name, as frameworks make loaders anew of these.
-        self.backend, self.device, self.augment_on = (
-            asked.chosen_backend,
-            asked.device,
-            asked.augment_on,
-        )
+        self.backend, self.device = asked.chosen_backend, asked.device
+        self.augment_on = asked.augment_on
         self.seed, self.rank, self.world_size = asked.chosen_seed, asked.rank, asked.world_size
         self.pad, self.as_dict = asked.chosen_pad, asked.as_dict
         self.device_prefetch, self.stall_warning_s = asked.device_prefetch, asked.stall_warning_s
@@ -219,14 +216,15 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; an option counts from the next iteration on, or is a ValueError."""
-        is_option = name in _OPTIONS and self._is_made(name)
-        if is_option:
-            self.__dict__.pop("_torch_loader", None)
-        if is_option and name in _CHANGEABLE:
+        if name not in _OPTIONS or not self._is_made(name):
+            super().__setattr__(name, value)
+            return
+        self.__dict__.pop("_torch_loader", None)
+        if name in _CHANGEABLE:
             self._options = replace(self._options, **{name: value})
             value = self._options.chosen_workers if name == "num_workers" else value
         super().__setattr__(name, value)
-        if is_option and name in ("collate_fn", "num_workers"):
+        if name in ("collate_fn", "num_workers"):
             self._settle_collate()
             self._make_parts()
 

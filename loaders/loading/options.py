@@ -125,12 +125,14 @@ class LoaderOptions:
                 raise TypeError(f"{name} must be a function, got {shown(given)}")
         if not isinstance(self.generator, torch.Generator | None):
             raise TypeError(f"generator must be a torch.Generator, got {shown(self.generator)}")
-        for name, least in (("batch_size", 1), ("prefetch_factor", 1), ("device_prefetch", 0)):
-            if (number := getattr(self, name)) is not None or name == "device_prefetch":
+        for name in ("batch_size", "prefetch_factor"):
+            if (number := getattr(self, name)) is not None:
                 is_whole = hasattr(number, "__index__") and not isinstance(number, bool)
                 if name == "batch_size" and not is_whole:  # torch's kind of error
                     raise ValueError(f"batch_size must be a whole number, got {shown(number)}")
-                self._keep(name, whole_number(name, number, at_least=least))
+                self._keep(name, whole_number(name, number, at_least=1))
+        ahead = whole_number("device_prefetch", self.device_prefetch, at_least=0)
+        self._keep("device_prefetch", ahead)
         real_number("timeout", self.timeout, at_least=0)
         real_number("stall_warning_s", self.stall_warning_s, at_least=0)
         one_of("augment_on", self.augment_on, ("auto", "host", "device"))
@@ -267,9 +269,10 @@ class LoaderOptions:
         has_workers = self.chosen_workers > 0 or (is_process and self.num_workers != "auto")
         is_batched = self.batch_size is not None or self.batch_sampler is not None
         given = {name: getattr(self, name) for name in _AS_GIVEN}
+        order = (self.shuffle, self.sampler) if sampler is None else (None, sampler)
         return given | {
-            "shuffle": self.shuffle if sampler is None else None,
-            "sampler": self.sampler if sampler is None else sampler,
+            "shuffle": order[0],
+            "sampler": order[1],
             "num_workers": self.chosen_workers,
             "collate_fn": self.collate_fn or (collate if is_batched else None),
             # Of processes torch page-locks batches; else each copy would wait for the one before.
@@ -305,15 +308,16 @@ def _check_foreign_order(options: LoaderOptions) -> None:
         raise ValueError(f"{what}: leave out generator; seed= chooses the order")
     # A sampler of loaders divides the samples by its own ranks, of which frameworks make loaders anew.
     samplers = sampler, getattr(batch_sampler, "sampler", None)
-    own = next((each for each in samplers if isinstance(each, EpochSampler)), None)
-    theirs = (None, None) if own is None else own.given_ranks
-    asked = {
-        "shuffle": options.shuffle if isinstance(options.shuffle, str) else None,
-        "rank": None if options.rank == theirs[0] else options.rank,
-        "world_size": None if options.world_size == theirs[1] else options.world_size,
+    own = (each.given_ranks for each in samplers if isinstance(each, EpochSampler))
+    rank, world_size = next(own, (None, None))
+    is_asked = {
+        "shuffle": isinstance(options.shuffle, str),
+        "rank": options.rank not in (None, rank),
+        "world_size": options.world_size not in (None, world_size),
     }
-    for name, value in asked.items():
-        if value is not None:
+    for name, is_beyond in is_asked.items():
+        if is_beyond:
+            value = getattr(options, name)
             raise ValueError(
                 f"{name}={value!r} is for orders of loaders, and cannot be combined with sampler, batch_sampler, "
                 "generator or an IterableDataset: leave it out, or pass it to a sampler of loaders"
