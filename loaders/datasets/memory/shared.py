@@ -158,11 +158,10 @@ def _find_or_load(identity: str, plan: Plan | None, progress: bool) -> MemoryFil
         places = _places(fd)
         files = (file for place in places if (file := open_memory_file(place)) is not None)
         found = next((file for file in files if file.identity == identity), None)
-        if found is None and plan is None:
-            what = f"no process of this PID namespace has the shared copy {identity} any more"
-            raise LoadersError(f"{what}: make the dataset anew, from its path")
         if found is None:
-            assert plan is not None
+            if plan is None:
+                what = f"no process of this PID namespace has the shared copy {identity} any more"
+                raise LoadersError(f"{what}: make the dataset anew, from its path")
             _write(fd, f"{_LOADING} {os.getpid()}")
             found = fill_memory_file(identity, plan(), progress, "loading one copy for all")
         others = [place for place in places if is_at(place) and place != found.place]

@@ -64,8 +64,7 @@ def make_readers(
     the dataset's ``leader``, a picture that is stored, served or not, under all of its ``augment``, also where a
     device carries out the ops of pictures.
     """
-    views, store, stored = _views(ops), dataset.store, dataset.schema.fields
-    is_guess = sum(isinstance(field, Image) for field in stored.values()) > 1
+    views, store = _views(ops), dataset.store
     crops = crop_readers(store, fields, views, batching)
     readers: list[Reader] = []
     for name, field in fields.items():
@@ -95,16 +94,22 @@ def make_readers(
             reader = WideReader(*fixed, np.dtype(field.dtype)) if is_wider else FixedReader(*fixed)
             readers.append(reader)
         else:
-            stored_as = store, name, field, codec_for(field), batching.get(name, LIST)
-            lists = _views(dataset.augment)
-            drops = tuple(sanitizer_of(name, field, each, stored) for each in lists.values())
-            if not any(drops) and not (isinstance(field, Boxes | Keypoints) and dataset.augment):
-                readers.append(ObjectReader(*stored_as))
-                continue
-            picture = _picture_reader(dataset, *_followed(dataset, name, fields), lists)
-            is_leader = name == first_boxes(stored)
-            readers.append(ShapeReader(*stored_as, picture, drops, is_guess, is_leader))
+            readers.append(_object_reader(dataset, name, field, fields, batching.get(name, LIST)))
     return tuple(readers)
+
+
+def _object_reader(
+    dataset: Any, name: str, field: Field, fields: Mapping[str, Field | None], form: Form
+) -> ObjectReader:
+    """Return the reader of a field whose records differ in size: with a picture, if that moves or drops its rows."""
+    stored, lists = dataset.schema.fields, _views(dataset.augment)
+    stored_as = dataset.store, name, field, codec_for(field), form
+    drops = tuple(sanitizer_of(name, field, each, stored) for each in lists.values())
+    if not any(drops) and not (isinstance(field, Boxes | Keypoints) and dataset.augment):
+        return ObjectReader(*stored_as)
+    picture = _picture_reader(dataset, *_followed(dataset, name, fields), lists)
+    is_guess = sum(isinstance(each, Image) for each in stored.values()) > 1
+    return ShapeReader(*stored_as, picture, drops, is_guess, name == first_boxes(stored))
 
 
 def forms_of(
@@ -233,8 +238,7 @@ def _picture_reader(
 def _fill(name: str, field: Image | Mask, ops: tuple[Any, ...]) -> Any:
     """Return what lies outside of a field's pictures; SchemaError if they cannot hold it."""
     is_image, limits = isinstance(field, Image), np.iinfo(field.dtype)
-    fill = fill_of(ops) if is_image else fill_mask_of(ops)
-    what = "fill" if is_image else "fill_mask"
+    what, fill = ("fill", fill_of(ops)) if is_image else ("fill_mask", fill_mask_of(ops))
     if not all(limits.min <= each <= limits.max for each in np.ravel(fill)):
         raise SchemaError(f"{what} {fill} does not fit into {field.dtype}, as {name!r} is")
     if isinstance(field, Image) and np.size(fill) not in (1, field.channels):
