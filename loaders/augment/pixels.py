@@ -124,9 +124,9 @@ def apply(
         raise BatchError(f"can interpolate {allowed}, got {image.dtype}")
     if how is not FAST:
         image, box = _padded(image, box, size, fill, how)
-    if how.is_filtered and nearest:
-        return _pick(image, box, flip, fill, out)
     if how.is_filtered:
+        if nearest:
+            return _pick(image, box, flip, fill, out)
         return resample(image, box, flip, out, interpolation=how.interpolation, fill=fill)
     try:
         source = _crop(image, box, out, np.array(fill, image.dtype) if fill else _ZERO)

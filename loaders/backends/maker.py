@@ -137,11 +137,9 @@ class Maker:
         self._batched = self.dataset if is_batched else None
         self._call = ReadPlan(None, (CallReader(self.dataset, not self.has_batches),))
         self.group_size = self._group_size()
-        num = (
-            1
-            if self._batched is None
-            else _PLANNED_SAMPLES // (self.batch_size or _PLANNED_SAMPLES)
-        )
+        num = 1
+        if self._batched is not None:
+            num = _PLANNED_SAMPLES // (self.batch_size or _PLANNED_SAMPLES)
         self.chunk_size = self.group_size if self.is_together else max(1, min(_MAX_PLANNED, num))
 
     @property

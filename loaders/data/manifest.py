@@ -229,16 +229,12 @@ def _missing(folder: Path) -> ManifestError:
     what = "not a packed dataset: there is no manifest.json"
     hint = "Pack one with 'packdata', or copy the file from a backup"
     if not folder.exists():
-        what, hint = (
-            "there is no such folder",
-            "Check the path, or pack a dataset there with 'packdata'",
-        )
+        what = "there is no such folder"
+        hint = "Check the path, or pack a dataset there with 'packdata'"
     elif inside:
         names = sorted(map(os.path.dirname, inside))
-        what, hint = (
-            "the folder holds several datasets",
-            f"Choose one of its folders: {', '.join(names[:8])}",
-        )
+        what = "the folder holds several datasets"
+        hint = f"Choose one of its folders: {', '.join(names[:8])}"
     elif any(folder.glob(".packing*")):
         what = "packing was not finished"
         hint = (
@@ -317,8 +313,8 @@ def _check_shard(shard: ShardInfo, sizes: Mapping[str, int | None]) -> None:
         offset, row, lengths, starts, gap = place
         _check_offsets(*[number for number in place if number is not None])
         if row is not None:
-            is_one, end = gap == 0 and lengths is starts is None, offset + n * row
-            is_one = is_one and row == (sizes[name] or row) > 0
+            end = offset + n * row
+            is_one = gap == 0 and lengths is starts is None and row == (sizes[name] or row) > 0
         else:
             is_one = lengths is not None and (starts is None or not (offset or gap))
             end = max(offset + n * gap, (lengths or 0) + 4 * n)
