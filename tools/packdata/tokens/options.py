@@ -19,9 +19,11 @@ _CONTENTS = ("text_column", "ids_column", "chat_template")  # of rows
 
 
 def _id(text: str) -> int | str:
-    if text not in ("auto", "none") and not text.isdecimal():
+    if text.isdecimal():
+        return int(text)
+    if text not in ("auto", "none"):
         raise argparse.ArgumentTypeError(f"takes an id, 'auto' or 'none', got {text!r}")
-    return int(text) if text.isdecimal() else text
+    return text
 
 
 @dataclass(frozen=True, slots=True)

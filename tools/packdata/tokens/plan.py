@@ -177,8 +177,9 @@ def _check_targets(source: TokenSource, where: str) -> None:
             return
     except SourceError:
         return  # the packing names what is refused
+    assert source.content is not None  # without rows there are no labels
     what = "no document has a target: nothing would be learned"
-    raise SourceError(what, where, source.content.targets_hint if source.content else "")
+    raise SourceError(what, where, source.content.targets_hint)
 
 
 def _tokenizer_of(
@@ -210,14 +211,15 @@ def _field_of(
     none: dict[Any, int | None] = {"none": None}
     bos = {**none, "auto": begin}.get(options.bos, options.bos)
     eod = {**none, "auto": end}.get(options.eod, options.eod)
+    added = {each for each in (eod, bos) if each is not None}
     if isinstance(tokenizer, BytesTokenizer) and not source.has_ids:
         # Ids of their own follow the bytes.
-        size = 256 + len({each for each in (eod, bos) if each is not None and each >= 256})
+        size = 256 + len({each for each in added if each >= 256})
     size, itemsize = options.vocab_size or size, source.itemsize
     if size is None and itemsize > 2:
         largest = int(first_pass.get("largest", lambda: _largest_in(source)))
         # No fewer than two bytes, so that parts of one corpus agree.
-        itemsize = 2 if max(largest, eod or 0, bos or 0) < 1 << 16 else itemsize
+        itemsize = 2 if max({largest, *added}) < 1 << 16 else itemsize
     dtype, row_tokens = dtype_of(size, itemsize, eod=eod, bos=bos), options.row_tokens
     known: dict[str, Any] = {"tokenizer": name, "tokenizer_xxh3_128": digest, "vocab_size": size}
     return Tokens(dtype=dtype, row_tokens=row_tokens, eod=eod, **known), bos

@@ -74,11 +74,11 @@ class TokensRecipe(Recipe):
         if source.has_labels:
             fields[LABELS] = Array(dtype="int32", dims=(field.row_tokens,))
         files = {tokenizer.name: tokenizer.file} if tokenizer and tokenizer.file else {}
-        folders = ("train", "val") if self.val_share else ("",)
+        folders: Sequence[str] = ("",)
+        if self.val_share:
+            folders, self.divides, self.why_empty = ("train", "val"), True, _ALL_IN_ONE
         self.targets: Sequence[Target] = [Target(f, Schema(fields), files) for f in folders]
-        self.runs, self.tally, self.divides = source.runs, Tally(), len(folders) > 1
-        if self.divides:
-            self.why_empty = _ALL_IN_ONE
+        self.runs, self.tally = source.runs, Tally()
 
     def __len__(self) -> int:
         return len(self.source)
@@ -292,11 +292,9 @@ def token_stats(view: View) -> dict[str, Any]:
     for ends, ids in streams_of(view, [TOKENS]):
         seen[ids[ids < len(seen)]] = True
         num += len(ids)
-        if len(ends):
-            lengths.append(np.diff(ends, prepend=-open_tokens))
-            open_tokens = len(ids) - int(ends[-1])
-        else:
-            open_tokens += len(ids)
+        bounds = np.append(-open_tokens, ends)
+        lengths.append(np.diff(bounds))
+        open_tokens = len(ids) - int(bounds[-1])
     every = np.concatenate([*lengths, np.array([open_tokens] if open_tokens else [], np.int64)])
     rows = len(view) * field.row_tokens
     return {

@@ -95,16 +95,18 @@ class TokenSource:
     ) -> None:
         rows = [file for file in files if file.kind in LINE_KINDS]
         self.options, self._recent = options, _Recent()
-        self.content = content_of(rows, options) if rows else None
         others = [file.kind for file in files if file.kind not in LINE_KINDS]
         kinds = {"ids" if kind in IDS_KINDS else "text" for kind in others}
-        kinds |= {self.content.kind} if self.content else set()
+        self.content, self.has_labels = None, False
+        if rows:
+            self.content = content_of(rows, options)
+            self.has_labels = self.content.has_labels
+            kinds.add(self.content.kind)
         if len(kinds) > 1:
             what = "plain text beside ids or conversations"
             raise SourceError(what, files[0].path, "Pack them one after the other")
         (self.kind,) = kinds
         self.has_ids = self.kind in ("ids", "lists")
-        self.has_labels = self.content is not None and self.content.has_labels
         row = options.row_tokens
         # Then all rows but a file's last are full.
         may_cut = may_cut and self.kind == "ids"
@@ -199,11 +201,12 @@ class TextFile:
         self._split = split if content is None else content.of_lines
 
     def ranges(self) -> Iterator[Range]:
-        file, data, documents = self._file, self._file.unpacked(), self._documents
-        read = file.read if data is None else lambda start, stop: data[start:stop]
-        start, size = 0, file.size if data is None else len(data)
-        key = None if data is None else file.path
-        stored = file.file if data is None and isinstance(file.file, RemoteFile) else None
+        file, documents, start = self._file, self._documents, 0
+        stored = file.file if isinstance(file.file, RemoteFile) else None
+        read, size, key = file.read, file.size, None
+        if (data := file.unpacked()) is not None:
+            read, size = lambda start, stop: data[start:stop], len(data)
+            key, stored = file.path, None
         if "\n" in documents and "\r" not in documents:
             head = read(0, _WINDOW_BYTES)
             if 0 < head.count(b"\n") == head.count(b"\r\n"):
