@@ -320,10 +320,8 @@ def _of_voc(pictures: dict[str, Values]) -> Annotations:
 
 def _yolo(data: bytes) -> Values:
     values: Values = {BOXES: [], BOX_LABELS: [], "segmentation": []}
-    for line, text in enumerate(data.decode().splitlines(), start=1):
-        words = text.split()
-        if not words:
-            continue
+    lines = enumerate(map(str.split, data.decode().splitlines()), start=1)
+    for line, words in (each for each in lines if each[1]):
         numbers = [float(word) for word in words[1:]]
         is_polygon = len(numbers) >= _POINTS_OF_POLYGON and len(numbers) % 2 == 0
         if not words[0].isdecimal() or (len(numbers) != 4 and not is_polygon):

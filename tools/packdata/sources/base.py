@@ -231,10 +231,10 @@ class ColumnsSource(Source):
 
     def _value(self, field: str, value: Any) -> Any:
         column = self.labels[field]
-        if value is None:
-            return "" if column.kind == "text" else None
-        is_name = column.kind == "class" and not column.numbered
-        return str(value) if column.kind == "text" or is_name else value
+        if column.kind == "text":
+            return "" if value is None else str(value)
+        is_name = column.kind == "class" and not column.numbered and value is not None
+        return str(value) if is_name else value
 
 
 def _read_each(reads: Sequence[Callable[[], bytes]]) -> list[bytes]:
@@ -255,8 +255,9 @@ class ExtendedSource(Source):
     ) -> None:
         self.source, self.labels, self._extend = source, labels, extend
         self.kind, self.name, self.listing = source.kind, source.name, source.listing
-        before = [source.identity["columns"]] if isinstance(source, ExtendedSource) else []
-        self.identity = {**source.identity, "columns": [*before, identity] if before else identity}
+        is_second = isinstance(source, ExtendedSource)
+        columns = [source.identity["columns"], identity] if is_second else identity
+        self.identity = {**source.identity, "columns": columns}
         self.has_masks, self.has_several = source.has_masks, source.has_several
         self.pixels, self.ignored, self.classes = source.pixels, source.ignored, source.classes
         self.notes = [*source.notes, *notes]

@@ -43,12 +43,13 @@ class IdxSource(Source):
         name = re.sub(r"\.gz$", "", re.sub("(?i)images([-.])idx3", r"labels\1idx1", self.name))
         names = (name, f"{name}.gz")
         beside = Listing(self.path.parent, deep=False).files(names)[:1]
-        self._labels = _read_idx(beside[0], num_axes=1) if beside else None
-        if self._labels is not None and len(self._labels) != len(images):
-            what = f"{len(self._labels)} labels for {len(images)} images of {self.name}"
-            raise SourceError(what, beside[0].path)
-        self.labels = {"label": Column("int")} if beside else {}
-        if not beside:
+        self._labels, self.labels = None, {}
+        if beside:
+            self._labels, self.labels = _read_idx(beside[0], num_axes=1), {"label": Column("int")}
+            if len(self._labels) != len(images):
+                what = f"{len(self._labels)} labels for {len(images)} images of {self.name}"
+                raise SourceError(what, beside[0].path)
+        else:
             self.notes = [f"no label: {name} is not beside {self.name}"]
         self.identity = files_identity(self.kind, [file, *beside])
 
@@ -72,5 +73,5 @@ def _read_idx(file: File, num_axes: int) -> Pixels:
             raise EOFError(f"{len(data)} bytes, shape {shape}")
     except (OSError, EOFError, zlib.error, struct.error) as error:
         what = f"not a whole IDX file of bytes with {num_axes} axes ({error})"
-        raise SourceError(what, file.path, "Copy or download it again") from error
+        raise SourceError(what, file.path, "Copy or download the file again") from error
     return np.frombuffer(data, np.uint8, math.prod(shape), start).reshape(shape)

@@ -11,7 +11,7 @@ from array import array
 from bisect import bisect_left
 from copy import copy
 from glob import glob
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -104,7 +104,7 @@ class Listing:
 
     def inside(self, folder: str = "") -> range:
         """Return the numbers of the files directly in a folder."""
-        key = self._above + _key(f"{folder}/" if folder else "")
+        key = self._above + _key(f"{folder}/".lstrip("/"))
         return range(self._place(key), self._place(key.removesuffix(_NAME) + _FOLDER))
 
     def _place(self, key: bytes) -> int:
@@ -171,7 +171,7 @@ def _walk(root: Path, deep: bool, folders: set[str]) -> Iterator[_File]:
     pending = [("", {*map(str, Path(os.path.realpath(root)).parents)})]
     while pending:
         folder, above = pending.pop()
-        place, key = root / folder, _key(f"{folder}/" if folder else "")
+        place, key = root / folder, _key(f"{folder}/".lstrip("/"))
         if (real := os.path.realpath(place)) in above:
             raise SourceError("link to a folder above", place, "Remove the link")
         try:
@@ -193,10 +193,12 @@ def _walk(root: Path, deep: bool, folders: set[str]) -> Iterator[_File]:
 
 def _objects(bucket: Bucket, deep: bool, folders: set[str]) -> Iterator[_File]:
     """Yield objects, and add folders; names that end in a slash stand for the folder, as some tools make."""
-    entries, inner = ([], []) if deep else bucket.in_folder()
-    folders.update(folder.rstrip("/") for folder in inner)
+    entries: Iterable[Entry] = chain.from_iterable(bucket.below())
+    if not deep:
+        entries, inner = bucket.in_folder()
+        folders.update(folder.rstrip("/") for folder in inner)
     keys: dict[str, bytes] = {}
-    for entry in (each for some in bucket.below() for each in some) if deep else entries:
+    for entry in entries:
         folder, slash, name = entry.name.rpartition("/")
         if folder not in keys:
             parts = folder.split("/")

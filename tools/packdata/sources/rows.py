@@ -40,6 +40,11 @@ if TYPE_CHECKING:
 
 _IMAGE_NAMES = ("image", "img", "picture", "photo", "jpg", "jpeg", "png", "webp", "bytes")
 _IMAGES_NAMES = ("images", "imgs", "pictures", "photos", "frames", *_IMAGE_NAMES)
+_LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+_BINARY = (
+    *(pa.types.is_binary, pa.types.is_large_binary),
+    *(pa.types.is_binary_view, pa.types.is_fixed_size_binary),
+)
 
 
 class RowsSource(ColumnsSource):
@@ -74,9 +79,9 @@ class RowsSource(ColumnsSource):
             raise SourceError("no rows", first)
         if sides := sides_in(schema.names):
             self.notes = [f"{sides}. {ROWS_OF_BOXES}"]
-        key = _plain(schema.field("key").type) if "key" in schema.names else None
+        key = _plain(schema.field("key").type) if "key" in schema.names else pa.null()
         # Texts, or whole numbers as in CSV lists.
-        has_keys = key is not None and (is_text(key) or pa.types.is_integer(key))
+        has_keys = is_text(key) or pa.types.is_integer(key)
         self._keyed_by = "key" if has_keys else ""
         taken = (self._image, self._mask, self._keyed_by)
         self._fields = field_names(schema.names, taken, first, label_column)
@@ -104,8 +109,8 @@ class RowsSource(ColumnsSource):
         return (self._key(file, n, None) for file in self._typed for n in range(file.num_rows))
 
     def _file(self, value: Any, where: str, what: str, rows: RowFile) -> Any:
-        path = value.get("path") if isinstance(value, Mapping) else None
-        data = value.get("bytes") if isinstance(value, Mapping) else value
+        cell = value if isinstance(value, Mapping) else {"bytes": value}
+        data, path = cell.get("bytes"), cell.get("path")
         if data is not None:
             return partial(bytes, data)
         if not path:
@@ -149,22 +154,17 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 
 
 def _is_binary(kind: pa.DataType) -> bool:
-    types = pa.types
-    is_any = types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind)
-    return bool(is_any or types.is_fixed_size_binary(kind))
+    return any(test(kind) for test in _BINARY)
 
 
 def _is_picture(kind: pa.DataType) -> bool:
     if pa.types.is_struct(kind):
-        fields = {field.name: field.type for field in kind}
-        return "bytes" in fields and _is_binary(fields["bytes"])
+        kind = {field.name: field.type for field in kind}.get("bytes", pa.null())
     return _is_binary(kind)
 
 
 def _are_pictures(kind: pa.DataType) -> bool:
-    types = pa.types
-    is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
-    return is_list and _is_picture(kind.value_type)
+    return any(test(kind) for test in _LISTS) and _is_picture(kind.value_type)
 
 
 def _find_columns(

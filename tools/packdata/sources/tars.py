@@ -225,7 +225,7 @@ def _role_of(member: tarfile.TarInfo) -> tuple[str, str, str | None]:
     is_usable = member.isreg() and not member.issparse()
     role = _ROLES.get(suffix.lower()) if is_usable else None
     key = f"{folder}/{stem}" if folder else stem
-    return key, dot + suffix or "no suffix", role if is_usable else None
+    return key, dot + suffix or "no suffix", role
 
 
 def _check_end(file: IO[bytes], offset: int, path: Path) -> None:
