@@ -88,14 +88,7 @@ def open_splits(
             splits.
     """
     options = options or SourceOptions()
-    given = listed_sources(src)
-    found = [*map(look_at, given)]
-    folder = next((each for each in found if isinstance(each, Listing)), None)
-    if folder is not None and len(found) > 1:
-        raise several_sources([*map(place_of, given)])
-    splits_of = None if folder is None else find_splits(folder, kind)
-    files = [file for each in found if not isinstance(each, Listing) for file in each]
-    parts: Mapping[str, Found] = splits_of or {"": files if folder is None else folder}
+    parts, beside = _parts_of(listed_sources(src), kind)
     columns = {
         "image_column": options.column,
         "mask_column": options.mask_column,
@@ -108,13 +101,10 @@ def open_splits(
     }
     for source in sources.values() if options.classes is None else ():
         if isinstance(source, FolderSource) and source.kind == "classes":
-            check_classes(source, is_all=splits_of is None, has_annotations=has_annotations)
+            check_classes(source, is_all="" in parts, has_annotations=has_annotations)
     if extend is not None:
         sources = {name: extend(source, name) for name, source in sources.items()}
     labels = label_fields(sources, options.classes, options.multi_label)
-    # Files beside the folders of splits; where splits are files, the others are refused.
-    has_folders = splits_of and all(isinstance(each, Listing) for each in splits_of.values())
-    beside = Counter(map(suffix_of, folder.names() if folder and has_folders else ()))
     splits = [
         Split(name, source, labels[name], _masks_of(options, name, source, kind), beside)
         for name, source in sources.items()
@@ -124,17 +114,34 @@ def open_splits(
     return splits
 
 
+def _parts_of(
+    given: Sequence[Path | str], kind: FileKind
+) -> tuple[Mapping[str, Found], Mapping[str, int]]:
+    """Return what each split is made of, called "" if it is one source; and the files beside splits, by suffix."""
+    found = [*map(look_at, given)]
+    folder = next((each for each in found if isinstance(each, Listing)), None)
+    if folder is None:
+        return {"": [file for each in found if not isinstance(each, Listing) for file in each]}, {}
+    if len(found) > 1:
+        raise several_sources([*map(place_of, given)])
+    if (splits := find_splits(folder, kind)) is None:
+        return {"": folder}, {}
+    # Where splits are files, the others are refused.
+    are_folders = all(isinstance(each, Listing) for each in splits.values())
+    return splits, Counter(map(suffix_of, folder.names() if are_folders else ()))
+
+
 def _masks_of(
     options: SourceOptions, split: str, source: Source, kind: FileKind
 ) -> MaskFolder | None:
     masks, suffix = options.masks, options.mask_suffix
-    if masks is None and suffix:
+    if masks is None:
+        if not suffix:
+            return None
         if source.listing is None:
             what = "mask_suffix= is for masks in a folder"
             raise SourceError(what, source.name, "Pass masks=, or mask_column= of a list")
         return MaskFolder(source.listing, kind, suffix)
-    if masks is None:
-        return None
     listing = look_at(masks)
     if not isinstance(listing, Listing):
         raise SourceError("masks= takes a folder", place_of(masks))
@@ -149,8 +156,7 @@ def _check_masks_apart(splits: Sequence[Split]) -> None:
         if masks is None:
             continue
         for file in filter(None, map(masks.name, source.keys())):
-            other = taken.setdefault(file, name)
-            if other != name:
+            if (other := taken.setdefault(file, name)) != name:
                 what = f"{file} would be a mask of both {other} and {name}"
                 hint = "Give the masks of each split a folder of its name in this one"
                 raise SourceError(what, masks.root, hint)
@@ -195,23 +201,32 @@ def contents(splits: Sequence[Split]) -> list[str]:
 
 
 def _class_notes(splits: Sequence[Split]) -> Iterator[str]:
-    """Say that classes called by numbers have others, or seem to be combinations of few labels, such as ``A|B``."""
+    """Say what names of classes seem to be, and are not."""
     classes: Sequence[str] = ()
     for column in BOX_LABELS, LABEL:
         labels = [label for split in splits for label in split.labels if label.name == column]
-        field = labels[0].field if labels else None  # all splits have the same classes
-        classes = (field.classes if isinstance(field, Label | Array) else None) or ()
-        if any(label.column.numbered for label in labels):
-            continue
-        wrong = [
-            pair for pair in enumerate(classes) if pair[1].isdecimal() and int(pair[1]) != pair[0]
-        ]
-        if wrong and all(map(str.isdecimal, classes)) and [*classes] == sorted(classes):
-            number, name = wrong[0]
-            yield (
-                f"classes are called by numbers, but numbered as names are sorted: {name!r} is class {number} "
-                "(as in torchvision); classes= with a file, a name a line, fixes an order"
-            )
+        fields = [label.field for label in labels if isinstance(label.field, Label | Array)]
+        # All splits have the same ones.
+        classes = next((field.classes for field in fields if field.classes), ())
+        if not any(label.column.numbered for label in labels):
+            yield from _number_notes(classes)
+    yield from _joined_notes(classes)
+
+
+def _number_notes(classes: Sequence[str]) -> Iterator[str]:
+    """Say that classes called by numbers have others."""
+    are_numbers = all(map(str.isdecimal, classes)) and [*classes] == sorted(classes)
+    wrong = (pair for pair in enumerate(classes) if are_numbers and int(pair[1]) != pair[0])
+    if first := next(wrong, None):
+        number, name = first
+        yield (
+            f"classes are called by numbers, but numbered as names are sorted: {name!r} is class {number} "
+            "(as in torchvision); classes= with a file, a name a line, fixes an order"
+        )
+
+
+def _joined_notes(classes: Sequence[str]) -> Iterator[str]:
+    """Say that classes seem to be combinations of few labels, such as ``A|B``."""
     if classes and all(name[:1] + name[-1:] in ("[]", "{}", "()") for name in classes):
         yield f"classes such as {classes[0]!r} are lists: texts such as 'cat|dog' with multi_label='|' store each name"
     for mark in "|", ";", ",", " ":
