@@ -413,15 +413,7 @@ def content_of(files: Sequence[SourceFile], options: TokenOptions) -> DocumentFo
     """Return what the rows of files hold, by the options, else by the columns of the first of them; SourceError."""
     pa.array([])  # imports pandas, where that is installed: not on a thread that packs
     if options.chat_template is not None:
-        try:
-            from packdata.tokens.chat import open_template
-        except ImportError as error:
-            what = "a chat template needs the package 'jinja2': pip install 'loaders[text]'"
-            raise LoadersError(what) from error
-        template = open_template(options.chat_template, options.tokenizer, options.chat_date)
-        column = options.messages_column or "messages"
-        beside = tuple(name for name in BESIDE_CHAT if name not in (column, *options.drop))
-        return Chat(column, template, beside)
+        return _chat_of(options.chat_template, options)
     file = files[0]
     names, rows = _first_rows(file)
     lists = {name for row in rows for name in row if _length(row[name]) is not None}
@@ -441,6 +433,17 @@ def content_of(files: Sequence[SourceFile], options: TokenOptions) -> DocumentFo
         hint = f"Pass ids_column= where there are lists of ids, or drop={sorted(unused)}"
         raise SourceError(f"{min(unused)!r} beside texts is not used", file.path, hint)
     return Texts(options.text_column or "text")
+
+
+def _chat_of(template: Path | str, options: TokenOptions) -> Chat:
+    try:
+        from packdata.tokens.chat import open_template
+    except ImportError as error:
+        what = "a chat template needs the package 'jinja2': pip install 'loaders[text]'"
+        raise LoadersError(what) from error
+    column = options.messages_column or "messages"
+    beside = tuple(name for name in BESIDE_CHAT if name not in (column, *options.drop))
+    return Chat(column, open_template(template, options.tokenizer, options.chat_date), beside)
 
 
 def _first_rows(file: SourceFile, known: Collection[str] = ()) -> tuple[Sequence[str], list[Row]]:
