@@ -128,9 +128,9 @@ class ImageOptions:
         check_options(self)
         if self.fit != "shorter" and not self.sizes:
             raise SchemaError(f"fit {self.fit!r} without sizes=: pass sizes=, too")
-        if self.segments and self.codec is not None:
-            raise SchemaError(f"segments divide files that are kept: leave out {self.codec!r}")
         if self.segments:
+            if self.codec is not None:
+                raise SchemaError(f"segments divide files that are kept: leave out {self.codec!r}")
             jpegtran_version()  # SchemaError if it is not installed
         has_quality = self.sizes if self.codec is None else self.codec in ("jpeg", "webp", "dct")
         if self.quality != DEFAULT_QUALITY and not has_quality:
@@ -380,8 +380,10 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         """Pixels stay pixels; 16 bits need PNG; what is kept is named after most of the first files."""
         if self.source.pixels is not None:
             return "raw"
-        if self.options.keep_depth or self.options.resizes:
-            return "png" if self.options.keep_depth else "jpeg"
+        if self.options.keep_depth:
+            return "png"
+        if self.options.resizes:
+            return "jpeg"
         formats: Counter[str] = Counter()
         for item in fetched_ahead(islice(self.source.items(0), _NUM_PEEKED)):
             with suppress(SourceError, CodecError):  # it is rejected in its turn
@@ -393,9 +395,10 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
 
     def _find_mask_dtype(self) -> str:
         """Return uint16 if asked for, or if one of the first masks is; else uint8."""
-        class_map = self.options.class_map
-        if class_map is not None or self.options.keep_depth:
-            return "uint16" if class_map is None else class_map.dtype
+        if self.options.class_map is not None:
+            return self.options.class_map.dtype
+        if self.options.keep_depth:
+            return "uint16"
         dtypes = {"uint8"}
         for item in islice(self.source.items(0), _NUM_PEEKED):
             with suppress(SourceError):  # it is rejected in its turn
