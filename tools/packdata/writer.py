@@ -26,11 +26,7 @@ from packdata.packing.engine import Outcome, Run, SplitPacker
 from packdata.packing.packing import Made, Packing
 from packdata.packing.progress import Progress, Quiet
 from packdata.packing.provenance import PACKER, as_json
-from packdata.packing.shards import (
-    DEFAULT_SHARD_BYTES,
-    Format,
-    check_records,
-)
+from packdata.packing.shards import DEFAULT_SHARD_BYTES, Format, check_records
 from packdata.recipe import Block, Target, nbytes_of
 from packdata.values import Preparer, check_sizes
 

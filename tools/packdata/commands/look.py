@@ -46,12 +46,7 @@ def _show_each(args: Namespace, found: list[dict[str, Any]], lines: Iterator[str
     show_result(args, found if len(found) > 1 else found[0], lines)
 
 
-@command(
-    DATASETS,
-    JSON,
-    add_remote,
-    example="packdata info packed/train",
-)
+@command(DATASETS, JSON, add_remote, example="packdata info packed/train")
 def info(args: Namespace) -> int:
     """Show fields, samples, shards and origin of a packed dataset.
 

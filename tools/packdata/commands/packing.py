@@ -27,11 +27,7 @@ from packdata.commands.common import (
     with_options,
 )
 from packdata.options import add_options, opt, parse_target
-from packdata.packing.shards import (
-    DEFAULT_SHARD_BYTES,
-    TABLE_SHARD_BYTES,
-    check_shard_options,
-)
+from packdata.packing.shards import DEFAULT_SHARD_BYTES, TABLE_SHARD_BYTES, check_shard_options
 
 if TYPE_CHECKING:
     from argparse import Namespace

@@ -318,9 +318,7 @@ class Packing:
         return infos
 
     def _put_made(
-        self,
-        manifests: Mapping[str, Manifest],
-        files: Mapping[str, Mapping[str, bytes]],
+        self, manifests: Mapping[str, Manifest], files: Mapping[str, Mapping[str, bytes]]
     ) -> None:
         rejects = dict.fromkeys(() if self._grows else self.folders, b"")
         if self.kind != "command":

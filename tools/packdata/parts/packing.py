@@ -189,9 +189,7 @@ class PartPacking(Packing):
         return PackError(f"other parts were packed there: {what}", self.dst, hint)
 
     def _put_made(
-        self,
-        manifests: Mapping[str, Manifest],
-        files: Mapping[str, Mapping[str, bytes]],
+        self, manifests: Mapping[str, Manifest], files: Mapping[str, Mapping[str, bytes]]
     ) -> None:
         """Put the part's journal; PackError if another packed it differently."""
         for folder, beside in files.items():

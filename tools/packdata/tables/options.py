@@ -40,8 +40,7 @@ class TableOptions:
         choices=("float16", "float32", "float64"),
     )
     standardize: bool = opt(
-        False,
-        "store the features as (value - mean) / std of all rows; for test data see --like",
+        False, "store the features as (value - mean) / std of all rows; for test data see --like"
     )
     missing_values: tuple[str, ...] = opt(
         (),
