@@ -63,9 +63,11 @@ def recoders_of(fields: Mapping[str, Field], recoding: Recoding) -> dict[str, Re
         SchemaError: One cannot be stored so, no field has pictures, or boxes would not move along.
     """
     codec, resize = recoding.codec, recoding.resize
+    if codec is None and resize is None:
+        return {}
     fixed = (Images,) if resize is None else (Images, Boxes, Keypoints)
     for name, field in fields.items():
-        if (codec or resize) and isinstance(field, fixed):
+        if isinstance(field, fixed):
             what = f"{field.kind} {name!r} would stay as they are beside other pictures"
             raise SchemaError(f"{what}: leave them out, or pack them again")
     kinds = (Image,) if resize is None else (Image, Mask)
@@ -73,15 +75,13 @@ def recoders_of(fields: Mapping[str, Field], recoding: Recoding) -> dict[str, Re
     if codec is not None and not pictures:
         raise SchemaError(f"no field that is kept has pictures for codec {codec!r}: keep one")
     found = {}
-    for name, field in pictures.items() if codec or resize else ():
+    for name, field in pictures.items():
         try:
-            recode = Recode(field, recoding)
+            found[name] = Recode(field, recoding)
         except (CodecError, SchemaError) as error:
             hint = "choose another codec, or leave the field out"
             raise SchemaError(f"field {name!r}: {error}; {hint}") from error
-        if not recode.keeps_all:
-            found[name] = recode
-    return found
+    return {name: recode for name, recode in found.items() if not recode.keeps_all}
 
 
 class Recode:
