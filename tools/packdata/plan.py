@@ -65,8 +65,8 @@ def ordered(plan: SourcePlan, dst: Path | str, settings: Any) -> Sequence[tuple[
     Where it does not ask, pictures are drawn at random for a URL, whose shards are best read so. SchemaError where an
     order would read files in leaps.
     """
-    is_drawn = plan.is_drawn_at_urls and is_url(dst)
-    is_drawn = is_drawn and all(can_shuffle(recipe) for _, recipe in plan.splits)
+    can_all = all(can_shuffle(recipe) for _, recipe in plan.splits)
+    is_drawn = plan.is_drawn_at_urls and is_url(dst) and can_all
     if (shuffle := settings.pop("shuffle", _USUAL_SEED if is_drawn else None)) is None:
         return plan.splits
     seed = whole_number("shuffle", shuffle)

@@ -165,9 +165,8 @@ class Run:
         """Put what is left of the splits into shards; return how many samples were packed earlier."""
         sizes = [r.num_samples if r.is_of_blocks else len(r) for _, r in splits]
         total = None if None in sizes else sum(size or 0 for size in sizes)
-        state, earlier = packing.state, 0
-        for each in splits:
-            earlier += min(map(state.num_samples, targets_of(each)))
+        state = packing.state
+        earlier = sum(min(map(state.num_samples, targets_of(each))) for each in splits)
         self.num_rejected = len(state.all_rejects)
         with closing(self.shown), opencv.one_thread():
             self.shown.start(total, earlier)

@@ -124,12 +124,12 @@ class State:
         if "done" in line:
             self.done = line["done"]
             return
-        at = Reached.from_json(line["at"] if "shard" in line else line["end"])
         if "shard" in line:
-            shard = ShardInfo.from_json(line["shard"])
-            self.shards.setdefault(line["target"], []).append(shard)
-            self.reached[line["target"]] = at
+            target, at = line["target"], Reached.from_json(line["at"])
+            self.shards.setdefault(target, []).append(ShardInfo.from_json(line["shard"]))
+            self.reached[target] = at
         else:
+            at = Reached.from_json(line["end"])
             self.ended[at.split] = at
         self.rejects.setdefault(at.split, []).extend(at.rejects)
 
