@@ -130,13 +130,15 @@ def _how(name: str, column: ColumnScan, files: TableFiles, options: TableOptions
 
     if column.other:
         raise refused(f"holds {column.other}")
-    if not kinds and "bad" in column.first:
-        raise refused(f"holds no {'number' if name in options.numeric else 'date'}", "", "bad")
     if not kinds:
+        if "bad" in column.first:
+            raise refused(f"holds no {'number' if name in options.numeric else 'date'}", "", "bad")
         hint = f"categorical={[name]} takes NA and the like as texts, "
         raise refused("has no value in any row", hint)
-    if name in options.categorical or name in options.numeric:
-        return "label" if name in options.categorical else "number"
+    if name in options.categorical:
+        return "label"
+    if name in options.numeric:
+        return "number"
     # With zeros in front, all its numbers are names.
     if {*kinds} == {"flag", "text"} or "code" in {*kinds} <= {"code", "number", "flag", "text"}:
         return "label"

@@ -200,8 +200,10 @@ class TableFiles:
     @cached_property
     def columns(self) -> list[str] | None:
         """The columns to read; None where rows name their own."""
-        if self._options.wanted or self.first is None:
-            return [*self._options.wanted] or None
+        if self._options.wanted:
+            return [*self._options.wanted]
+        if self.first is None:
+            return None
         return [name for name in self.first.columns or () if name not in self._dropped]
 
     def check_named(self) -> None:

@@ -119,13 +119,13 @@ def plan_tables(
     csv = take(CsvOptions, options)
     chosen = TableOptions(**options)
     of_csv = [*changed(csv), *(["missing_values"] if chosen.missing_values else [])]
-    known = None if like is None else read_manifest(like)
-    if known is not None:
-        chosen = _like_options(chosen, known.provenance)
+    known, same = None, None
+    if like is not None:
+        known = read_manifest(like)
+        chosen, same = _like_options(chosen, known.provenance), known.fingerprint
     files, given, about = _opened(sources, csv, chosen)
     if of_csv and not any(map(is_csv, files.paths)):
         raise SchemaError(f"{', '.join(of_csv)}: there is no CSV file among the sources")
-    same = None if known is None else known.fingerprint
     asked = {OPTIONS: changed(chosen), **changed(csv), "like": same}
     identity = {"command": "tables", "source": files.identity(), **asked}
     first_pass = FirstPass() if first_pass is None else first_pass
@@ -282,9 +282,9 @@ def arrays_of(frame: Any, target: str | Sequence[str] = (), **options: Any) -> d
     """
     recipe = plan_tables(frame, target=target, **options).recipe
     blocks = [block for part in recipe.items(0) for block in recipe.encode(part)]
-    for block in blocks:
-        if block.rejects and options.get("on_error", "fail") == "fail":
-            raise block.rejects[0][1]
+    errors = [error for block in blocks for _, error in block.rejects]
+    if errors and options.get("on_error", "fail") == "fail":
+        raise errors[0]
     arrays: dict[str, Any] = {"schema": dict(recipe.schema.fields)}
     for name, kind in recipe.schema.fields.items():
         rows = np.concatenate([block.columns[name].data for block in blocks])  # type: ignore[union-attr]
