@@ -99,9 +99,8 @@ def changed(options: Any) -> dict[str, Any]:
     found = {}
     for each in fields(options):
         value = getattr(options, each.name)
-        value = list(value) if isinstance(value, tuple) else value
-        if value != ([] if each.default == () else each.default):
-            found[each.name] = value
+        if value != each.default:
+            found[each.name] = list(value) if isinstance(value, tuple) else value
     return found
 
 

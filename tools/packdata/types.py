@@ -116,9 +116,7 @@ def all_as_one(texts: pa.Array, kinds: Collection[Kind]) -> tuple[Kind, pa.Array
     """
     first = next((text for text in texts[:1].to_pylist() if text), "")
     texts = pc.utf8_trim_whitespace(texts) if first != first.strip() else texts
-    for kind, arrow in _CASTS.items():
-        if kind not in kinds:
-            continue
+    for kind, arrow in ((kind, arrow) for kind, arrow in _CASTS.items() if kind in kinds):
         try:  # some first: a cast that fails takes a hundred times as long, as each value gets a message
             if len(texts) > _FEW:
                 pc.cast(texts.slice(0, _SOME), arrow)

@@ -43,9 +43,7 @@ def packed(value: Any) -> bytes:
 
 def _fields(struct: dict[int, Any]) -> bytes:
     out, before = bytearray(), 0
-    for number, value in struct.items():
-        if value is None:
-            continue
+    for number, value in ((n, each) for n, each in struct.items() if each is not None):
         is_flag = isinstance(value, bool)
         kind = (_TRUE if value else _FALSE) if is_flag else _KINDS[type(value)]
         out.append(number - before << 4 | kind)
