@@ -212,7 +212,7 @@ class ArraysRecipe(FilesRecipe[ArrayOptions]):
             file = self._mask_of(item)
             found[MASK], place = read(file, self.options.mask_array), file.where
             if (dtype := found[MASK].dtype).kind not in "uib":
-                hint = "Save it as integers: mask.astype('uint8'), say"
+                hint = "Save masks as integers: mask.astype('uint8'), say"
                 raise SourceError(f"a mask of {dtype}, not of whole numbers", place, hint)
         return found, place
 
@@ -226,7 +226,7 @@ class ArraysRecipe(FilesRecipe[ArrayOptions]):
                 file = file if zipfile.is_zipfile(opened) else None
         if isinstance(file, File):  # none of an empty cell
             return file
-        hint = "masks= and mask_column= say where it is, mask_array= in an .npz"
+        hint = "masks= and mask_column= say where masks are, mask_array= in an .npz"
         raise SourceError("the mask is missing", item.where, hint)
 
 

@@ -72,13 +72,11 @@ class Bucket:
             return
         if (found := hash_file(path)) != digest:
             what = f"xxh3-128 is {found}, the manifest says {digest}"
-            raise ChecksumError(what, path, None, None, "Run 'packdata verify' on it")
+            raise ChecksumError(what, path, None, None, "Run 'packdata verify'")
         self._ask("put", name=name, data=path.absolute(), only=None)
         if not self._is_there(name, path, size_bytes, digest):
-            hint = "Check the network and the store"
-            raise ChecksumError(
-                "what arrived has another size or hash", self.url / name, None, None, hint
-            )
+            what, hint = "what arrived has another size or hash", "Check the network and the store"
+            raise ChecksumError(what, self.url / name, None, None, hint)
 
     def _is_there(self, name: str, path: Path, size_bytes: int, digest: str) -> bool:
         found = self._ask("look", name=name)

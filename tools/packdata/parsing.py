@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 UTF8_HINT = (
-    "Convert it from the encoding in which it was saved, which only its author knows: "
+    "Convert the text from the encoding in which it was saved, which only its author knows: "
     "iconv -f UTF-16 -t UTF-8 FILE, -f CP1252 if that was Windows in Western Europe"
 )
 _MOST_NESTED = 64  # Arrow's parser is recursive, and ends the process where the stack does

@@ -110,9 +110,8 @@ class Writer:
         if names := ", ".join(self._schema.files):
             raise SchemaError(f"a Writer keeps no files beside shards, such as {names}")
         self._preparers = {n: Preparer(f, quality, max_picture_mb) for n, f in fields.items()}
-        self._provenance = as_json(
-            {"source": {"kind": "python"}} if provenance is None else provenance
-        )
+        usual = {"source": {"kind": "python"}}
+        self._provenance = as_json(usual if provenance is None else provenance)
         self._keys: set[str] = set()
         self._packer: SplitPacker | None = None  # from the first sample on: it decides on keys
         self._num_samples = 0

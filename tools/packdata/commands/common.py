@@ -108,9 +108,7 @@ def with_options(text: str, args: argparse.Namespace) -> str:
     """
     # A single word is one of English, too, unless a value follows.
     found = [name for name, equals in _NAMED.findall(text) if equals or "_" in name]
-    named = [
-        _FLAGS.get(name, f"--{name.replace('_', '-')}") for name in vars(args) if name in found
-    ]
+    named = [_FLAGS.get(n, f"--{n.replace('_', '-')}") for n in vars(args) if n in found]
     word = "option" if len(named) == 1 else "options"
     return f"{text} ({word}: {', '.join(named)})" if named else text
 

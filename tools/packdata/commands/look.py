@@ -61,9 +61,7 @@ def info(args: Namespace) -> int:
 def _described(path: Path, manifest: Manifest) -> dict[str, Any]:
     """Return what a manifest says, as JSON types."""
     shards, fields = manifest.shards, manifest.schema.fields
-    classes = {
-        n: each.classes for n, each in fields.items() if isinstance(each, Label | MultiLabel)
-    }
+    classes = {n: f.classes for n, f in fields.items() if isinstance(f, Label | MultiLabel)}
     listed = ("file", "num_samples", "size_bytes")
     return {
         "path": str(path),
@@ -204,9 +202,8 @@ def diff(args: Namespace) -> int:
     from packdata.inspect.compare import diff
 
     found = diff(args.a, args.b)
-    show_result(
-        args, {"same": not found, "differences": found}, found or ["the datasets are equal"]
-    )
+    about = {"same": not found, "differences": found}
+    show_result(args, about, found or ["the datasets are equal"])
     return 1 if found else 0
 
 

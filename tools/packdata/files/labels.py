@@ -58,7 +58,7 @@ class LabelField:
             return self.codec.encode(value)
         except CodecError as error:
             what = f"the {self.name} is {shown(value)}: {error}"
-            hint = "Change the column, or leave it out of the source; mask_column= is for masks"
+            hint = "Change or leave out the column; mask_column= is for masks"
             raise SourceError(what, item.where, hint) from error
 
     def _stand_in(self, where: str) -> float:
@@ -68,7 +68,7 @@ class LabelField:
         what = f"the {self.name} is missing"
         if self.column.kind == "int" and self.name != LABEL:
             what += ", for which no NaN can stand: float64 may round others of the column"
-        hint = "Fill it in, or leave the sample or column out of the source"
+        hint = "Fill the value in, or leave the sample or column out of the source"
         raise SourceError(what, where, hint)
 
     def _flags(self, value: Any, where: str) -> npt.NDArray[np.uint8]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loaders.errors import SourceError
 from loaders.remote.url import place_of
@@ -89,16 +89,14 @@ def open_splits(
     """
     options = options or SourceOptions()
     parts, beside = _parts_of(listed_sources(src), kind)
-    columns = {
+    how: Any = {
+        "kind": kind,
+        "without": split_suffix(options.mask_suffix)[1] if options.masks is None else "",
         "image_column": options.column,
         "mask_column": options.mask_column,
         "label_column": options.label_column,
     }
-    without = split_suffix(options.mask_suffix)[1] if options.masks is None else ""
-    sources = {
-        name: open_source(each, kind=kind, without=without, **columns)
-        for name, each in parts.items()
-    }
+    sources = {name: open_source(each, **how) for name, each in parts.items()}
     for source in sources.values() if options.classes is None else ():
         if isinstance(source, FolderSource) and source.kind == "classes":
             check_classes(source, is_all="" in parts, has_annotations=has_annotations)

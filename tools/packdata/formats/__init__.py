@@ -49,9 +49,8 @@ def write_shard(
         difference = read_back(path, open_columns(path, info))
         synced.result()
     if difference is not None:
-        raise ShardError(
-            f"read back: {difference}", path, hint="This is a defect of loaders: report it"
-        )
+        hint = "This is a defect of loaders: report it"
+        raise ShardError(f"read back: {difference}", path, hint=hint)
     return info._replace(xxh3_128=whole.result())
 
 

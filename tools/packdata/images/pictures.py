@@ -94,8 +94,10 @@ class PictureFile:
             raise CodecError("the file is empty")
         self.data, factory = data, _factory_of(data)
         if factory is None:
-            hint = "for HEIC, AVIF and JPEG XL 'pip install loaders[pictures]', or convert it"
-            raise CodecError(f"no picture that is read: it starts with {data[:12]!r}; {hint}")
+            hint = (
+                "for HEIC, AVIF and JPEG XL 'pip install loaders[pictures]', or convert the file"
+            )
+            raise CodecError(f"no picture that is read: {data[:12]!r} at the start; {hint}")
         hint = "; bands that are no colours are for 'packdata arrays'"
         with _damage_named("picture", hint if data[:2] in (b"II", b"MM") else ""):
             # Not by Image.open, which has a limit of pixels of its own: one of the process.
@@ -148,9 +150,7 @@ class PictureFile:
         ):
             what = f"mode {mode}, {bits} bits, {num_bands} bands, transparent value {clear}"
             what += ", signed" * is_signed + ", 0 is white" * is_inverted
-            hint = (
-                "save it as PNG, gray or RGB of 8 or 16 bits, or its numbers for 'packdata arrays'"
-            )
+            hint = "save PNG, gray or RGB of 8 or 16 bits, or numbers for 'packdata arrays'"
             raise CodecError(f"a {self.format} of such pixels is not read ({what}): {hint}")
         self._decode()
         return self.head
@@ -383,7 +383,9 @@ def decode_strictly(data: bytes, **options: Any) -> tuple[Array, bytes | None]:
         if plain is None:
             break
         mended = plain
-    raise CodecError(f"the JPEG is cut, damaged or of a rare kind ({reason}): save it again")
+    raise CodecError(
+        f"the JPEG is cut, damaged or of a rare kind ({reason}): save the picture again"
+    )
 
 
 def _without_oddity(data: bytes, warning: str) -> bytes | None:

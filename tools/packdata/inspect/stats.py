@@ -163,9 +163,8 @@ class _Gathered:
         if isinstance(kind, Image | Images | Mask) and self.shapes:
             ends = np.quantile([shape[:2] for shape in self.shapes], (0, 0.5, 1), axis=0)
             sides = zip(("height", "width"), ends.T.tolist(), strict=True)
-            found |= {
-                side: dict(zip(("min", "median", "max"), at, strict=True)) for side, at in sides
-            }
+            names = ("min", "median", "max")
+            found |= {side: dict(zip(names, at, strict=True)) for side, at in sides}
         if isinstance(kind, Mask):
             pixels = {str(value): num for value, num in sorted(self.values.items())}
             return found | {"pixels_by_value": pixels}

@@ -163,7 +163,7 @@ def files_beside(schema: Schema, folders: Sequence[Path]) -> dict[str, bytes]:
         found[name] = b"".join(read_regular(file) for file in files if file.is_file())
         if xxhash.xxh3_128_hexdigest(found[name]) != digest:
             what = f"the file {name} is missing, or not the one that the manifest names"
-            raise PackError(what, folders[0] if folders else name, "Copy it from a backup")
+            raise PackError(what, folders[0] if folders else name, "Copy that file from a backup")
     return found
 
 

@@ -96,8 +96,7 @@ def write(
     source, known = _as_view(view)
     resize = None if size is None else SizeOption.parse(size, fit)
     added = {n: _added(n, each, known.fields.get(n), source) for n, each in (add or {}).items()}
-    recoding = Recoding(codec, quality, resize=resize)
-    content = content_of(source, known, recoding, added)
+    content = content_of(source, known, Recoding(codec, quality, resize=resize), added)
     if source.numbers is not None:
         check_no_stream(source)
     _check_keys(content)
@@ -110,10 +109,9 @@ def write(
     options |= {"add": sorted(added)} if added else {}
     content.provenance = {"command": "write", **_made_of(source), "options": options}
     content.whole = whole or ()
-    identity = {**_identity(content), "link": whole is not None}
+    asked = {**options, **_identity(content), "link": whole is not None}
     how: WriteSettings = {"format": format, "shard_bytes": shard_bytes, "workers": workers}
     how |= {"overwrite": overwrite, "progress": progress}
-    asked = options | identity
     manifest = write_datasets(dst, "write", [source], {"": content}, asked, **how)[""]
     seconds = time.monotonic() - began
     return summary_of(dst, {"": manifest}, (), [""], seconds, manifest.num_samples)

@@ -152,13 +152,12 @@ class Run:
         earlier = self.pack_splits(packing, splits)
         if not self.is_unchanged():
             raise source_changed(packing.dst)
-        packing.publish(
-            {
-                folder: Made(target.schema, {**each[1].provenance, "packer": PACKER}, target.files)
-                for each in splits
-                for folder, target in targets_of(each).items()
-            }
-        )
+        made = {
+            folder: Made(target.schema, {**each[1].provenance, "packer": PACKER}, target.files)
+            for each in splits
+            for folder, target in targets_of(each).items()
+        }
+        packing.publish(made)
         return f"continued: {counted(earlier, 'sample')} packed earlier" if earlier else ""
 
     def pack_splits(self, packing: Packing, splits: Sequence[tuple[str, Recipe]]) -> int:
@@ -231,8 +230,7 @@ def targets_of(*splits: tuple[str, Recipe]) -> dict[str, Target]:
 
 def counted_folders(splits: Sequence[tuple[str, Recipe]]) -> list[str]:
     """Return the folders that hold each sample once between them."""
-    folders = ([*targets_of(each)][: None if each[1].divides else 1] for each in splits)
-    return [*chain(*folders)]
+    return [*chain(*([*targets_of(s)][: None if s[1].divides else 1] for s in splits))]
 
 
 def _encode(recipe: Recipe, format: Format, numbered: tuple[int, Any]) -> Outcome:

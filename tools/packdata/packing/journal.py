@@ -213,7 +213,7 @@ def parse_journal(data: bytes, path: Path, exists: Exists = lambda *_: True) -> 
         return None
     if (version := header.get("journal")) != JOURNAL_VERSION:
         what = f"unfinished packing of journal version {version}"
-        hint = f"Finish it with that release, or remove {path.parent}"
+        hint = f"Finish with that release, or remove {path.parent}"
         raise PackError(what, path.parent.parent, hint)
     state = State(header["plan"], header["kind"], tuple(header["folders"]), size=len(first))
     for raw in rest:

@@ -303,10 +303,7 @@ class Packing:
 
     def _put_whole(self, folder: str, shards: Sequence[FileShard], first: int) -> list[ShardInfo]:
         """Put shards of other datasets there, the ``first`` of this number; return what the manifest says of them."""
-        infos = [
-            named_by_hash(each.info, f"shard-{number:05d}")
-            for number, each in enumerate(shards, first)
-        ]
+        infos = [named_by_hash(s.info, f"shard-{n:05d}") for n, s in enumerate(shards, first)]
 
         def put(shard: FileShard, info: ShardInfo) -> None:
             name = name_at(folder, info.file)
@@ -382,7 +379,7 @@ def check_target(
     there = [*manifests_at(store, dict.fromkeys(("", *folders)))]
     below = datasets_below(store) if is_alone and not is_url(dst) else []
     if others := {*there, *below} - {*folders}:
-        hint = "Datasets are replaced in the same places only: remove it, or choose another folder"
+        hint = "Datasets are replaced in the same places only: remove that one, or choose another folder"
         raise PackError("another packed dataset exists", dst / min(others), hint)
     if there and not overwrite:
         raise already_there(dst / there[0])

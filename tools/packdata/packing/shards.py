@@ -70,9 +70,8 @@ class _GrowingColumn:
         starts, lengths = column.starts[first:last], column.lengths[first:last]
         breaks = np.flatnonzero(starts[1:] != starts[:-1] + lengths[:-1]) + 1
         for one, other in pairwise([0, *breaks.tolist(), last - first]):
-            self._pieces.append(
-                column.buffer[starts[one] : starts[other - 1] + lengths[other - 1]]
-            )
+            end = starts[other - 1] + lengths[other - 1]
+            self._pieces.append(column.buffer[starts[one] : end])
         self._lengths.frombytes(lengths.astype(np.int64, copy=False).tobytes())
 
     def take(self, num_samples: int) -> Column:

@@ -170,7 +170,7 @@ def _copy(source: Path, target: Path, digest: str) -> None:
         os.fsync(file.fileno())
     if (found := hash_file(target)) != digest:
         what = f"xxh3-128 is {found}, the manifest says {digest}"
-        raise ShardError(what, source, hint="Run 'packdata verify' on it")
+        raise ShardError(what, source, hint="Run 'packdata verify'")
 
 
 def size_fault(path: Path, size_bytes: int) -> str | None:
@@ -246,7 +246,7 @@ def is_made(store: Store, folders: Collection[str], digest: str) -> bool:
 
 def already_there(folder: Path) -> PackError:
     """Return the error that a dataset is where another would go."""
-    hint = "Pass overwrite=True to replace it; 'packdata extend' adds to it"
+    hint = "Pass overwrite=True to replace that; 'packdata extend' adds samples"
     return PackError("a packed dataset exists", folder, hint)
 
 

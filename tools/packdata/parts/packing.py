@@ -166,7 +166,7 @@ class PartPacking(Packing):
         check_target(self.dst, self.folders, overwrite=self._overwrite)
         begun = self.dst / PACKING_NAME / JOURNAL_NAME
         if not (self._overwrite or is_url(self.dst)) and begun.exists():
-            hint = "Finish it with the command that began it, or pass overwrite=True"
+            hint = "Finish with the command that began there, or pass overwrite=True"
             raise PackError("unfinished packing", self.dst, hint)
         others = [path for path, part in found_parts(self._store) if part.of != self._part.of]
         if others and not self._overwrite:

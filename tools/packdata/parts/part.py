@@ -167,8 +167,7 @@ class _Numbered(NamedTuple):
 
 def can_shuffle(recipe: Recipe) -> bool:
     """Tell whether items can be asked for in another order than that of the source."""
-    source = getattr(recipe, "source", None)
-    kinds = {*str(getattr(source, "kind", "")).split(", ")}
+    kinds = {*str(getattr(getattr(recipe, "source", None), "kind", "")).split(", ")}
     return recipe.is_of_blocks or kinds <= _BY_NUMBER
 
 

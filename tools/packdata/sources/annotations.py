@@ -107,7 +107,7 @@ def annotated(
     without = names.pop(None, 0)
     if not names:
         what = f"no picture is called as in the annotations ({found.kind})"
-        raise SourceError(what, source.name, "Is it another folder, or another split?")
+        raise SourceError(what, source.name, "Another folder, or another split?")
     name, num = names.most_common(1)[0]
     if num > 1:
         what = f"{name} of the annotations would be {num} pictures of {source.name}"

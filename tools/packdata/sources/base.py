@@ -44,12 +44,12 @@ _RESERVED = frozenset(
 )
 _SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini", "__macosx"})
 
-_OWN_LIBRARY = "Its own library reads it, and packdata.pack takes the samples: examples/from_{}.py"
+_OWN_LIBRARY = "Read by its own library; packdata.pack takes the samples: examples/from_{}.py"
 STREAMING_HINT = _OWN_LIBRARY.format("mds.py and examples/from_litdata")
 # By what is in the name of a file that is not read.
 _FOREIGN = {
-    ".tar.gz": "Members of a compressed tar cannot be read one by one: gunzip it first",
-    ".tgz": "Members of a compressed tar cannot be read one by one: gunzip it first",
+    ".tar.gz": "Members of a compressed tar cannot be read one by one: gunzip the tar first",
+    ".tgz": "Members of a compressed tar cannot be read one by one: gunzip the tar first",
     ".mds": _OWN_LIBRARY.format("mds"),
     ".tfrecord": _OWN_LIBRARY.format("tfrecord"),
 }

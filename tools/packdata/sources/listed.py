@@ -104,7 +104,7 @@ class Listing:
 
     def inside(self, folder: str = "") -> range:
         """Return the numbers of the files directly in a folder."""
-        key = self._above + _key(f"{folder}/".lstrip("/"))
+        key = self._above + _key(f"{folder}/" if folder else "")
         return range(self._place(key), self._place(key.removesuffix(_NAME) + _FOLDER))
 
     def _place(self, key: bytes) -> int:

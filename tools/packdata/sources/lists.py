@@ -177,10 +177,8 @@ def _open_csv(given: File) -> CsvRows:
         head = file.read(HEAD_BYTES).decode(errors="replace")
     first = head.lstrip("\ufeff\r\n").partition("\n")[0]
     delimiter = max(",\t;", key=first.count)  # the comma where none occurs
-    has_blanks = f"{delimiter} " in first
-    rows = CsvRows(
-        given, CsvOptions(delimiter=delimiter), skipinitialspace=has_blanks, strict=True
-    )
+    dialect: Any = {"skipinitialspace": f"{delimiter} " in first, "strict": True}
+    rows = CsvRows(given, CsvOptions(delimiter=delimiter), **dialect)
     check_distinct(rows.columns, given.path)
     return rows
 

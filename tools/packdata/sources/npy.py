@@ -117,7 +117,7 @@ def _read_header(file: IO[bytes], size: int, where: str) -> ArrayHeader:
     except (ValueError, TypeError, SyntaxError, RecursionError, tokenize.TokenError) as error:
         raise SourceError(f"not a .npy file ({error})", where) from error
     if dtype.hasobject:
-        hint = "Save it as numbers: array.astype('float32'), say"
+        hint = "Save arrays as numbers: array.astype('float32'), say"
         raise SourceError("Python objects: a pickle, never loaded", where, hint)
     if dtype.kind not in "uifb":
         raise SourceError(f"{dtype}, not numbers", where)

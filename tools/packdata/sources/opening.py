@@ -119,9 +119,8 @@ def find_splits(listing: Listing, kind: FileKind = PICTURES) -> Mapping[str, Fou
     if kind is PICTURES and (saved := saved_splits(listing)):
         return saved
     folders, archives = listing.subfolders(), _archives(listing, kind)
-    splits: dict[str, Found] = {
-        name: listing.below(name) for name in folders if name.lower() in SPLIT_NAMES
-    }
+    named = [name for name in folders if name.lower() in SPLIT_NAMES]
+    splits: dict[str, Found] = {name: listing.below(name) for name in named}
     others = [name for name in folders if name not in splits]
     if splits:  # what holds no files of the kind is neither a split nor a class
         others = [name for name in others if _holds(kind, listing.below(name))]
@@ -130,12 +129,12 @@ def find_splits(listing: Listing, kind: FileKind = PICTURES) -> Mapping[str, Fou
         others += [f.path.name for f in archives if _named_split(f.path.name) not in known]
         others += [name for name in listing.names() if suffix_of(name) in kind.suffixes]
     else:
-        named = [(_named_split(file.path.name), file) for file in archives]
-        splits = {name: [f for split, f in named if split == name] for name, _ in named if name}
+        of = [(_named_split(file.path.name), file) for file in archives]
+        splits = {name: [file for split, file in of if split == name] for name, _ in of if name}
         if len(splits) < 2:
             return None
         _check_alone(listing, archives)
-        others = [file.path.name for split, file in named if split is None]
+        others = [file.path.name for split, file in of if split is None]
     if others:
         what = f"splits ({', '.join(splits)}) beside {few(others)}"
         hint = "Pack each split by itself, or move the others away"

@@ -267,13 +267,13 @@ def listed_files(listing: Listing, folder: str = "") -> list[File] | None:
     root = listing.root / folder
     if state is not None:
         if _known(state, "_indices_data_files", []):
-            hint = "Save it again: dataset.flatten_indices().save_to_disk(...)"
+            hint = "Save the rows again: dataset.flatten_indices().save_to_disk(...)"
             raise SourceError("the rows are chosen by a list of indices", state.path, hint)
         files = [file["filename"] for file in _known(state, "_data_files")]
         found = listing.files(f"{folder}/{name}".lstrip("/") for name in files)
         if lost := {*files} - {file.path.name for file in found}:
             what = "a file that state.json lists is not there"
-            raise SourceError(what, root / min(lost), "Copy it again")
+            raise SourceError(what, root / min(lost), "Copy that file again")
         return found
     if info is not None and any(name.endswith(".arrow") for name in listing.names(folder)):
         hint = "Give the files of a split, or load_dataset(...)['train'].save_to_disk(...)"

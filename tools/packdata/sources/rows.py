@@ -179,6 +179,6 @@ def _find_columns(
     for name, known in ((image, pictures + lists), (mask, [*pictures, None])):
         if name not in known:
             what = f"no column {name or 'of pictures'}; of pictures: {pictures + lists}, all: {schema.names}"
-            hint = "Pictures are binary, or a struct of bytes and path; image_column= chooses one. Is it a table? See "
+            hint = "Pictures are binary, or a struct of bytes and path; image_column= chooses one. For tables see "
             raise SourceError(what, path, f"{hint}'packdata tables'")
     return str(image), mask

@@ -214,7 +214,7 @@ def _scan_tar(given: File, ignored: Counter[str]) -> list[_Sample]:
             _check_end(file, tar.offset, path)
     except (tarfile.TarError, OSError) as error:
         what = f"not a whole tar file ({error})"
-        raise SourceError(what, path, "Copy or make it again") from error
+        raise SourceError(what, path, "Copy or make the tar again") from error
     return samples
 
 
@@ -224,8 +224,7 @@ def _role_of(member: tarfile.TarInfo) -> tuple[str, str, str | None]:
     stem, dot, suffix = name.partition(".")
     is_usable = member.isreg() and not member.issparse()
     role = _ROLES.get(suffix.lower()) if is_usable else None
-    key = f"{folder}/{stem}" if folder else stem
-    return key, dot + suffix or "no suffix", role
+    return f"{folder}/{stem}" if folder else stem, dot + suffix or "no suffix", role
 
 
 def _check_end(file: IO[bytes], offset: int, path: Path) -> None:
@@ -236,5 +235,5 @@ def _check_end(file: IO[bytes], offset: int, path: Path) -> None:
     file.seek(offset)
     rest = file.read(32 * _BLOCK)
     if len(rest) < _BLOCK or any(rest):
-        what = f"no blocks of zeros end the archive (byte {offset}): it was cut, or joined with another"
-        raise SourceError(what, path, "Copy or make it again")
+        what = f"no blocks of zeros end the archive (byte {offset}): the tar was cut, or joined with another"
+        raise SourceError(what, path, "Copy or make the tar again")

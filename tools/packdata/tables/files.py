@@ -75,7 +75,7 @@ def list_tables(sources: Sequence[Path | str]) -> tuple[list[File], Counter[str]
     taken: set[str] = set()
     for file in files:
         if (name := _plain_name(file.path)) in taken:
-            raise SourceError("duplicate file", file.path, "Pass it once, compressed or not")
+            raise SourceError("duplicate file", file.path, "Pass the file once, compressed or not")
         taken.add(name)
     return files, ignored
 
@@ -229,9 +229,7 @@ class TableFiles:
             raise SourceError(what, path, hint)
         if twice := [name for name in known if mine[name] > 1]:
             what = f"duplicate column {few(map(repr, twice), 8)}"
-            hint = (
-                f"drop={twice} leaves them out; of CSV names= with skip_rows=1 gives other names"
-            )
+            hint = f"drop={twice} leaves out both; of CSV names= with skip_rows=1 renames them"
             raise SourceError(what, path, hint)
 
     def parts(self) -> Iterator[Part]:
@@ -244,10 +242,8 @@ class TableFiles:
         with self._lock:
             before = self._kept.pop(part, None)
             if before is not None and len(before.table) == len(rows.table):
-                columns = {
-                    **dict(zip(before.table.column_names, before.table.columns, strict=True)),
-                    **columns,
-                }
+                own = zip(before.table.column_names, before.table.columns, strict=True)
+                columns = {**dict(own), **columns}
             table = pa.table(dict(columns))
             self._room += 0 if before is None else before.table.nbytes
             if columns and table.nbytes <= self._room:
@@ -296,7 +292,8 @@ def as_table(frame: Any) -> pa.Table:
             frame = frame.with_format("arrow")[:]  # of its selection
         return pa.table(frame.collect() if hasattr(frame, "collect") else frame)
     except (pa.ArrowException, LookupError, TypeError, ValueError) as error:
-        what = f"the source cannot be read as a table ({error})"
-        raise SourceError(
-            what, type(frame).__name__, "Each column takes values of one kind"
-        ) from error
+        what, hint = (
+            f"the source cannot be read as a table ({error})",
+            "A column has one kind of value",
+        )
+        raise SourceError(what, type(frame).__name__, hint) from error

@@ -145,8 +145,7 @@ def plan_tables(
     recipe = TablesRecipe(files, parts, columns, rows, identity, provenance)
     places, listed = [*map(place_of, given)], identity["source"]
     again = partial(_identity_of, places) if given else partial(dict, listed)
-    how = places, [("", recipe)], format, listed, again
-    return TablesPlan(*how, recipe, about, first_pass)
+    return TablesPlan(places, [("", recipe)], format, listed, again, recipe, about, first_pass)
 
 
 def _identity_of(sources: Sequence[Path]) -> dict[str, Any]:
@@ -162,8 +161,7 @@ def _opened(
         return TableFiles([LocalFile(name, name)], csv, options, as_table(sources)), [], []
     given = listed_sources(sources)
     found, ignored = list_tables(given)
-    files = TableFiles(found, csv, options)
-    return files, given, passed_over(ignored)
+    return TableFiles(found, csv, options), given, passed_over(ignored)
 
 
 def _like_options(options: TableOptions, provenance: Any) -> TableOptions:
@@ -247,14 +245,12 @@ def pack_tables(
     """
     settings = take(PackSettings, options)
     settings.setdefault("shard_bytes", TABLE_SHARD_BYTES)
-    workers, on_error = settings.get("workers"), settings.get("on_error", "fail")
-    first_pass = FirstPass(options.pop("plan", None))
     plan = plan_tables(
         sources,
         format=format,
-        workers=workers,
-        on_error=on_error,
-        first_pass=first_pass,
+        workers=settings.get("workers"),
+        on_error=settings.get("on_error", "fail"),
+        first_pass=FirstPass(options.pop("plan", None)),
         **options,
     )
     return pack_plan(plan, dst, **settings)

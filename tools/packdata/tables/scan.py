@@ -146,9 +146,8 @@ def scan_files(
         found = Scan(columns={name: ColumnScan() for name in columns or ()})
         try:
             progress.start(None, 0)
-            with OrderedPool(
-                partial(_scan_part, files, options, on_error, columns, kinds), workers
-            ) as pool:
+            look = partial(_scan_part, files, options, on_error, columns, kinds)
+            with OrderedPool(look, workers) as pool:
                 for each in pool.map(files.parts()):
                     found.add(each)
                     progress.advance(found.bad, each.num_rows + each.bad)

@@ -61,7 +61,7 @@ class ChatTemplate:
         except (jinja2.TemplateError, RecursionError) as error:
             raise SourceError(f"the file is not a chat template ({error})", where) from error
         if lost := sorted(asked & {"bos_token", "eos_token"} - {*tokens}):
-            hint = f"Put the tokenizer's {CONFIG} beside it, or pass that as the template"
+            hint = f"Put the tokenizer's {CONFIG} beside the template, or pass that instead"
             raise SourceError(f"unknown {' and '.join(lost)} in the template", where, hint)
         self._words = {*re.findall(r"\w+", text)}
         self.tokens = {name: value for name, value in tokens.items() if name in asked}
@@ -124,9 +124,8 @@ class ChatTemplate:
             said = [name for name, value in message.items() if value and name != "role"]
             if content is None and self._words.isdisjoint(said):
                 what = f"message {number} has no content that the chat template uses"
-                raise ValueError(
-                    f"{what}, among {sorted(message)}: leave it out, or call it 'content'"
-                )
+                hint = "leave the message out, or call that 'content'"
+                raise ValueError(f"{what}, among {sorted(message)}: {hint}")
             is_text, shown = isinstance(content, str), str(content)
             # Of a call some templates write no text (Llama 3.1's): that is how the model calls.
             if is_text == (shown.strip() in text) or (is_text and given.intersection(said)):
@@ -137,10 +136,8 @@ class ChatTemplate:
                 what = f"the chat template leaves out the content of message {number} ({message.get('role')!r})"
                 raise ValueError(f"{what}: pass one that writes it, or leave the message out")
             if not is_text and probed.count(shown) < text.count(shown):
-                what = (
-                    f"the chat template writes the content of message {number} as Python shows it"
-                )
-                raise ValueError(f"{what}, {shown[:40]}: make it a text")
+                what = f"the chat template has the content of message {number} as Python shows it"
+                raise ValueError(f"{what}, {shown[:40]}: make that a text")
 
     def _turn(
         self, text: str, messages: Sequence[Message], number: int, tools: Any
@@ -242,7 +239,7 @@ def open_template(
             by_name = {t.get("name"): t.get("template") for t in text if isinstance(t, dict)}
             text = by_name.get("default")
         if not isinstance(text, str):
-            hint = "Pass the chat_template.jinja beside it"
+            hint = "Pass the chat_template.jinja beside that file"
             raise SourceError("missing 'chat_template'", path, hint)
     else:
         text = read_text(path, _HINT)

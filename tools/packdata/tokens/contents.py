@@ -347,9 +347,8 @@ class Chat(DocumentForm):
     def of_table(self, table: pa.Table, place: Place) -> Documents:
         """Return the documents of rows, whose messages have the keys of any of them: what is null is left out."""
         rows = [_without_null(row) for row in table.to_pylist()]
-        for message in (
-            m for row in rows for m in row.get(self.column, ()) if isinstance(m, dict)
-        ):
+        messages = (m for row in rows for m in row.get(self.column, ()) if isinstance(m, dict))
+        for message in messages:
             message.setdefault("content", None)  # as in JSON: that of a call
         return self.of_rows(rows, place)
 

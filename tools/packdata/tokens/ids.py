@@ -85,7 +85,7 @@ def _open_flat(file: SourceFile, dtype: str | None, head: bytes) -> _Opened:
     is_whole = len(text.encode()) > len(head) - 4  # but for a character that the cut goes through
     is_text = is_whole and all(c.isprintable() or c.isspace() for c in text)
     if item.itemsize > 1 and len(head) >= _MIN_TEXT_BYTES and is_text:
-        hint = "Call it .txt or .jsonl, or pass bin_dtype='uint8' for bytes as ids"
+        hint = "Call the file .txt or .jsonl, or pass bin_dtype='uint8' for bytes as ids"
         raise SourceError("the file is text, not plain ids", file.path, hint)
     ids = _map(file, item, file.size // item.itemsize)
     # Wider ids, read as 16 bits, have a second half that is next to nothing.
@@ -98,13 +98,12 @@ def _open_flat(file: SourceFile, dtype: str | None, head: bytes) -> _Opened:
 
 def _open_ds(file: SourceFile) -> _Opened:
     index = file.path.with_name(f"{file.path.name}.index")
-    data = read_file(index, str(index), "datatrove writes it: copy it beside the .ds")
+    data = read_file(index, str(index), "datatrove writes that file: copy it beside the .ds")
     ends = np.frombuffer(data[: len(data) // 8 * 8], "<u8").astype(np.int64)
     if (np.diff(ends, prepend=0) < 0).any():
         raise SourceError("the ends of documents are not in order", index)
     length = int(ends.max(initial=0))
-    wide = "<u4" if file.size == 4 * length else "<u2"
-    return _map(file, np.dtype(wide), length), ends
+    return _map(file, np.dtype("<u4" if file.size == 4 * length else "<u2"), length), ends
 
 
 def _open_pair(file: SourceFile, index: Path) -> _Opened:
