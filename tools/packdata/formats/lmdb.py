@@ -86,6 +86,10 @@ def _rows(columns: Mapping[str, Column]) -> Iterator[tuple[bytes, Any]]:
         yield from zip(_row_keys(name, len(rows)), rows, strict=True)
 
 
+def _opened(path: Path, **options: Any) -> Any:
+    return lmdb.open(os.fsencode(path), subdir=False, lock=False, **options)
+
+
 def _write_items(path: Path, items: Mapping[bytes, Any]) -> None:
     sizes = {key: memoryview(value).nbytes for key, value in items.items()}
     for key, nbytes in sizes.items():
@@ -95,15 +99,10 @@ def _write_items(path: Path, items: Mapping[bytes, Any]) -> None:
     # machine's page size), so that the bytes do too.
     pages = sum(2 + (nbytes + _HEADER) // mmap.PAGESIZE for nbytes in sizes.values())
     map_size = (2 * pages + 64) * mmap.PAGESIZE
-    env = lmdb.open(
-        os.fsencode(path), map_size=map_size, subdir=False, lock=False, sync=False, meminit=True
-    )
-    try:
-        with env.begin(write=True) as txn:
-            for key in sorted(items):
-                txn.put(key, items[key], append=True)
-    finally:
-        env.close()
+    how = {"map_size": map_size, "sync": False, "meminit": True}
+    with _opened(path, **how) as env, env.begin(write=True) as txn:
+        for key in sorted(items):
+            txn.put(key, items[key], append=True)
 
 
 def _fill_in_starts(
@@ -149,12 +148,8 @@ def read_back(path: Path, columns: Mapping[str, Column]) -> str | None:
 
     liblmdb trusts its pages: run this in a process of its own on a file that may be damaged.
     """
-    env = lmdb.open(os.fsencode(path), subdir=False, lock=False, readonly=True, max_readers=1)
-    try:
-        with env.begin(buffers=True) as txn:
-            return next(_differences(txn, columns), None)
-    finally:
-        env.close()
+    with _opened(path, readonly=True, max_readers=1) as env, env.begin(buffers=True) as txn:
+        return next(_differences(txn, columns), None)
 
 
 def _differences(txn: Any, columns: Mapping[str, Column]) -> Iterator[str]:
