@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from packdata.reading import File
-    from packdata.rows import Kinds, Part
+    from packdata.rows import Kinds, Names, Part
 
 _BOM = b"\xef\xbb\xbf"
 _QUOTE = ord('"')
@@ -131,9 +131,7 @@ class CsvRows(TextRows):
         last_end = partial(last_record_end, delimiter=ord(self.delimiter))
         return self._cut(last_end, self._begin, self._line)
 
-    def read(
-        self, part: Part, columns: Sequence[str] | None = None, kinds: Kinds = NO_KINDS
-    ) -> Iterator[Rows]:
+    def read(self, part: Part, columns: Names = None, kinds: Kinds = NO_KINDS) -> Iterator[Rows]:
         """Parse a part into texts, null where a cell is empty."""
         data, names = self._bytes(part), [*(self.columns if columns is None else columns)]
         table = self._parsed(data, names)

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
     from packdata.reading import File
 
+    Names = Sequence[str] | None  # of columns; None: all
+
 DELIMITED = (".csv", ".tsv")
 JSON_LINES = (".jsonl", ".ndjson")
 COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}  # by suffix
@@ -88,9 +90,7 @@ class RowFile(ABC):
         """List the parts of the file; SourceError if it cannot be read."""
 
     @abstractmethod
-    def read(
-        self, part: Part, columns: Sequence[str] | None = None, kinds: Kinds = NO_KINDS
-    ) -> Iterator[Rows]:
+    def read(self, part: Part, columns: Names = None, kinds: Kinds = NO_KINDS) -> Iterator[Rows]:
         """Read columns (None: all) of a part, piece by piece: as the file declares them, those of CSV as texts.
 
         ``kinds`` counts for JSON, which has values of several kinds in one column.
@@ -193,8 +193,7 @@ class TextRows(RowFile):
                 data: bytes = file.read(rest + size)
                 if len(data) <= rest:
                     break
-                length = last_end(data)
-                if length:
+                if length := last_end(data):
                     yield Part(0, start, start + length, line)
                     start += length
                     line += data.count(b"\n", 0, length)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from packdata.reading import File
+    from packdata.rows import Names
     from packdata.sources.listed import Listing
 
 PART_ROWS = 1 << 16
@@ -53,8 +54,7 @@ class TypedRows(RowFile):
         self.path, self.schema = path, schema
         self.columns: tuple[str, ...] = tuple(schema.names)
         self.classes = _class_names(schema)
-        ends = [*accumulate(sizes)]
-        sized = enumerate(zip(sizes, ends, strict=True))
+        sized = enumerate(zip(sizes, accumulate(sizes), strict=True))
         self.groups = [Part(0, group, end, end - size) for group, (size, end) in sized]
         self.num_rows = sum(sizes)
 
@@ -78,9 +78,7 @@ class TypedRows(RowFile):
         """List the groups."""
         yield from self.groups
 
-    def read(
-        self, part: Part, columns: Sequence[str] | None = None, kinds: Kinds = NO_KINDS
-    ) -> Iterator[Rows]:
+    def read(self, part: Part, columns: Names = None, kinds: Kinds = NO_KINDS) -> Iterator[Rows]:
         """Read a part, ``PART_ROWS`` rows at a time; numbers of classes become their names."""
         names, row = list(self.columns if columns is None else columns), part.line
         # A small part is read as a whole, however many batches an Arrow file has of it.
@@ -286,8 +284,7 @@ def listed_files(listing: Listing, folder: str = "") -> list[File] | None:
 def _known(file: File, key: str, default: Any = None) -> list[Any]:
     """Return a list of an index; SourceError if the index has none."""
     try:
-        values = [*(json.loads(file()).get(key, default) or default)]
+        return [*(json.loads(file()).get(key, default) or default)]
     except (ValueError, AttributeError, TypeError) as error:
         what = f"not as datasets.save_to_disk writes it ({error})"
         raise SourceError(what, file.path, "Save the dataset again") from error
-    return values

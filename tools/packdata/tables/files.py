@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from packdata.rows import Part, Rows
+    from packdata.rows import Names, Part, Rows
     from packdata.tables.options import TableOptions
     from packdata.types import Kind
 
@@ -83,11 +83,9 @@ def list_tables(sources: Sequence[Path | str]) -> tuple[list[File], Counter[str]
 def _tables_in(folder: Listing, ignored: Counter[str]) -> list[File]:
     """Return the tables directly in a folder; SourceError without any."""
     check_folder(folder)
-    files = listed_files(folder)
-    if files is None:
+    if (files := listed_files(folder)) is None:
         names = [*folder.names()]
-        tables = [name for name in names if suffix_inside(name) in _SUFFIXES]
-        if not tables:
+        if not (tables := [name for name in names if suffix_inside(name) in _SUFFIXES]):
             hint = "Pass the folder of the tables itself, or files, such as FOLDER/**/*.csv"
             raise SourceError(f"the folder has no {', '.join(_SUFFIXES)}", folder.root, hint)
         ignored.update(suffix_of(name) for name in names if suffix_inside(name) not in _SUFFIXES)
@@ -250,9 +248,7 @@ class TableFiles:
                 self._room -= table.nbytes
                 self._kept[part] = replace(rows, table=table)
 
-    def read(
-        self, part: Part, columns: Sequence[str] | None, kinds: Mapping[str, Kind]
-    ) -> Iterator[Rows]:
+    def read(self, part: Part, columns: Names, kinds: Mapping[str, Kind]) -> Iterator[Rows]:
         """Read columns of a part, see ``RowFile.read``: from what was kept, if it has what shall be text as text."""
         kept = self._kept.get(part)
         if kept is not None and columns is not None:
