@@ -31,8 +31,7 @@ def claimed_folder(what: str) -> Iterator[Path]:
     """
     for number in count():
         above = _folder(f"{what} {number}")
-        fd = lock_if_free(above / "lock")
-        if fd is None:
+        if (fd := lock_if_free(above / "lock")) is None:
             continue
         try:
             yield above / "made"

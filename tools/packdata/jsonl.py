@@ -17,7 +17,7 @@ from packdata.types import Kind, as_text
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from packdata.rows import Kinds, Part
+    from packdata.rows import Kinds, Names, Part
 
 
 class JsonRows(TextRows):
@@ -30,12 +30,9 @@ class JsonRows(TextRows):
         """List pieces of whole lines."""
         return self._cut(lambda data: data.rfind(b"\n") + 1)
 
-    def read(
-        self, part: Part, columns: Sequence[str] | None = None, kinds: Kinds = NO_KINDS
-    ) -> Iterator[Rows]:
+    def read(self, part: Part, columns: Names = None, kinds: Kinds = NO_KINDS) -> Iterator[Rows]:
         """Parse a part: by Arrow, or where it refuses a line or reads something else, line by line."""
-        table = _parsed(self._bytes(part), kinds)
-        if table is None:
+        if (table := _parsed(self._bytes(part), kinds)) is None:
             rows = self._by_hand(part, kinds)
         else:
             rows = Rows(table, lambda row: next(islice(self._lines(part), row, None))[0])
@@ -102,9 +99,9 @@ class _JsonCell(str):
 
 
 def _flat(row: dict[str, Any], why: str) -> tuple[dict[str, Any], str]:
-    is_nested = {name for name, value in row.items() if isinstance(value, list | dict)}
+    nested = ((name, each) for name, each in row.items() if isinstance(each, list | dict))
     try:
-        cells = {name: _JsonCell(json.dumps(row[name])) for name in is_nested}
+        cells = {name: _JsonCell(json.dumps(each)) for name, each in nested}
     except RecursionError:
         return {}, "values are nested too deep"
     return {**row, **cells}, why

@@ -90,5 +90,4 @@ def pack_plan(plan: SourcePlan, dst: Path | str, **settings: Unpack[PackSettings
 
 def described(plan: SourcePlan, packed: Summary) -> Summary:
     """Return the summary of what was packed with what the plan says of that."""
-    notes = (*packed.notes, *plan.notes(packed))
-    return replace(packed, notes=notes, amount=plan.amount(packed))
+    return replace(packed, notes=(*packed.notes, *plan.notes(packed)), amount=plan.amount(packed))

@@ -95,8 +95,7 @@ def kinds_of(texts: pa.Array) -> Codes:
     filled = np.flatnonzero(ends > starts)
     some = filled[_BEGINNINGS[data[starts[filled]]]]
     for kind, pattern in _PATTERNS.items():  # codes are numbers, others what no pattern matched
-        before = KINDS.index("number" if kind == "code" else "text")
-        rows = some[kinds[some] == before]
+        rows = some[kinds[some] == KINDS.index("number" if kind == "code" else "text")]
         if len(rows):  # a pattern is compiled at each call
             kinds[rows[_matches(texts.take(pa.array(rows)), pattern)]] = KINDS.index(kind)
     if len(some):

@@ -91,8 +91,7 @@ def _info_lines(about: dict[str, Any], manifest: Manifest) -> Iterator[str]:
     width = max(map(len, about["fields"]))
     for n, (name, field) in enumerate(manifest.schema.fields.items()):
         served = " (served)" if name in about["defaults"] else ""
-        what = describe_field(field)
-        yield f"  {'' if n else 'fields':<12} {name:<{width}}  {what}{served}"
+        yield f"  {'' if n else 'fields':<12} {name:<{width}}  {describe_field(field)}{served}"
     yield f"  made from    {describe_origin(manifest.provenance) or '(not recorded)'}"
 
 

@@ -210,6 +210,5 @@ def _is_dataset(path: Path) -> bool:
 def _classes_of_dataset(folder: Path, name: str) -> tuple[str, ...]:
     field = read_manifest(folder).schema.fields.get(name)
     if not isinstance(field, Label | Array) or field.classes is None:
-        hint = "Give a file with one name a line"
-        raise SourceError(f"{name} has no class names", folder, hint)
+        raise SourceError(f"{name} has no class names", folder, "Give a file with one name a line")
     return field.classes

@@ -117,8 +117,7 @@ def _parts_of(
 ) -> tuple[Mapping[str, Found], Mapping[str, int]]:
     """Return what each split is made of, called "" if it is one source; and the files beside splits, by suffix."""
     found = [*map(look_at, given)]
-    folder = next((each for each in found if isinstance(each, Listing)), None)
-    if folder is None:
+    if (folder := next((each for each in found if isinstance(each, Listing)), None)) is None:
         return {"": [file for each in found if not isinstance(each, Listing) for file in each]}, {}
     if len(found) > 1:
         raise several_sources([*map(place_of, given)])

@@ -379,8 +379,7 @@ def decode_strictly(data: bytes, **options: Any) -> tuple[Array, bytes | None]:
             return simplejpeg.decode_jpeg(mended or data, **options), mended
         except ValueError as error:
             reason = str(error)
-        plain = _without_oddity(mended or bytes(data), reason)
-        if plain is None:
+        if (plain := _without_oddity(mended or bytes(data), reason)) is None:
             break
         mended = plain
     raise CodecError(

@@ -146,11 +146,9 @@ def check_takes_files(field: Image | Mask) -> None:
     """Raise CodecError if files have no pixels such as the field's: they hold 8 or 16 bits."""
     is_usual = field.dtype in ("uint8", "uint16")
     if isinstance(field, Image) and not (is_usual and field.channels in (1, 3, 4)):
-        what = f"{field.dtype} of H x W x {field.channels}"
-        raise CodecError(
-            f"takes arrays ({what}), not files: those hold uint8 or uint16 of 1, 3 or 4 channels; "
-            "read the file yourself and give what should be stored"
-        )
+        what = f"takes arrays ({field.dtype} of H x W x {field.channels}), not files"
+        hint = "read the file yourself and give what should be stored"
+        raise CodecError(f"{what}: those hold uint8 or uint16 of 1, 3 or 4 channels; {hint}")
 
 
 def stored_picture(

@@ -102,8 +102,7 @@ def tile_of(view: View, i: int) -> Tile:
             boxes += [*value]
         elif isinstance(kind, Image | Images | Label | MultiLabel | Text) or _is_volume(kind):
             words.append(_short(kind, value))
-    pictures = [*map(_fitted, arrays)]
-    if pictures:
+    if pictures := [*map(_fitted, arrays)]:
         _draw_boxes(pictures[0], boxes, pictures[0].width / arrays[0].shape[1])
     return Tile(pictures, cut(", ".join(words), _CAPTION))
 

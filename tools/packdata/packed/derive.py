@@ -163,14 +163,12 @@ def split(
     return made
 
 
-def _documents(
-    view: View, fractions: Sequence[float], seed: int
-) -> Iterator[npt.NDArray[np.int64]]:
+def _documents(view: View, shares: Sequence[float], seed: int) -> Iterator[npt.NDArray[np.int64]]:
     """Yield the documents of each part, by their numbers; equal ones come to one part."""
     hashes = document_hashes(view)
     firsts, inverse = np.unique(hashes, return_index=True, return_inverse=True)[1:]
     numbers = np.argsort(np.argsort(firsts))[inverse]  # of different documents, as they come
-    for chosen in divide(len(firsts), fractions, seed):
+    for chosen in divide(len(firsts), shares, seed):
         yield np.flatnonzero(np.isin(numbers, chosen))
 
 

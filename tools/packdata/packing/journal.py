@@ -57,8 +57,7 @@ def named(rejects: Sequence[Reject]) -> list[tuple[str, str]]:
 
 def parse_rejects(data: bytes) -> list[tuple[str, str]]:
     """Return (item, error) of each line of ``rejected.jsonl``."""
-    lines = map(json.loads, data.splitlines())
-    return [(line["item"], line["error"]) for line in lines]
+    return [(line["item"], line["error"]) for line in map(json.loads, data.splitlines())]
 
 
 def rejects_bytes(rejects: Sequence[Reject]) -> bytes:
@@ -208,8 +207,7 @@ def parse_journal(data: bytes, path: Path, exists: Exists = lambda *_: True) -> 
         PackError: It is of another version.
     """
     first, *rest = data.splitlines(keepends=True) or [b""]
-    header = _parse(first)
-    if header is None:
+    if (header := _parse(first)) is None:
         return None
     if (version := header.get("journal")) != JOURNAL_VERSION:
         what = f"unfinished packing of journal version {version}"
@@ -217,8 +215,7 @@ def parse_journal(data: bytes, path: Path, exists: Exists = lambda *_: True) -> 
         raise PackError(what, path.parent.parent, hint)
     state = State(header["plan"], header["kind"], tuple(header["folders"]), size=len(first))
     for raw in rest:
-        line = _parse(raw)
-        if line is None:
+        if (line := _parse(raw)) is None:
             break
         if "shard" in line and not exists(line["target"], ShardInfo.from_json(line["shard"])):
             break

@@ -297,8 +297,7 @@ class Packing:
                 for folder, each in manifests.items()
             }
             self._journal.append({"done": done})
-            files = {folder: made.files for folder, made in datasets.items()}
-            self._put_made(manifests, files)
+            self._put_made(manifests, {folder: made.files for folder, made in datasets.items()})
         self._manifests, self.is_published = manifests, True
 
     def _put_whole(self, folder: str, shards: Sequence[FileShard], first: int) -> list[ShardInfo]:

@@ -181,8 +181,7 @@ def size_fault(path: Path, size_bytes: int) -> str | None:
         return f"cannot be read ({error.strerror})" if os.path.lexists(path) else "missing"
     if not path.is_file():  # opening a pipe would wait for ever
         return "not a file"
-    is_right = size == size_bytes
-    return None if is_right else f"{size} bytes, the manifest says {size_bytes}"
+    return None if size == size_bytes else f"{size} bytes, the manifest says {size_bytes}"
 
 
 def name_at(folder: str, name: str) -> str:
@@ -320,11 +319,9 @@ def files_of(folder: str, manifest: Manifest) -> set[str]:
     return {name_at(folder, name) for name in names}
 
 
-def unnamed(
-    store: Store, folders: Iterable[str], manifests: Mapping[str, Manifest]
-) -> Iterator[str]:
-    """Yield the shards in folders that no manifest has; these are by folder."""
-    named = set[str]().union(*(files_of(folder, each) for folder, each in manifests.items()))
+def unnamed(store: Store, folders: Iterable[str], there: Mapping[str, Manifest]) -> Iterator[str]:
+    """Yield the shards in folders that no manifest has; these are ``there``, by folder."""
+    named = set[str]().union(*(files_of(folder, each) for folder, each in there.items()))
     for folder in folders:
         for entry in store.in_folder(folder)[0]:
             is_shard = STORED_SHARD.fullmatch(entry.name.rpartition("/")[2])

@@ -97,10 +97,8 @@ def lock(path: Path) -> int:
     Raises:
         PackError: Another process has locked it.
     """
-    fd = lock_if_free(path)
-    if fd is None:
-        what = "in use by another process"
-        raise PackError(what, path.parent.parent, "Wait for it, or stop it")
+    if (fd := lock_if_free(path)) is None:
+        raise PackError("in use by another process", path.parent.parent, "Wait for it, or stop it")
     return fd
 
 

@@ -149,8 +149,7 @@ class PartPacking(Packing):
 
         With ``overwrite``, a part that left items out is packed again: they may be readable now.
         """
-        found = part_at(self._store, self._part.name)
-        if found is None:
+        if (found := part_at(self._store, self._part.name)) is None:
             digest = digest_of(whole(self._plan, self._part.of))
             self.is_published = is_made(self._store, self.folders, digest)
         elif not (
@@ -259,8 +258,7 @@ def found_parts(store: Store) -> list[tuple[Path, Part]]:
 
 def _all_parts(store: Store) -> list[State]:
     """Return all parts in order, none if there are none, or they were joined; PackError if some are missing."""
-    found = found_parts(store)
-    if not found:
+    if not (found := found_parts(store)):
         return []
     dst, counts = store.url, sorted({part.of for _, part in found})
     if len(counts) > 1:
@@ -271,8 +269,7 @@ def _all_parts(store: Store) -> list[State]:
     with ThreadPoolExecutor(_THREADS) as pool:
         read = dict(zip(put, pool.map(partial(part_at, store), put), strict=True))
     there = {name: part for name, part in read.items() if part is not None}
-    missing = [number for number, name in enumerate(names) if name not in there]
-    if not missing:
+    if not (missing := [number for number, name in enumerate(names) if name not in there]):
         return [there[name] for name in names]
     for first in islice(there.values(), 1):
         if is_made(store, first.folders, digest_of(whole(first.plan, counts[0]))):

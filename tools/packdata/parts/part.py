@@ -132,8 +132,7 @@ class ShuffledRecipe(PartRecipe):
         ends = np.flatnonzero(np.diff(order, append=-1) != 1) + 1
         for end, num in zip(ends, np.diff(ends, prepend=0), strict=True):
             first = int(order[end - num])
-            items = islice(self._recipe.items(first), int(num))
-            yield from map(_Numbered, count(first), items)
+            yield from map(_Numbered, count(first), islice(self._recipe.items(first), int(num)))
 
     def name(self, item: Any) -> str:
         """Return the place of an item."""
@@ -141,11 +140,8 @@ class ShuffledRecipe(PartRecipe):
 
     def encode(self, item: Any) -> Sequence[Records | Block]:
         """Return the records of an item."""
-        recipe: Any = self._recipe
-        draw = [partial(_drawn, key64(self._seed, _SHUFFLE, item.number))]
-        blocks: Sequence[Records | Block]
-        blocks = recipe.encode(item.item, *draw if self.is_of_blocks else ())
-        return blocks
+        key, encode = key64(self._seed, _SHUFFLE, item.number), self._recipe.encode
+        return encode(item.item, *[partial(_drawn, key)] if self.is_of_blocks else ())
 
 
 def _drawn(key: int, of: int | Sequence[int]) -> npt.NDArray[np.int64]:

@@ -79,9 +79,7 @@ class Annotations:
         return next((name for name in names if name in self.pictures), None)
 
 
-def annotated(
-    source: Source, path: Path | str, split: str = "", classes: Sequence[str] = ()
-) -> Source:
+def annotated(source: Source, path: Path | str, split: str, classes: Sequence[str]) -> Source:
     """Return a source with the annotations of its pictures from a file or folder; folders are no classes then.
 
     Of several COCO files the one is read whose name or folder has the name of the split. ``classes`` are all names by
@@ -223,8 +221,7 @@ def _coco_file(root: Path, files: Sequence[File], split: str) -> tuple[list[File
 
 def _coco(data: bytes) -> Annotations:
     found = parse_json(data)
-    boxes = [each for each in found["annotations"] if each.get("bbox")]
-    if not boxes:
+    if not (boxes := [each for each in found["annotations"] if each.get("bbox")]):
         raise ValueError("no annotation has a box: bbox")
     categories = {each["id"]: each for each in found.get("categories", ())}
     names = {id: str(categories[id].get("name", id)) for id in sorted(categories)}

@@ -41,8 +41,7 @@ class IdxSource(Source):
         self._images = images
         self.pixels = (images.shape[1], images.shape[2])
         name = re.sub(r"\.gz$", "", re.sub("(?i)images([-.])idx3", r"labels\1idx1", self.name))
-        names = (name, f"{name}.gz")
-        beside = Listing(self.path.parent, deep=False).files(names)[:1]
+        beside = Listing(self.path.parent, deep=False).files((name, f"{name}.gz"))[:1]
         self._labels, self.labels = None, {}
         if beside:
             self._labels, self.labels = _read_idx(beside[0], num_axes=1), {"label": Column("int")}

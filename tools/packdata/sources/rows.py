@@ -81,8 +81,7 @@ class RowsSource(ColumnsSource):
             self.notes = [f"{sides}. {ROWS_OF_BOXES}"]
         key = _plain(schema.field("key").type) if "key" in schema.names else pa.null()
         # Texts, or whole numbers as in CSV lists.
-        has_keys = is_text(key) or pa.types.is_integer(key)
-        self._keyed_by = "key" if has_keys else ""
+        self._keyed_by = "key" if is_text(key) or pa.types.is_integer(key) else ""
         taken = (self._image, self._mask, self._keyed_by)
         self._fields = field_names(schema.names, taken, first, label_column)
         self._describe()

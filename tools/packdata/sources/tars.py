@@ -142,8 +142,7 @@ class TarSource(Source):
             raise SourceError(f"no {wanted!r} in .json, but {sorted(known)}", self._path)
         if wanted is not None or "cls" in roles:
             return wanted
-        usual = (key for key in LABEL_NAMES if isinstance(known.get(key), int | str))
-        return next(usual, None)
+        return next((key for key in LABEL_NAMES if isinstance(known.get(key), int | str)), None)
 
     def _label_of(self, value: Any) -> Any:
         return value.get(self._label_key) if isinstance(value, dict) else None

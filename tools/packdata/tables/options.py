@@ -56,8 +56,7 @@ class TableOptions:
             ("categorical", "drop"),
             ("categorical", "numeric"),
         ):
-            both = sorted(set(getattr(self, one)) & set(getattr(self, other)))
-            if both:
+            if both := sorted(set(getattr(self, one)) & set(getattr(self, other))):
                 raise SchemaError(f"{', '.join(both)} cannot be both in {one} and in {other}")
         for name in ("target", "features"):
             given = getattr(self, name)

@@ -166,8 +166,7 @@ def _opened(
 
 def _like_options(options: TableOptions, provenance: Any) -> TableOptions:
     """Return the options for a packing like another: missing values are as they were there."""
-    given = [name for name in changed(options) if name not in ("drop", "missing_values")]
-    if given:
+    if given := [name for name in changed(options) if name not in ("drop", "missing_values")]:
         raise SchemaError(f"{', '.join(given)}: the dataset of like= sets these options")
     known = (packing.get(OPTIONS) or {} for packing in packings(provenance))
     words = tuple(str(word) for each in known for word in each.get("missing_values", ()))

@@ -84,12 +84,11 @@ class ChatTemplate:
         # Template.render() takes four times as long, to put the globals below what is given.
         context = self._template.new_context(self._globals | given, shared=True)
         try:
-            text = "".join(self._template.root_render_func(context))
+            return "".join(self._template.root_render_func(context))
         except Exception as error:  # it is a program: whatever it raises is about these messages
             what = "the conversation" if messages else f"to open a first answer: {_USE_MARKS}"
             what = f"the chat template refuses {what} ({type(error).__name__}: {error})"
             raise ValueError(what) from error
-        return text
 
     def turns(self, messages: Sequence[Message], tools: Any) -> tuple[str, list[tuple[int, int]]]:
         """Return the text of a conversation, and where in it the assistant speaks, or the template's marks are.

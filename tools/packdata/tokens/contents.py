@@ -310,8 +310,7 @@ def _flat(array: pa.Array) -> tuple[Numbers, Numbers, Flags]:
     has_null = flags_of(array.is_null())
     values = array.flatten()  # of a row that is null: nothing
     if values.null_count:
-        is_null = flags_of(values.is_null())
-        has_null |= _sums(is_null, lengths) > 0
+        has_null |= _sums(flags_of(values.is_null()), lengths) > 0
         values = pc.fill_null(values, 0)
     return values.to_numpy(zero_copy_only=False), lengths, has_null
 

@@ -214,8 +214,7 @@ def block_of(
 
 
 def _filled(values: npt.NDArray[Any], num_rows: int, row_tokens: int, rest: int) -> FixedColumn:
-    short = num_rows * row_tokens - len(values)
-    if short:
+    if short := num_rows * row_tokens - len(values):
         values = np.concatenate([values, np.full(short, rest, values.dtype)])
     values = np.ascontiguousarray(values, values.dtype.newbyteorder("<"))
     return FixedColumn(values.view(np.uint8).reshape(num_rows, row_tokens * values.itemsize))
@@ -269,12 +268,10 @@ def token_text(view: View, i: int) -> str:
     assert isinstance(field, Tokens)
     sample = view.sample(i, [TOKENS, NUM_TOKENS, DOCUMENT_ENDS])
     ids = sample[TOKENS][: int(sample[NUM_TOKENS])]
-    decoder = decoder_of(view.path, field)
-    if decoder is None:
+    if (decoder := decoder_of(view.path, field)) is None:
         return " ".join(map(str, ids[:64].tolist())) + (" ..." if len(ids) > 64 else "")
     ends = sample[DOCUMENT_ENDS].astype(np.int64)
-    parts = np.split(ids, ends[ends < len(ids)])
-    return " ¶ ".join(decoder.decode(part) for part in parts)
+    return " ¶ ".join(map(decoder.decode, np.split(ids, ends[ends < len(ids)])))
 
 
 def count(view: View) -> tuple[int, int]:

@@ -52,8 +52,7 @@ class BytesTokenizer(BytesDecoder):
     digest: str | None = None  # of the file
 
     def encode(self, documents: Documents) -> Documents:
-        labels = documents.labels
-        if labels is not None:
+        if (labels := documents.labels) is not None:
             labels = np.where(labels != IGNORED, documents.data.astype(np.int32), IGNORED)
         return replace(documents, labels=labels)
 
