@@ -150,7 +150,7 @@ class PictureFile:
         ):
             what = f"mode {mode}, {bits} bits, {num_bands} bands, transparent value {clear}"
             what += ", signed" * is_signed + ", 0 is white" * is_inverted
-            hint = "save PNG, gray or RGB of 8 or 16 bits, or numbers for 'packdata arrays'"
+            hint = "save as PNG, gray or RGB of 8 or 16 bits, or numbers for 'packdata arrays'"
             raise CodecError(f"a {self.format} of such pixels is not read ({what}): {hint}")
         self._decode()
         return self.head

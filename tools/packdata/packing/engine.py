@@ -230,7 +230,8 @@ def targets_of(*splits: tuple[str, Recipe]) -> dict[str, Target]:
 
 def counted_folders(splits: Sequence[tuple[str, Recipe]]) -> list[str]:
     """Return the folders that hold each sample once between them."""
-    return [*chain(*([*targets_of(s)][: None if s[1].divides else 1] for s in splits))]
+    folders = ([*targets_of(each)][: None if each[1].divides else 1] for each in splits)
+    return [*chain(*folders)]
 
 
 def _encode(recipe: Recipe, format: Format, numbered: tuple[int, Any]) -> Outcome:

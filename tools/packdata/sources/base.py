@@ -44,7 +44,7 @@ _RESERVED = frozenset(
 )
 _SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini", "__macosx"})
 
-_OWN_LIBRARY = "Read by its own library; packdata.pack takes the samples: examples/from_{}.py"
+_OWN_LIBRARY = "The format has a library, whose samples packdata.pack takes: examples/from_{}.py"
 STREAMING_HINT = _OWN_LIBRARY.format("mds.py and examples/from_litdata")
 # By what is in the name of a file that is not read.
 _FOREIGN = {
