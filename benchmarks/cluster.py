@@ -36,7 +36,7 @@ from spine import HERE, ROOT, Case, Told, conditions
 
 from loaders.remote.origin import set_defaults
 from loaders.remote.wire import Entry
-from packdata.bucket import Bucket, bucket_at
+from packdata.bucket import Bucket
 from packdata.files.splits import open_splits
 from packdata.images.plan import pack_images
 from packdata.parts.packing import finish
@@ -321,7 +321,7 @@ def stored_finish_case(folder: Path, num_parts: int) -> Case:
 
     def ask() -> float:
         place()
-        origin = bucket_at("s3://out/packed/.parts")
+        origin = Bucket("s3://out/packed/.parts")
         began = time.perf_counter()
         entries = [entry for some in origin.below() for entry in some]
         with ThreadPoolExecutor(16) as pool:

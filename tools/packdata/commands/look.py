@@ -193,7 +193,7 @@ def _row(value: Any) -> str:
     example="packdata diff packed/v1 packed/v2",
 )
 def diff(args: Namespace) -> int:
-    """Tell whether two datasets have the same fields and shards, and where not.
+    """Compare the fields and shards of two datasets.
 
     The exit status is 1 if they differ. Only their manifests are read, which have the hash of each
     shard: equal samples in other shards, or in another format, are a difference.
