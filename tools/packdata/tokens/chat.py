@@ -113,54 +113,53 @@ class ChatTemplate:
 
     def _check_written(self, messages: Sequence[Message], tools: Any, text: str) -> None:
         """Raise ValueError if a part of the messages is not in their text, or as Python shows it."""
-        given = {name for m in messages for name in _BESIDE if m.get(name)}
+        beside = set[str]().union(*messages).intersection(_BESIDE)
+        given = {name for name in beside if any(m.get(name) for m in messages)}
         given |= {"tools"} if tools else set()
         if unused := sorted(given - self._words):
             what = f"the chat template does not use {unused[0]!r}"
             raise ValueError(f"{what}: pass one that does, or leave it out (a column by drop=)")
-        for number, message in enumerate(messages, 1):
+        for number, message in enumerate(messages):
             content = message.get("content")
-            said = [name for name, value in message.items() if value and name != "role"]
-            if content is None and self._words.isdisjoint(said):
-                what = f"message {number} has no content that the chat template uses"
-                hint = "leave the message out, or call that 'content'"
-                raise ValueError(f"{what}, among {sorted(message)}: {hint}")
-            is_text, shown = isinstance(content, str), str(content)
-            # Of a call some templates write no text (Llama 3.1's): that is how the model calls.
-            if is_text == (shown.strip() in text) or (is_text and given.intersection(said)):
-                continue
-            other = [*messages[: number - 1], {**message, "content": _PROBE}, *messages[number:]]
-            probed = self.render(other, tools)
-            if is_text and _PROBE not in probed:
-                what = f"the chat template leaves out the content of message {number} ({message.get('role')!r})"
-                raise ValueError(f"{what}: pass one that writes it, or leave the message out")
-            if not is_text and probed.count(shown) < text.count(shown):
-                what = f"the chat template has the content of message {number} as Python shows it"
+            if not isinstance(content, str) or content.strip() not in text:
+                self._check_content(number, messages, tools, text)
+
+    def _check_content(
+        self, number: int, messages: Sequence[Message], tools: Any, text: str
+    ) -> None:
+        """Raise ValueError if a message's content, which the text has otherwise, is left out or shown by Python."""
+        message, what = messages[number], f"message {number + 1}"
+        said = {name for name, value in message.items() if value and name != "role"}
+        content, shown = message.get("content"), str(message.get("content"))
+        if content is None and self._words.isdisjoint(said):
+            what += f" has no content that the chat template uses, among {sorted(message)}"
+            raise ValueError(f"{what}: leave the message out, or call that 'content'")
+        others = messages[:number], messages[number + 1 :]
+        probed = self.render([*others[0], {**message, "content": _PROBE}, *others[1]], tools)
+        if not isinstance(content, str):
+            if probed.count(shown) < text.count(shown):
+                what = f"the chat template has the content of {what} as Python shows it"
                 raise ValueError(f"{what}, {shown[:40]}: make that a text")
+        # Of a call some templates write no text (Llama 3.1's): that is how the model calls.
+        elif _PROBE not in probed and said.isdisjoint(_BESIDE):
+            what = f"the chat template leaves out the content of {what} ({message.get('role')!r})"
+            raise ValueError(f"{what}: pass one that writes it, or leave the message out")
 
     def _turn(
         self, text: str, messages: Sequence[Message], number: int, tools: Any
     ) -> tuple[int, int]:
         """Return where a message lies in the text of the whole conversation."""
         earlier, is_last = messages[:number], number + 1 == len(messages)
-        before = self.render(earlier, tools).removesuffix(self._end)
         opened = self.render(earlier, tools, opens_turn=True)
         upto = text if is_last else self.render(messages[: number + 1], tools)
-        lengths = range(len(opened))
-        start = bisect_left(lengths, True, key=lambda n: not text.startswith(opened[: n + 1]))
-        if start < len(opened):  # it goes on otherwise, such as by a thought
-            tag = opened.rfind("<", len(before), start)  # the name of one may be cut
-            start = tag if tag >= 0 and ">" not in opened[tag:start] else start
-            # Before a first turn there may be the template's own system message.
-            header = opened[len(before) :].lstrip()
-            at = upto.find(header, start)
-            if at >= start >= len(before) and text.startswith(upto[: at + len(header)]):
-                start = at + len(header)
+        start = len(opened)
+        if not text.startswith(opened):
+            start = self._begin(text, upto, opened, self.render(earlier, tools))
         said = str(messages[number].get("content") or "").rpartition("</think>")[2].strip()
         # What is behind a short answer is written otherwise, too.
         head = text[start : start + (min(len(said), _HEAD_CHARS) or _HEAD_CHARS)]
         # The end token may stand behind the last message alone.
-        for end in (upto, upto.removesuffix(self._end)) if start >= len(before) else ():
+        for end in (upto, upto.removesuffix(self._end)):
             at = start
             while at >= 0:
                 if (rest := end[at:]) and text.startswith(rest, start):
@@ -169,6 +168,22 @@ class ChatTemplate:
                 at = end.find(head, at + 1)
         what = f"the chat template writes message {number + 1} differently when others follow"
         raise ValueError(f"{what}: {_USE_MARKS}")
+
+    def _begin(self, text: str, upto: str, opened: str, closed: str) -> int:
+        """Return where an answer begins that goes on otherwise than it is ``opened``, such as by a thought.
+
+        -1 if that is not known; ``closed`` is the text before it.
+        """
+        before, lengths = closed.removesuffix(self._end), range(len(opened))
+        start = bisect_left(lengths, True, key=lambda n: not text.startswith(opened[: n + 1]))
+        tag = opened.rfind("<", len(before), start)  # the name of one may be cut
+        start = tag if tag >= 0 and ">" not in opened[tag:start] else start
+        # Before a first turn there may be the template's own system message.
+        header = opened[len(before) :].lstrip()
+        at = upto.find(header, start)
+        if at >= start >= len(before) and text.startswith(upto[: at + len(header)]):
+            start = at + len(header)
+        return start if start >= len(before) else -1
 
 
 def _without_marks(text: str) -> tuple[str, list[tuple[int, int]]]:

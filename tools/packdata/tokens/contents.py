@@ -353,7 +353,7 @@ class Chat(DocumentForm):
 
     def of_rows(self, rows: Sequence[Row], place: Place) -> Documents:
         """Return the text of each row as UTF-8, of which what the assistant says is a target."""
-        parts, learned = list[bytes](), [np.empty(0, bool)]  # by characters
+        parts, labels = list[bytes](), [np.empty(0, np.int8)]
         kept: list[int] = []
         rejects: list[Reject] = []
         for number, row in enumerate(rows):
@@ -364,14 +364,13 @@ class Chat(DocumentForm):
                 rejects.append(rejected(place(number), str(error)))
                 continue
             kept.append(number)
-            learned.append(np.zeros(len(text), bool))
+            labels.append(np.full(len(parts[-1]), IGNORED, np.int8))
             for start, stop in turns:
-                learned[-1][start:stop] = True
+                first = len(text[:start].encode())
+                labels[-1][first : first + len(text[start:stop].encode())] = 1
         data, ends = np.frombuffer(b"".join(parts), np.uint8), np.cumsum([0, *map(len, parts)])[1:]
-        character = np.cumsum(data & 0xC0 != 0x80) - 1  # that each byte is of
-        labels = np.where(np.concatenate(learned)[character], 1, IGNORED).astype(np.int8)
         where = placed(ends, lambda i: place(kept[i]))
-        return Documents(data, ends, where, tuple(rejects), labels)
+        return Documents(data, ends, where, tuple(rejects), np.concatenate(labels))
 
     def _text(self, row: Row) -> tuple[str, list[tuple[int, int]]]:
         messages, tools = row.get(self.column), row.get("tools")
