@@ -839,6 +839,18 @@ class TestAnnotations:
         ]
         assert labels == [1, 0]
 
+    def test_its_keypoints_are_three_numbers_for_each_name(self, tmp_path: Path) -> None:
+        pictures(tmp_path / "in", "1.png")
+        one = {"id": 1, "image_id": 0, "category_id": 1, "bbox": [1, 2, 3, 4]}
+        names = {"id": 1, "name": "person", "keypoints": ["nose", "left_eye", "right_eye"]}
+        right = {**one, "keypoints": [1, 2, 2, 3, 4, 2, 5, 6, 2]}
+
+        for wrong in ([1, 2, 2, 3, 4, 2], [1, 2, 2, 3, 4, 2, 5, 6, 2, 7, 8, 2]):
+            both = [right, {**one, "keypoints": wrong}]
+            file = coco(tmp_path, ["1.png"], annotations=both, categories=[names])
+            with pytest.raises(SourceError, match=rf"instances.json.*{len(wrong)} numbers"):
+                plan_images(tmp_path / "in", annotations=file)
+
     def test_annotations_without_a_box_are_counted_and_ids_are_unique(
         self, tmp_path: Path
     ) -> None:

@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
@@ -267,8 +268,13 @@ def _keypoints(images: Iterable[Values], categories: Iterable[Values]) -> Keypoi
     points = [[*map(str, each["keypoints"])] for each in categories if each.get("keypoints")]
     if len({_mirrored(each) for each in points}) > 1:
         raise ValueError("left and right keypoints differ by category: pack each by itself")
-    is_one = len({len(each) for each in points}) == 1
-    return Keypoints(len(points[0]) if is_one else None, _mirrored(points[0] if points else ()))
+    num = len(points[0]) if len({len(each) for each in points}) == 1 else None
+    for each in chain.from_iterable(values["keypoints"] for values in images):
+        if num is not None and len(each) != 3 * num:
+            raise ValueError(
+                f"{len(each)} numbers of keypoints: x, y and v of {num} are {3 * num}"
+            )
+    return Keypoints(num, _mirrored(points[0] if points else ()))
 
 
 def _mirrored(names: Sequence[str]) -> tuple[tuple[int, int], ...]:
