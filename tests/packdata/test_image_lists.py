@@ -262,11 +262,12 @@ def test_boxes_in_four_columns_are_refused_with_the_way_to_pack_them(
 
 def test_corners_in_four_columns_are_noted_as_pictures_may_stay_whole(tmp_path: Path) -> None:
     (tmp_path / "l.csv").write_text("path,Roi.X1,Roi.Y1,Roi.X2,Roi.Y2\n1.jpg,1,2,3,4\n")
+    (tmp_path / "m.csv").write_text("path,left,top,bbox_width,bbox_height\n1.jpg,1,2,3,4\n")
 
     columns = {"image": [b"\xff\xd8"], "xmin": [1], "ymin": [2], "xmax": [3], "ymax": [4]}
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
 
-    for name in ("l.csv", "a.parquet"):
+    for name in ("l.csv", "m.csv", "a.parquet"):
         assert any("masks.md" in note for note in plan_images(tmp_path / name).notes())
 
 

@@ -368,7 +368,7 @@ def first_named(columns: Sequence[str], names: Iterable[str]) -> str | None:
 def sides_in(columns: Iterable[str]) -> str:
     """Say which columns are boxes, such as ``bbox_x_min`` and three others; "" if none are."""
     plain = [re.sub(r"[\W_]", "", name).lower() for name in columns]
-    for sides in (SIDES, ("x1", "y1", "x2", "y2")):
+    for sides in (SIDES, ("x1", "y1", "x2", "y2"), ("left", "top", "width", "height")):
         if all(any(name.endswith(side) for name in plain) for side in sides):
             return f"columns {', '.join(sides)}, which no crop moves"
     return ""
