@@ -280,20 +280,29 @@ def split_at(data: bytes, place: Place, separator: bytes, *, is_line: bool = Fal
 
     Without a separator all is one document. What is not UTF-8 is left out.
     """
-    parts = data.split(separator) if separator else [data]
-    starts = np.cumsum([0, *map(len, parts)]) + len(separator) * np.arange(len(parts) + 1)
-    if is_line:
-        parts[:-1] = [part.removesuffix(b"\r") for part in parts[:-1]]
-    if not parts[-1]:  # nothing follows the last separator
-        parts.pop()
-    lengths = np.fromiter(map(len, parts), np.int64, len(parts))
+    lengths = stored = _lengths_between(data, separator)
+    if is_line and b"\r\n" in data:
+        data = data.replace(b"\r\n", b"\n")
+        lengths = _lengths_between(data, separator)
+    if not lengths[-1]:  # nothing follows the last separator
+        lengths = lengths[:-1]
     ends = np.cumsum(lengths)
+    starts = cache(lambda: np.append(0, np.cumsum(stored + len(separator))))
 
     def place_of(at: int) -> str:
         number = int(np.searchsorted(ends, at, "right"))
-        return place(int(starts[number] + at - ends[number] + lengths[number]))
+        return place(int(starts()[number] + at - ends[number] + lengths[number]))
 
-    return Documents(np.frombuffer(b"".join(parts), np.uint8), ends, place_of).only_utf8()
+    text = data.replace(separator, b"") if separator else data
+    return Documents(np.frombuffer(text, np.uint8), ends, place_of).only_utf8()
+
+
+def _lengths_between(data: bytes, separator: bytes) -> npt.NDArray[np.int64]:
+    if len(separator) == 1:  # without an object a line
+        at = np.flatnonzero(np.frombuffer(data, np.uint8) == separator[0])
+        return np.diff(at, prepend=-1, append=len(data)) - 1
+    parts = data.split(separator) if separator else [data]
+    return np.fromiter(map(len, parts), np.int64, len(parts))
 
 
 # -- columns ---------------------------------------------------------------------------------------
