@@ -280,29 +280,30 @@ def split_at(data: bytes, place: Place, separator: bytes, *, is_line: bool = Fal
 
     Without a separator all is one document. What is not UTF-8 is left out.
     """
-    lengths = stored = _lengths_between(data, separator)
-    if is_line and b"\r\n" in data:
+    stops = stored = _stops(data, separator)
+    if is_line and b"\r" in data:
         data = data.replace(b"\r\n", b"\n")
-        lengths = _lengths_between(data, separator)
-    if not lengths[-1]:  # nothing follows the last separator
-        lengths = lengths[:-1]
-    ends = np.cumsum(lengths)
-    starts = cache(lambda: np.append(0, np.cumsum(stored + len(separator))))
+        stops = _stops(data, separator)
+    ends = stops - len(separator) * np.arange(len(stops))
+    if ends[-1] == ends[-2:-1].sum():  # nothing follows the last separator
+        ends = ends[:-1]
 
     def place_of(at: int) -> str:
         number = int(np.searchsorted(ends, at, "right"))
-        return place(int(starts()[number] + at - ends[number] + lengths[number]))
+        behind = at - int(ends[number - 1]) + len(separator) if number else at
+        return place(behind + int(stored[number - 1] if number else 0))
 
     text = data.replace(separator, b"") if separator else data
     return Documents(np.frombuffer(text, np.uint8), ends, place_of).only_utf8()
 
 
-def _lengths_between(data: bytes, separator: bytes) -> npt.NDArray[np.int64]:
+def _stops(data: bytes, separator: bytes) -> npt.NDArray[np.int64]:
+    """Return where the parts between separators stop."""
     if len(separator) == 1:  # without an object a line
-        at = np.flatnonzero(np.frombuffer(data, np.uint8) == separator[0])
-        return np.diff(at, prepend=-1, append=len(data)) - 1
+        return np.append(np.flatnonzero(np.frombuffer(data, np.uint8) == separator[0]), len(data))
     parts = data.split(separator) if separator else [data]
-    return np.fromiter(map(len, parts), np.int64, len(parts))
+    sizes = np.fromiter(map(len, parts), np.int64, len(parts))
+    return np.cumsum(sizes + len(separator)) - len(separator)
 
 
 # -- columns ---------------------------------------------------------------------------------------
