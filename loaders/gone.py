@@ -1,36 +1,13 @@
 """What left before 1.0, and what to use instead: errors about such a name or option end with it."""
 
 _OPS = "pass ops to augment=; their parts are in loaders.augment.geometry, .planning, .pixels, .edits and .warps"
+_PARTS = """
+Edits Geometry Known Move Resampling apply as_augment carry_out check_ops cut edit
+fill_mask_of fill_of has_draws move_boxes move_keypoints moved_steps output_lengths
+output_size plan reductions steps_of take_steps warp
+"""
 _INSTEAD = {
-    **{
-        f"loaders.augment.{name}": _OPS
-        for name in (
-            "Edits",
-            "Geometry",
-            "Known",
-            "Move",
-            "Resampling",
-            "apply",
-            "as_augment",
-            "carry_out",
-            "check_ops",
-            "cut",
-            "edit",
-            "fill_mask_of",
-            "fill_of",
-            "has_draws",
-            "move_boxes",
-            "move_keypoints",
-            "moved_steps",
-            "output_lengths",
-            "output_size",
-            "plan",
-            "reductions",
-            "steps_of",
-            "take_steps",
-            "warp",
-        )
-    },
+    **{f"loaders.augment.{name}": _OPS for name in _PARTS.split()},
     "loaders.InflateOnDevice": "pass the dataset itself to the loader, which decompresses on the host",
     "RAMDataset.from_frame": "use RAMDataset.from_arrays(**packdata.arrays_of(frame, target=...))",
     "RAMDataset(shared='all_users')": "pass shared=True: each user has a copy, or use ShardDataset, "

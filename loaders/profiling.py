@@ -186,7 +186,7 @@ class profile:
     logs the report, and writes ``loaders-profile-PID.json`` to ``LOADERS_PROFILE_DIR`` (default: here).
 
     Raises:
-        TypeError: The loader is none of ours, or an argument has the wrong type.
+        TypeError: ``loader`` is not a ``loaders.DataLoader``, or another argument has the wrong type.
         ValueError: The loader is being profiled already, or ``steps`` is below 1.
         ModuleNotFoundError: TensorBoard was asked for and is not installed.
     """

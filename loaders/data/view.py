@@ -161,7 +161,7 @@ class View:
             if find_column(self.schema, stratify) is None:
                 self.check_fields([stratify])
                 if self.schema.fields[stratify].shape != ():
-                    what = f"field {stratify!r} is no label or number, and cannot stratify"
+                    what = f"field {stratify!r} is not a label or number: stratify needs one"
                     raise SchemaError(what)
             strata = self.column(stratify)
             field = self.schema.fields.get(stratify)

@@ -490,8 +490,8 @@ def concat(datasets: Sequence[PackedDataset[SampleT]], *unlisted: Any) -> Packed
         *unlisted: Refused: datasets that are not in a list.
 
     Raises:
-        TypeError: They are no list, or one of them is no dataset of ours.
-        ValueError: There is none.
+        TypeError: ``datasets`` is not a list, or an item is not a ``ShardDataset`` or ``RAMDataset``.
+        ValueError: The list is empty.
         SchemaError: They differ; the message says in what.
     """
     view, settings = joined(PackedDataset, datasets, unlisted)

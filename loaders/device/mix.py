@@ -112,8 +112,8 @@ class MixUp(_Mix):
         seed: Of the run.
 
     Raises:
-        TypeError: At construction, an argument is no number.
-        ValueError: At construction, one is out of range.
+        TypeError: At construction, an argument is not a number.
+        ValueError: At construction, an argument is out of range.
 
     Source:
         ``MixUp`` of torchvision, whose partners are each sample's neighbour in the batch; Zhang et al., "mixup: Beyond
@@ -137,8 +137,8 @@ class CutMix(_Mix):
         seed: Of the run.
 
     Raises:
-        TypeError: At construction, an argument is no number.
-        ValueError: At construction, one is out of range.
+        TypeError: At construction, an argument is not a number.
+        ValueError: At construction, an argument is out of range.
 
     Source:
         ``CutMix`` of torchvision; Yun et al., "CutMix", 2019.
@@ -215,7 +215,7 @@ def seeded(*words: int) -> Iterator[None]:
         *words: Whole numbers, such as seed, epoch, step and rank.
 
     Raises:
-        TypeError: One is no whole number.
+        TypeError: A word is not an integer.
 
     Example:
         >>> def drawn(epoch: int, step: int) -> torch.Tensor:

@@ -81,8 +81,8 @@ def audit(
         epoch: Of the order.
 
     Raises:
-        TypeError: An argument is no whole number, or ``order`` is no order.
-        ValueError: One is out of range.
+        TypeError: A number is not an integer, or ``order`` is not an ``Order``.
+        ValueError: A number is out of range.
 
     Example:
         >>> print(audit(10, batch_size=2, world_size=3, pad=False))

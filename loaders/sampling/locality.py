@@ -57,8 +57,8 @@ class BlockShuffled(Computed):
             more per sample.
 
     Raises:
-        TypeError: An argument is no whole number.
-        ValueError: One is out of range.
+        TypeError: An argument is not an integer.
+        ValueError: An argument is out of range.
     """
 
     n: int

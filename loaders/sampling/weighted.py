@@ -44,8 +44,8 @@ class Balanced(Computed):
         seed: Selects the order.
 
     Raises:
-        TypeError: Labels are neither numbers nor texts, or a number is no whole one.
-        ValueError: There are no labels, or more than one axis of them, or a number is out of range.
+        TypeError: ``labels`` are neither numbers nor strings, or another argument is not an integer.
+        ValueError: ``labels`` is empty or not one-dimensional, or another argument is out of range.
     """
 
     labels: npt.ArrayLike
@@ -128,7 +128,7 @@ class Weighted(Computed):
         replacement: Whether a sample may come more than once per epoch.
 
     Raises:
-        TypeError: Weights are no numbers, or ``num_samples`` is no whole one.
+        TypeError: ``weights`` are not numbers, or ``num_samples`` is not an integer.
         ValueError: A weight is negative or not finite, all are 0, or too few are above 0 for ``replacement=False``.
 
     Source:

@@ -570,7 +570,7 @@ def test_a_message_that_the_template_leaves_out_is_refused(tmp_path: Path, role:
     template = f"{{% if m.role != '{role}' %}}{{{{ m.content }}}}{{% endif %}};"
 
     assert said(pack(source, tmp_path / "p", chat_template=write(tmp_path / "c.jinja", upper)))
-    with pytest.raises(SourceError, match=f"leaves out the content of message 2 .'{role}'"):
+    with pytest.raises(SourceError, match=f"does not render the content of message 2 .'{role}'"):
         pack(
             source,
             tmp_path / "q",
@@ -609,7 +609,7 @@ def test_nulls_of_a_message_are_the_same_in_every_kind_of_file(tmp_path: Path, k
     folder = pack(source, tmp_path / "p", chat_template=write(tmp_path / "c.jinja", template))
 
     assert said(folder) == ["assistant:f;assistant:Ja.;"]
-    with pytest.raises(SourceError, match="content of message 2 as Python shows it, None"):
+    with pytest.raises(SourceError, match="content of message 2 as a Python value, None"):
         pack(source, tmp_path / "q", chat_template=write(tmp_path / "d.jinja", bare))
 
 

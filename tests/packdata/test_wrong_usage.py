@@ -95,7 +95,7 @@ DATA = [
     ("merge packed stream {dst}/a/b", "stream (B) does not match packed (A)"),
     ("fetch packed", "packed: not a URL"),
     ("diff packed nowhere", "nowhere: there is no such folder"),
-    ("split packed {dst} --parts a=0.5 --stratify image", "field 'image' is no label or number"),
+    ("split packed {dst} --parts a=0.5 --stratify image", "field 'image' is not a label or number"),
     ("split stream {dst} --parts a=0.01 b=0.9", "Documents stay whole in parts of text; TokenWindows.split"),
     ("split packed {dst} --parts a=0.01 b=0.9", "/a: no sample to write: none meets the condition, or a part's share"),
     ("copy stream {dst} --codec jpeg", "no field that is kept has pictures for codec 'jpeg'"),

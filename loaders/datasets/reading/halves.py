@@ -1,6 +1,6 @@
 """Batches in two halves: the host reads pictures as they are stored and draws their moves, a device does the rest.
 
-A dataset's ``halves`` are a plan whose batches are such pairs, of a batch and its moves, and what makes them whole.
+A dataset's ``halves`` are a plan whose batches are pairs, the batch and its moves, and a function that finishes these.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ def diff(a: Path | str, b: Path | str) -> list[str]:
     Only their manifests are read. Equal samples in other shards, or in another format, are a difference.
 
     Raises:
-        ManifestError: One of them is no packed dataset, or damaged.
+        ManifestError: A manifest is missing or damaged.
     """
     first, second = read_manifest(a), read_manifest(b)
     found = schema_differences(first.schema, second.schema)

@@ -63,7 +63,7 @@ def matching(view: View, condition: str) -> npt.NDArray[np.bool_]:
         raise
     except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError) as error:
         what = getattr(error, "msg", error)  # without the place: it is not the condition's
-        hint = "write == for equal, and in backticks what is no name in Python: `income, EUR` > 3"
+        hint = "compare with ==, and quote other column names with backticks: `income, EUR` > 3"
         raise SchemaError(f"the condition {condition!r} cannot be read: {what}; {hint}") from error
     return np.array(np.broadcast_to(found, len(view)), bool)
 

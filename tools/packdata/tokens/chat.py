@@ -112,7 +112,7 @@ class ChatTemplate:
         return text, [marked[answers.index(n)] for n in learned]
 
     def _check_written(self, messages: Sequence[Message], tools: Any, text: str) -> None:
-        """Raise ValueError if a part of the messages is not in their text, or as Python shows it."""
+        """Raise ValueError if the text lacks a part of the messages, or has its Python representation."""
         beside = set[str]().union(*messages).intersection(_BESIDE)
         given = {name for name in beside if any(m.get(name) for m in messages)}
         given |= {"tools"} if tools else set()
@@ -127,23 +127,25 @@ class ChatTemplate:
     def _check_content(
         self, number: int, messages: Sequence[Message], tools: Any, text: str
     ) -> None:
-        """Raise ValueError if a message's content, which the text has otherwise, is left out or shown by Python."""
+        """Raise ValueError if the text lacks a message's content, or has its Python representation."""
         message, what = messages[number], f"message {number + 1}"
         said = {name for name, value in message.items() if value and name != "role"}
         content, shown = message.get("content"), str(message.get("content"))
         if content is None and self._words.isdisjoint(said):
             what += f" has no content that the chat template uses, among {sorted(message)}"
-            raise ValueError(f"{what}: leave the message out, or call that 'content'")
+            raise ValueError(
+                f"{what}: remove the message, or rename the key of its text to 'content'"
+            )
         others = messages[:number], messages[number + 1 :]
         probed = self.render([*others[0], {**message, "content": _PROBE}, *others[1]], tools)
         if not isinstance(content, str):
             if probed.count(shown) < text.count(shown):
-                what = f"the chat template has the content of {what} as Python shows it"
-                raise ValueError(f"{what}, {shown[:40]}: make that a text")
+                what = f"the chat template renders the content of {what} as a Python value"
+                raise ValueError(f"{what}, {shown[:40]}: use a string")
         # Of a call some templates write no text (Llama 3.1's): that is how the model calls.
         elif _PROBE not in probed and said.isdisjoint(_BESIDE):
-            what = f"the chat template leaves out the content of {what} ({message.get('role')!r})"
-            raise ValueError(f"{what}: pass one that writes it, or leave the message out")
+            what = f"the chat template does not render the content of {what} ({message.get('role')!r})"
+            raise ValueError(f"{what}: use a template that does, or remove the message")
 
     def _turn(
         self, text: str, messages: Sequence[Message], number: int, tools: Any
