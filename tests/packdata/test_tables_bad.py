@@ -181,10 +181,12 @@ def test_codes_that_come_late_are_read_as_if_they_were_known(
     if suffix == ".csv":
         lines = ["a,zip,b", *(",".join(map(str, row)) for row in rows)]
         lines[60], lines[170] = "1,2", '1,"x"y,3'
+        lines[100] = "1\udcff,1003,5"  # no UTF-8, in a column that is not read again
     else:
         lines = [json.dumps(dict(zip("azb", row, strict=True))) for row in rows]
         lines[60], lines[170] = "{", '{"a": 1'
-    source = write(tmp_path, "\n".join(lines) + "\n", f"t{suffix}")
+    text = "\n".join([*lines, ""]).encode(errors="surrogateescape")
+    source = write(tmp_path, text, f"t{suffix}")
     name = "zip" if suffix == ".csv" else "z"
 
     found = packed(tmp_path, source, on_error="skip")

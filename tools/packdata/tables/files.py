@@ -239,7 +239,7 @@ class TableFiles:
         """Keep the columns of a part, one array for each of the rows' own, beside those kept before."""
         with self._lock:
             before = self._kept.pop(part, None)
-            if before is not None and len(before.table) == len(rows.table):
+            if before is not None:
                 own = zip(before.table.column_names, before.table.columns, strict=True)
                 columns = {**dict(own), **columns}
             table = pa.table(dict(columns))

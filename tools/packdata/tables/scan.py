@@ -165,7 +165,11 @@ def scan_files(
         and column.moments.count
     ]
     if late:
-        found.columns |= scan(late, dict.fromkeys(late, "text")).columns
+        # Which rows can be read may depend on the other columns.
+        again = scan(
+            files.columns if found.bad else late, {**kinds, **dict.fromkeys(late, "text")}
+        )
+        found.columns |= {name: again.columns[name] for name in late}
     return found
 
 
