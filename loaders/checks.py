@@ -111,11 +111,11 @@ def did_you_mean(value: Any, choices: Iterable[Any]) -> str:
 
 
 def as_list(name: str, value: Any, like: str) -> list[Any]:
-    """Return several values as a list; TypeError if it is a text, a path, a mapping or a single value.
+    """Return several values as a list; TypeError if it is a text, a path, a mapping, a set or a single value.
 
     ``like`` is what would be right, such as ``"shares, such as [0.9, 0.1]"``.
     """
-    single = isinstance(value, (str, bytes, os.PathLike, Mapping, type))
+    single = isinstance(value, (str, bytes, os.PathLike, Mapping, set, frozenset, type))
     if single or not isinstance(value, Iterable) or getattr(value, "shape", None) == ():
         raise TypeError(f"{name} must be a list of {like}, got {shown(value)}")
     return list(value)

@@ -7,6 +7,8 @@ from typing import Any
 
 import cv2
 import numpy as np
+import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 
@@ -217,6 +219,33 @@ def test_files_that_are_not_pictures_are_named(files: list[Path], tmp_path: Path
     for name in ("empty.jpg", "text.png", "missing.png"):
         with pytest.raises(SourceError, check=At(name)):
             RAMDataset.from_files([*files, tmp_path / name], progress=False)
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        lambda names: np.array(names, object),
+        lambda names: np.array(names, np.dtypes.StringDType()),
+        pa.array,
+        pd.Series,
+        lambda names: pd.Series(names, dtype="category"),
+    ],
+    ids=["objects", "texts", "arrow", "pandas", "categories"],
+)
+def test_names_in_a_column_of_a_frame_are_names(files: list[Path], kind: Any) -> None:
+    targets = kind(["dog", "cat", "dog"])
+    dataset = RAMDataset.from_files(pd.Series([*map(str, files)]), targets, progress=False)
+
+    assert dataset.classes == ("cat", "dog")
+    assert dataset.column("label").tolist() == [1, 0, 1]
+    with pytest.raises(TypeError):
+        RAMDataset.from_files(files, pd.Series(["dog", "cat", None]), progress=False)
+
+
+def test_sets_which_have_no_order_are_neither_files_nor_targets(files: list[Path]) -> None:
+    for paths, targets in (({*files}, ["a", "b", "c"]), (files, {"a", "b", "c"})):
+        with pytest.raises(TypeError):
+            RAMDataset.from_files(paths, targets, progress=False)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("other", [float("nan"), 1, 2.5, True, None])

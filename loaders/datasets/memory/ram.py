@@ -280,6 +280,8 @@ def _label_column(targets: Targets, num_samples: int) -> tuple[Field, Column]:
     what = "one class number per path, or one name"
     plain = plain if hasattr(plain, "__array__") else as_list("targets", plain, what)
     values = np.asarray(plain)
+    if values.dtype.kind in "OT":  # names, as pandas and Arrow have them
+        values = np.asarray(plain := values.tolist())
     is_mixed = values.dtype.kind == "U" and not all(isinstance(each, str) for each in plain)
     if values.ndim != 1 or values.dtype.kind not in "biuU" or is_mixed:
         got = f"{shown(targets)} ({values.dtype})"
