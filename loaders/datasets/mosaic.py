@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from loaders.checks import as_list, real_number, whole_number
-from loaders.datasets.reading.known import check_rows, first_boxes, has_rows
+from loaders.datasets.reading.known import check_rows, first_boxes, has_planes, has_rows
 from loaders.datasets.reading.samples import Padded, Ragged, in_form, shaped_alike
 from loaders.device.mix import batch_word, uniform_of
 from loaders.errors import BatchError
@@ -120,6 +120,9 @@ class Mosaic(nn.Module):
         keeps: torch.Tensor | None = None
         for name in sorted(served, key=lambda name: name != leader):
             field, goes_along = served[name], self._goes_along(name, served[name], leader)
+            if leader is not None and has_planes(field):
+                what = f"{name!r} has pixels for each box, which stay those of one sample"
+                raise BatchError(f"{what}: leave it out of fields")
             if not goes_along and not isinstance(field, Boxes | Keypoints):
                 continue
             lists = shaped_alike(_listed(values[name]))

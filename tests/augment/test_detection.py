@@ -12,7 +12,15 @@ import torch
 from PIL import Image as Pillow
 
 import packdata
-from loaders import BatchAugment, DataLoader, JpegOnDevice, RAMDataset, ShardDataset, augment
+from loaders import (
+    BatchAugment,
+    DataLoader,
+    JpegOnDevice,
+    Mosaic,
+    RAMDataset,
+    ShardDataset,
+    augment,
+)
 from loaders.augment import (
     RandomIoUCrop,
     RandomShortestSize,
@@ -386,3 +394,24 @@ def test_lists_of_json_that_would_keep_the_entries_of_dropped_boxes_are_refused(
     ShardDataset(tmp_path / "a", augment=[augment.CenterCrop(4)])
     ShardDataset(tmp_path / "a", augment=[SanitizeBoundingBoxes(fields=["boxes"])])
     ShardDataset(tmp_path / "a", augment=[drops], fields=["image", "boxes"])
+
+
+def test_masks_of_single_boxes_which_no_op_drops_are_refused(tmp_path: Path) -> None:
+    masks = Array(dtype="uint8", dims=(None, 8, 8), spatial=2)
+    fields = {"image": Image("raw", size=(8, 8)), "boxes": Boxes(), "masks": masks}
+    row: dict[str, Any] = {
+        "image": np.zeros((8, 8, 3), np.uint8),
+        "masks": np.zeros((2, 8, 8), "u1"),
+    }
+    row["boxes"] = [[0, 0, 4, 4], [0, 0, 8, 8]]
+    packdata.pack([row] * 4, tmp_path / "a", fields)
+
+    for names in (None, ["masks"]):
+        with pytest.raises(SchemaError, match="masks"):
+            ShardDataset(tmp_path / "a", augment=[SanitizeBoundingBoxes(5, fields=names)])
+    drops = [SanitizeBoundingBoxes(5, fields=[])]
+    kept: Any = ShardDataset(tmp_path / "a", augment=drops)[0]
+    assert (len(kept.boxes), len(kept.masks)) == (1, 2)
+    served: Any = ShardDataset(tmp_path / "a", fields=[*fields, "sample_id"])
+    with pytest.raises(BatchError, match="masks"):
+        Mosaic(served.schema)(next(iter(DataLoader(served, 4))))

@@ -62,14 +62,23 @@ def check_followed(ops: Sequence[Any], fields: Mapping[str, Field | None], view:
                 "them with --flip-pairs",
                 name,
             )
-        if isinstance(field, Json) and droppers and droppers[0].fields is None:
-            _check_list(name, view, droppers[0])
+        if isinstance(field, Json | Array) and droppers and droppers[0].fields is None:
+            _check_list(name, field, view, droppers[0])
 
 
-def _check_list(name: str, view: View, op: Any) -> None:
+def _check_list(name: str, field: Json | Array, view: View, op: Any) -> None:
+    if has_planes(field) or (isinstance(field, Json) and _is_list(name, view)):
+        raise SchemaError(
+            f"{op} drops boxes, but not the entries of {name!r}: pack them as numbers (packdata images --box-labels), "
+            "leave the field out, or name what follows in SanitizeBoundingBoxes(fields=[...])"
+        )
+
+
+def _is_list(name: str, view: View) -> bool:
+    """Tell whether the first samples have an entry for each box in a field of JSON."""
     boxes = first_boxes(view.schema.fields)
     if boxes is None or view.store.is_remote:  # where no shard is fetched at opening
-        return
+        return False
     some = np.arange(min(len(view), _NUM_LOOKED_AT))
     try:
         values, places = (
@@ -77,13 +86,9 @@ def _check_list(name: str, view: View, op: Any) -> None:
             for each in (name, boxes)
         )
     except LoadersError:  # reading the sample is what raises it
-        return
+        return False
     counts = [len(each) for each in places]
-    if any(counts) and all(map(_has_entries, values, counts)):
-        raise SchemaError(
-            f"{op} drops boxes, but not the entries of {name!r}: pack them as numbers (packdata images --box-labels), "
-            "leave the field out, or name what follows in SanitizeBoundingBoxes(fields=[...])"
-        )
+    return any(counts) and all(map(_has_entries, values, counts))
 
 
 def _has_entries(value: Any, count: int) -> bool:
@@ -109,7 +114,14 @@ def check_rows(op: object, names: Sequence[str] | None, fields: Mapping[str, Fie
 def has_rows(field: Field | None) -> bool:
     """Tell whether a field may have a row for each box."""
     is_list = isinstance(field, Array) and field.dims[:1] == (None,) and None not in field.dims[1:]
-    return is_list or isinstance(field, Boxes | Keypoints)
+    return (is_list and not has_planes(field)) or isinstance(field, Boxes | Keypoints)
+
+
+def has_planes(field: Field | None) -> bool:
+    """Tell whether a field may have pixels for each box, which ops that drop boxes leave as they are."""
+    if not isinstance(field, Array) or field.dims[:1] != (None,):
+        return False
+    return 0 < (field.spatial or 0) < len(field.dims)
 
 
 def _needs_boxes(op: Any) -> bool:
