@@ -47,7 +47,7 @@ class _Mix(nn.Module, ABC):
 
         Args:
             images: ``(N, C, H, W)``, uint8 or floats.
-            labels: ``(N,)`` of integers, or soft ones ``(N, num_classes)``.
+            labels: ``(N,)`` of integers, or soft ones ``(N, num_classes)``: floats, or 0 and 1.
             sample_ids: ``(N,)``: which samples these are, the field ``sample_id``.
             epoch: From 0.
 
@@ -83,13 +83,16 @@ class _Mix(nn.Module, ABC):
             raise BatchError(
                 f"{tuple(images.shape)} images and {num} classes do not fit {tuple(labels.shape)} labels"
             )
-        if is_soft:
+        if is_soft and labels.is_floating_point():
             return labels.float()
-        soft = one_hot(labels, num)
+        soft = labels.float() if is_soft else one_hot(labels, num)
+        if is_soft:  # whole numbers are flags of classes, not several classes a sample
+            soft = soft.where((soft == 0) | (soft == 1), math.nan)
         # A device is not asked, which would wait for it: there the loss is NaN.
-        if labels.device.type == "cpu" and soft.isnan().any():
-            label = labels[soft[:, 0].isnan()][0].item()
-            raise BatchError(f"label {label} is not in [0, {num}): check num_classes")
+        if labels.device.type == "cpu" and (is_bad := soft.isnan()).any():
+            what = "0 or 1 for each class" if is_soft else f"in [0, {num}): check num_classes"
+            label = labels[is_bad.any(1)][0].tolist()
+            raise BatchError(f"label {label} is not {what}")
         return soft
 
     @abstractmethod

@@ -55,6 +55,17 @@ def test_labels_that_are_no_class_are_an_error_on_the_host_and_nan_on_a_device(
 
 
 @pytest.mark.parametrize("kind", [MixUp, CutMix])
+def test_several_class_numbers_a_sample_are_no_soft_labels(kind: Any) -> None:
+    images, labels = batch()
+    flags = torch.nn.functional.one_hot(labels, 3)
+
+    assert torch.equal(kind()(images, flags.bool(), IDS)[1], kind()(images, flags.float(), IDS)[1])
+    for wrong in (torch.stack([labels, labels], 1), labels[:, None], -flags):
+        with pytest.raises(BatchError):
+            kind()(images, wrong, IDS)
+
+
+@pytest.mark.parametrize("kind", [MixUp, CutMix])
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.uint32, torch.uint64])
 def test_labels_of_any_whole_numbers_are_classes(kind: Any, dtype: torch.dtype) -> None:
     images, labels = batch()
