@@ -644,6 +644,25 @@ def test_tools_count_whichever_file_has_them(tmp_path: Path, order: tuple[str, s
     assert sorted(texts(folder)) == ["1xy", "xy"]
 
 
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_tools_are_objects_in_a_list_or_in_its_text_and_an_empty_text_has_none(
+    tmp_path: Path, kind: str
+) -> None:
+    template = "{% if tools %}{{ tools[0].name }}{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}"
+    written = write(tmp_path / "c.jinja", template)
+    empty = write_chats(
+        tmp_path / f"a.{kind}", *[CHAT] * 4, tools=["", " ", "[]", '[{"name": "f"}]']
+    )
+    assert [text[0] for text in texts(pack(empty, tmp_path / "p", chat_template=written))] == [
+        *"BBBf"
+    ]
+
+    for number, tools in enumerate(({"name": "f"}, '{"name": "f"}', ["f"], '["{}"]')):
+        source = write_chats(tmp_path / f"{number}.{kind}", CHAT, tools=[tools])
+        with pytest.raises(SourceError, match="'tools'"):
+            pack(source, tmp_path / "q", chat_template=written)
+
+
 @pytest.mark.parametrize("content", ["", None])
 def test_the_rest_of_a_turn_that_loses_its_thought_is_a_target(
     tmp_path: Path, content: str | None

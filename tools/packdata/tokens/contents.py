@@ -385,9 +385,12 @@ class Chat(DocumentForm):
         if not roles or not all(isinstance(role, str) for role in roles):
             raise ValueError(f"{self.column!r} is no list of messages with 'role' and 'content'")
         try:
-            tools = json.loads(tools) if isinstance(tools, str) else tools
+            tools = json.loads(tools.strip() or "null") if isinstance(tools, str) else tools
         except ValueError as error:
             raise ValueError(f"'tools' is not JSON ({error})") from error
+        is_list = isinstance(tools, list) and all(isinstance(each, dict) for each in tools)
+        if tools and not is_list:
+            raise ValueError("'tools' is no list of objects, each a function")
         return self.template.turns(said, tools or None)
 
 
