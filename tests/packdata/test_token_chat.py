@@ -529,7 +529,9 @@ def test_conversations_may_lie_in_a_column_of_any_name(tmp_path: Path, column: s
         plan_tokens(lacking, options)
 
 
-@pytest.mark.parametrize("name", ["tool_calls", "function_call", "reasoning_content", "thinking"])
+@pytest.mark.parametrize(
+    "name", ["tool_calls", "function_call", "function_calls", "reasoning_content", "thinking"]
+)
 def test_calls_that_the_template_does_not_use_are_refused(tmp_path: Path, name: str) -> None:
     """Else the answer to learn is an empty one."""
     chat = [CHAT[1], {"role": "assistant", "content": "", name: [{"name": "f"}]}, *CHAT[3:]]

@@ -37,8 +37,11 @@ _NOW = "strftime_now"
 _HEAD_CHARS = 16
 # As other libraries say whether a turn is trained: 1 or true, 0 or false.
 _FLAGS = ("weight", "train", "trainable", "training", "loss", "loss_scale")
-# What an answer may have beside its content, or in its place.
-_BESIDE = ("tool_calls", "function_call", "reasoning_content", "reasoning", "thinking")
+# What a message may have beside its content, or in its place; as OLMo's, ``functions`` and ``function_calls``.
+_BESIDE = (
+    *("tool_calls", "function_call", "function_calls", "functions"),
+    *("reasoning_content", "reasoning", "thinking"),
+)
 _USE_MARKS = "use a template that marks targets by {% generation %}"
 # No text has these.
 _OPEN, _CLOSE = "\ue000{9b1d6f32-generation}\ue001", "\ue000{9b1d6f32-endgeneration}\ue001"
