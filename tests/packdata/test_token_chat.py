@@ -488,6 +488,8 @@ ELSE: dict[str, Any] = {
     "prompt": CHAT[:2],
     "chat_template_kwargs": {"language": "de"},
     "enable_thinking": False,
+    "label": False,
+    "kto_tag": True,
 }
 
 
@@ -511,7 +513,9 @@ def test_a_text_of_the_first_turn_beside_a_conversation_is_no_matter(
     tmp_path: Path, kind: str
 ) -> None:
     template = write(tmp_path / "c.jinja", CHATML)
-    source = write_chats(tmp_path / f"a.{kind}", CHAT[1:], prompt=["Größe?"], tools=[None])
+    """Nor is a class of the conversation: only flags are of answers that are not wanted."""
+    beside: dict[str, Any] = {"prompt": ["Größe?"], "tools": [None], "label": [3]}
+    source = write_chats(tmp_path / f"a.{kind}", CHAT[1:], **beside)
 
     assert said(pack(source, tmp_path / "p", chat_template=template))
 
