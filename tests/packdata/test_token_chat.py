@@ -536,13 +536,22 @@ def test_conversations_may_lie_in_a_column_of_any_name(tmp_path: Path, column: s
 @pytest.mark.parametrize(
     "name", ["tool_calls", "function_call", "function_calls", "reasoning_content", "thinking"]
 )
-def test_calls_that_the_template_does_not_use_are_refused(tmp_path: Path, name: str) -> None:
+def test_calls_that_the_template_does_not_use_are_refused_or_dropped(
+    tmp_path: Path, name: str
+) -> None:
     """Else the answer to learn is an empty one."""
     chat = [CHAT[1], {"role": "assistant", "content": "", name: [{"name": "f"}]}, *CHAT[3:]]
     source = write_chats(tmp_path / "a.jsonl", chat)
 
-    with pytest.raises(SourceError, check=At("a.jsonl, line 1")):
-        pack(source, tmp_path / "p", chat_template=write(tmp_path / "c.jinja", CHATML))
+    template = write(tmp_path / "c.jinja", CHATML)
+    with pytest.raises(SourceError, match=f"drop=..{name}", check=At("a.jsonl, line 1")):
+        pack(source, tmp_path / "p", chat_template=template)
+    without = TokenOptions(chat_template=template, drop=(name,))
+    assert (
+        plan_tokens(source, without).recipe.identity
+        != plan_tokens(source, TokenOptions(chat_template=template)).recipe.identity
+    )
+    assert said(pack(source, tmp_path / "p", chat_template=template, drop=(name,)))
     whole = write(tmp_path / "d.jinja", "{% for m in messages %}{{ m | tojson }}{% endfor %}")
     assert '"f"' in said(pack(source, tmp_path / "q", chat_template=whole))[0]
 

@@ -121,7 +121,7 @@ class ChatTemplate:
         given |= {"tools"} if tools else set()
         if unused := sorted(given - self._words):
             what = f"the chat template does not use {unused[0]!r}"
-            raise ValueError(f"{what}: pass one that does, or leave it out (a column by drop=)")
+            raise ValueError(f"{what}: pass one that does, or drop={unused[:1]} to leave it out")
         for number, message in enumerate(messages):
             content = message.get("content")
             if not isinstance(content, str) or content.strip() not in text:

@@ -331,6 +331,7 @@ class Chat(DocumentForm):
     template: ChatTemplate
     # Of ``BESIDE_CHAT``, which would change the text, those that are not left out; ``tools`` is used.
     beside: tuple[str, ...]
+    drop: tuple[str, ...] = ()  # columns, and keys of messages, that are left out
     kind, option, holds, type = "chat", "messages_column=", "lists of messages", None
     has_labels = may_lack = True
     targets_hint = "Only turns of role 'assistant' are targets: rename the role, or mark turns by {% generation %}"
@@ -341,8 +342,7 @@ class Chat(DocumentForm):
 
     def to_json(self) -> dict[str, Any]:
         made_by = {"messages_column": self.column, "chat_template": self.template.digest}
-        dropped = sorted({*BESIDE_CHAT} - {*self.columns})
-        return made_by | ({"drop": dropped} if dropped else {})
+        return made_by | ({"drop": sorted(self.drop)} if self.drop else {})
 
     def of_table(self, table: pa.Table, place: Place) -> Documents:
         """Return the documents of rows, whose messages have the keys of any of them: what is null is left out."""
@@ -382,7 +382,7 @@ class Chat(DocumentForm):
             if not is_used and value not in (None, "", [], {}):
                 hint = f"write it into the messages, or pass drop={[name]}"
                 raise ValueError(f"{name!r} beside {self.column!r} is not used: {hint}")
-        said = [_filled(m) for m in messages] if isinstance(messages, list) else []
+        said = [self._filled(m) for m in messages] if isinstance(messages, list) else []
         roles = [m.get("role") if isinstance(m, dict) else None for m in said]
         if not roles or not all(isinstance(role, str) for role in roles):
             raise ValueError(f"{self.column!r} is no list of messages with 'role' and 'content'")
@@ -395,12 +395,15 @@ class Chat(DocumentForm):
             raise ValueError("'tools' is no list of objects, each a function")
         return self.template.turns(said, tools or None)
 
+    def _filled(self, message: Any) -> Any:
+        """Return a message without what is left out, and names that have no value, such as OpenAI's ``tool_calls``.
 
-def _filled(message: Any) -> Any:
-    """Return a message without names that have no value, such as OpenAI's ``tool_calls``; its content may be null."""
-    if not isinstance(message, dict):
-        return message
-    return {n: each for n, each in message.items() if each is not None or n == "content"}
+        Its content may be null.
+        """
+        if not isinstance(message, dict):
+            return message
+        named = ((n, each) for n, each in message.items() if n not in self.drop)
+        return {n: each for n, each in named if each is not None or n == "content"}
 
 
 def _without_null(value: Any) -> Any:
@@ -445,7 +448,8 @@ def _chat_of(template: Path | str, options: TokenOptions) -> Chat:
         raise LoadersError(what) from error
     column = options.messages_column or "messages"
     beside = tuple(name for name in BESIDE_CHAT if name not in (column, *options.drop))
-    return Chat(column, open_template(template, options.tokenizer, options.chat_date), beside)
+    opened = open_template(template, options.tokenizer, options.chat_date)
+    return Chat(column, opened, beside, options.drop)
 
 
 def _first_rows(file: SourceFile, known: Collection[str] = ()) -> tuple[Sequence[str], list[Row]]:

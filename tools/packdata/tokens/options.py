@@ -52,8 +52,8 @@ class TokenOptions:
     )
     drop: tuple[str, ...] = opt(
         (),
-        "columns to leave out: lists beside the ids, and what would change conversations (system, documents, ...), are "
-        "an error where they are not used",
+        "columns, and keys of messages, to leave out: lists beside the ids, and what would change conversations "
+        "(system, documents, thinking, ...), are an error where they are not used",
     )
     chat_template: Path | str | None = opt(
         None,
