@@ -117,6 +117,24 @@ def test_a_file_of_datatrove_without_documents_is_empty(tmp_path: Path) -> None:
     assert documents(pack(tmp_path / "src", tmp_path / "p")) == [IDS.tolist()]
 
 
+@pytest.mark.parametrize("ids", ["token_ids_part_0000.npy", "train.bin"])
+def test_masks_in_files_beside_ids_are_refused_not_packed_as_ids(tmp_path: Path, ids: str) -> None:
+    """As those of OLMo-core's fine-tuning: its converter writes them beside the ids."""
+    masks = {"token_ids_part_0000.npy": "labels_mask_part_0000.npy", "train.bin": "train-mask.bin"}
+    source = write(tmp_path / "in" / ids, IDS.astype("<u2").tobytes())
+    mask = write(tmp_path / "in" / masks[ids], bytes(len(IDS) * 2))
+
+    with pytest.raises(SourceError) as caught:
+        pack(tmp_path / "in", tmp_path / "p", bin_dtype="uint16")
+
+    assert mask.name in caught.value.what
+    if source.suffix == ".npy":
+        with pytest.raises(SourceError, check=At(source)):
+            pack(source, tmp_path / "p", bin_dtype="uint16")
+    mask.rename(tmp_path / "masked.npy")
+    assert documents(pack(source, tmp_path / "p", bin_dtype="uint16")) == [IDS.tolist()]
+
+
 @pytest.mark.parametrize("index", [None, [4, 8], [4, 3, 7], []])
 def test_datatrove_without_an_index_that_fits_is_refused(
     tmp_path: Path, index: list[int] | None

@@ -12,6 +12,7 @@ Source:
 
 from __future__ import annotations
 
+import re
 import struct
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,13 @@ _Opened = tuple[npt.NDArray[Any], npt.NDArray[np.int64] | None]
 
 def open_ids(file: SourceFile, bin_dtype: str | None) -> _Opened:
     """Return the ids of a file, and where its documents end; SourceError if it cannot be read."""
-    index = file.path.with_suffix(".idx")
+    name, index = file.path.name, file.path.with_suffix(".idx")
+    mask = file.path.with_name(name.replace("token_ids", "labels_mask"))  # of OLMo-core's targets
+    if "mask" in re.split(r"[\W_]", name.lower()) or (mask != file.path and is_file(mask)):
+        hint = "Pack rows of input_ids and loss_mask (Parquet), or move the masks away"
+        raise SourceError(
+            f"masks in files are not read, and {mask.name} has some", file.path, hint
+        )
     if file.kind == "ds":
         return _open_ds(file)
     if file.kind == "bin" and is_file(index):
