@@ -465,8 +465,8 @@ def test_what_is_called_as_labels_or_a_mask_and_is_no_list_of_numbers_is_refused
 @pytest.mark.parametrize("kind", ["parquet", "arrow", "jsonl"])
 @pytest.mark.parametrize(
     "lists",
-    [[[0, 0, 1], [1, 0]], [None, [1, 0]], [[1, 3], [2]], [[2, 1], [2]]],
-    ids=["numbers", "later", "ends", "lengths"],
+    [[[0, 0, 1], [1, 0]], [None, [1, 0]], [[1, 3], [2]], [[2, 1], [2]], [[1, 0], [0, 0, 0]]],
+    ids=["numbers", "later", "ends", "lengths", "mask of a part"],
 )
 def test_another_list_that_fits_the_ids_is_an_error_that_names_what_to_drop(
     tmp_path: Path, kind: str, lists: Any

@@ -224,8 +224,9 @@ class Ids(DocumentForm):
             lists = ((_length(row.get(self.column)), row[name]) for row in rows if row.get(name))
             # One id, or one length, tells nothing.
             fits = [_fits(num, each) for num, each in lists if num != 1 and each != [num]]
-            if fits and all(fits):
-                what = f"column {name!r} has a number for each of {self.column!r}, or divides them"
+            # Masks, such as verl's ``response_mask``, may begin behind the prompt.
+            if fits and (all(fits) or "mask" in name.lower()):
+                what = f"column {name!r} has a number for each of {self.column!r}, or divides or masks them"
                 raise SourceError(what, path, f"Pass drop={[name]} to pack without it")
 
     def value(self, value: Any, column: str) -> Numbers:
