@@ -648,18 +648,19 @@ class TestAnnotations:
         (tmp_path / "Annotations").mkdir()
         for name, things in (("1", ("dog", "cat")), ("2", ("cat",))):
             objects = "".join(
-                f"<object><name>{kind}</name><difficult>{i}</difficult><bndbox><xmax>{x2}</xmax>"
-                f"<xmin>{x}</xmin><ymin>{y}</ymin><ymax>{y2}</ymax></bndbox></object>"
+                f"<object><name>{kind}</name><difficult>{i}</difficult><truncated>{i}</truncated>"
+                f"<bndbox><xmax>{x2}</xmax><xmin>{x}</xmin><ymin>{y}</ymin><ymax>{y2}</ymax></bndbox></object>"
                 for i, (kind, (x, y, x2, y2)) in enumerate(zip(things, CORNERS, strict=False))
             )
             (tmp_path / f"Annotations/{name}.xml").write_text(
                 f"<annotation>{objects}</annotation>"
             )
 
-        pack_images(
+        packed = pack_images(
             tmp_path / "JPEGImages", tmp_path / "out", annotations=tmp_path / "Annotations"
         )
 
+        assert [note for note in packed.notes if note.endswith("not read: truncated")]
         dataset = ShardDataset(tmp_path / "out", fields=["boxes", "box_labels", "difficult"])
         assert [sample.boxes.tolist() for sample in dataset] == [CORNERS, CORNERS[:1], []]
         assert [sample.box_labels.tolist() for sample in dataset] == [[1, 0], [0], []]

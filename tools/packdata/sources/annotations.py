@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from packdata.reading import File
     from packdata.sources.base import Item
 
-BOXES, _SIZE = "boxes", "size"
+BOXES, _SIZE, _TAGS = "boxes", "size", "tags"
 _NO_LABELS = re.compile(r"(classes|train|val|test|readme.*)\.txt", re.IGNORECASE)
 # Of names such as left_eye, L_Eye, lefteye, eyeLeft, LEye.
 _WORD = re.compile(
@@ -293,6 +293,8 @@ def _mirrored(names: Sequence[str]) -> tuple[tuple[int, int], ...]:
 
 # -- VOC ----------------------------------------------------------------------------------------------
 
+_VOC_READ = {"name", "bndbox", "difficult"}
+
 
 def _voc(data: bytes) -> Values:
     root = ElementTree.fromstring(data)
@@ -309,13 +311,16 @@ def _voc(data: bytes) -> Values:
         BOX_LABELS: names,
         "difficult": [int(thing.findtext("difficult") or 0) for thing in things],
         _SIZE: (height, width) if height and width else None,
+        _TAGS: {each.tag for thing in things for each in thing},
     }
 
 
 def _of_voc(pictures: dict[str, Values]) -> Annotations:
     classes = sorted({name for values in pictures.values() for name in values[BOX_LABELS]})
     more = {"difficult": Column("json", field=_NUMBERS)}
-    return Annotations("VOC", "xyxy", classes, more, pictures)
+    unread = set[str]().union(*(values[_TAGS] for values in pictures.values())) - _VOC_READ
+    notes = [f"of the objects not read: {few(sorted(unread), 8)}"] * bool(unread)
+    return Annotations("VOC", "xyxy", classes, more, pictures, notes)
 
 
 # -- YOLO ---------------------------------------------------------------------------------------------
