@@ -124,6 +124,26 @@ def test_a_frame_is_served_as_it_would_be_packed(tmp_path: Path, frame: pd.DataF
     assert (like["features"] == served.column("features")[:5]).all()
 
 
+@pytest.mark.parametrize("kind", ["pandas", "polars", "parquet"])
+def test_categories_in_an_order_are_the_classes_of_a_target(tmp_path: Path, kind: str) -> None:
+    """Numbers of an ordinal target are those of its categories, also of one that no row has."""
+    order, values = ["low", "mid", "high"], ["high", "low", "high"]
+    frame: Any = pd.DataFrame({"x": [1, 2, 3], "y": pd.Categorical(values, order, ordered=True)})
+    if kind == "polars":
+        frame = pl.DataFrame({"x": [1, 2, 3], "y": pl.Series(values, dtype=pl.Enum(order))})
+    if kind == "parquet":
+        frame.to_parquet(tmp_path / "a.parquet")
+        packdata.pack_tables(tmp_path / "a.parquet", tmp_path / "p", target="y")
+    else:
+        packdata.pack(frame, tmp_path / "p", target="y")
+
+    made = PackedReader(tmp_path / "p")
+    assert made.schema.fields["y"] == Label(classes=tuple(order))
+    assert made.column("y").tolist() == [2, 0, 2]
+    plain = pd.DataFrame({"x": [1, 2, 3], "y": pd.Categorical(values, order)})
+    assert packdata.arrays_of(plain, "y")["schema"]["y"] == Label(classes=("high", "low"))
+
+
 def test_rows_of_a_frame_that_cannot_be_packed_are_named_or_left_out(
     frame: pd.DataFrame,
 ) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 from loaders.errors import SchemaError, SourceError
 from loaders.schema import Array, Categories, Features, Field, Label, Schema
 from packdata.moments import Moments
+from packdata.sources.row_kinds import TypedRows
 from packdata.tables.files import check_names
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from loaders.data.manifest import Manifest
+    from packdata.rows import RowFile
     from packdata.tables.files import TableFiles
     from packdata.tables.options import TableOptions
     from packdata.tables.scan import ColumnScan, Scan, Seen
@@ -91,7 +93,9 @@ def plan_columns(scan: Scan, files: TableFiles, options: TableOptions) -> Column
         while name in (*fields, FEATURES, CATEGORIES, MISSING):
             name += "_"
         targets.append(TargetColumn(name, column, how))
-        classes = files[0].classes.get(column) or _classes(scan.columns[column].known_texts())
+        known = scan.columns[column].known_texts()
+        classes = files[0].classes.get(column) or _ordered(files[0], column, known)
+        classes = classes or _classes(known)
         fields[name] = Label(classes=classes) if how == "label" else Array(dtype=dtype)
     if not fields:
         raise SchemaError("no column is left to pack")
@@ -150,6 +154,17 @@ def _how(name: str, column: ColumnScan, files: TableFiles, options: TableOptions
     if most in ("date", "zoned") and options.dates is None:
         raise refused("holds dates", "dates='days' makes numbers of them, ", most)
     return {"text": "label", "date": "days", "zoned": "days"}.get(most, most)
+
+
+def _ordered(file: RowFile, column: str, texts: Mapping[str, int]) -> tuple[str, ...]:
+    """Return the categories that a file declares in an order, as pandas and polars' Enum, if texts are all of these."""
+    if not isinstance(file, TypedRows) or not file.groups:
+        return ()
+    if not getattr(file.schema.field(column).type, "ordered", False):
+        return ()
+    array = file.table(file.groups[0], [column])[column].combine_chunks()
+    names = tuple(map(str, array.dictionary.to_pylist()))
+    return names if {*texts} <= {*names} else ()
 
 
 def _classes(names: Mapping[str, int]) -> tuple[str, ...]:
