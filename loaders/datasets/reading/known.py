@@ -48,7 +48,7 @@ def check_known(ops: Sequence[Any], fields: Mapping[str, Field]) -> None:
 
 
 def check_followed(ops: Sequence[Any], fields: Mapping[str, Field | None], view: View) -> None:
-    """Warn of points without pairs that ops mirror; SchemaError for a list of JSON beside boxes that ops drop."""
+    """Warn of points without pairs that ops mirror; SchemaError for lists beside boxes that ops drop, not with them."""
     every = every_op(ops)
     flips = augment.RandomHorizontalFlip | augment.RandomFlip
     is_mirrored = any(isinstance(op, flips) for op in every)
@@ -62,16 +62,13 @@ def check_followed(ops: Sequence[Any], fields: Mapping[str, Field | None], view:
                 "them with --flip-pairs",
                 name,
             )
-        if isinstance(field, Json | Array) and droppers and droppers[0].fields is None:
-            _check_list(name, field, view, droppers[0])
-
-
-def _check_list(name: str, field: Json | Array, view: View, op: Any) -> None:
-    if has_planes(field) or (isinstance(field, Json) and _is_list(name, view)):
-        raise SchemaError(
-            f"{op} drops boxes, but not the entries of {name!r}: pack them as numbers (packdata images --box-labels), "
-            "leave the field out, or name what follows in SanitizeBoundingBoxes(fields=[...])"
-        )
+        if not droppers or droppers[0].fields is not None:
+            continue
+        if has_planes(field) or (isinstance(field, Json) and _is_list(name, view)):
+            raise SchemaError(
+                f"{droppers[0]} drops boxes, but not the entries of {name!r}: pack them as numbers (packdata images "
+                "--box-labels), leave the field out, or name what follows in SanitizeBoundingBoxes(fields=[...])"
+            )
 
 
 def _is_list(name: str, view: View) -> bool:

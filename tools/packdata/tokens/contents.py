@@ -397,10 +397,7 @@ class Chat(DocumentForm):
         return self.template.turns(said, tools or None)
 
     def _filled(self, message: Any) -> Any:
-        """Return a message without what is left out, and names that have no value, such as OpenAI's ``tool_calls``.
-
-        Its content may be null.
-        """
+        """Return a message without what is left out or null, as OpenAI's ``tool_calls``; its content may be null."""
         if not isinstance(message, dict):
             return message
         named = ((n, each) for n, each in message.items() if n not in self.drop)
