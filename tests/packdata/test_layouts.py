@@ -69,13 +69,30 @@ def test_folders_of_classes_are_classes(tmp_path: Path, name: str) -> None:
 
 
 def test_folders_of_a_split_are_looked_at_too(tmp_path: Path) -> None:
-    """As those of YOLO's exports, and of tiny-imagenet's val."""
+    """As those of YOLO's exports."""
     root = touch(tmp_path, ["train/images/1.jpg", "train/labels/1.txt", "valid/images/2.jpg"])
 
     with pytest.raises(SourceError) as caught:
         open_splits(root)
 
     assert caught.value.path == root / "train"
+
+
+def test_the_only_folder_of_a_split_is_no_class_that_splits_of_several_lack(
+    tmp_path: Path,
+) -> None:
+    """As in tiny-imagenet's val and test: their pictures would be a class of its own, before all others."""
+    train = ["train/n01/images/1.JPEG", "train/n02/images/2.JPEG"]
+    root = touch(tmp_path / "in", [*train, "val/images/3.JPEG", "test/images/4.JPEG"])
+
+    with pytest.raises(SourceError) as caught:
+        open_splits(root)
+    named = open_splits(root, SourceOptions(classes=["images", "n01", "n02"]))
+    part = open_splits(touch(tmp_path / "part", [*train, "val/n02/3.JPEG"]))
+    each = open_splits(touch(tmp_path / "each", ["train/a/1.jpg", "val/b/2.jpg"]))
+
+    assert "images" in caught.value.what
+    assert [len(splits) for splits in (named, part, each)] == [3, 2, 2]
 
 
 def test_what_holds_no_pictures_is_not_in_the_way_of_splits(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loaders.errors import SourceError
@@ -97,9 +98,14 @@ def open_splits(
         "label_column": options.label_column,
     }
     sources = {name: open_source(each, **how) for name, each in parts.items()}
-    for source in sources.values() if options.classes is None else ():
-        if isinstance(source, FolderSource) and source.kind == "classes":
-            check_classes(source, is_all="" in parts, has_annotations=has_annotations)
+    in_folders = [s for s in sources.values() if isinstance(s, FolderSource) and s.labels]
+    # Of splits with several classes: the only one of another, such as ``images``, is one of these.
+    several = {
+        *chain.from_iterable(c for s in in_folders if len(c := s.labels[LABEL].classes) > 1)
+    }
+    for source in in_folders if options.classes is None else ():
+        is_other = bool(several) and several.isdisjoint(source.labels[LABEL].classes)
+        check_classes(source, is_all="" in parts or is_other, has_annotations=has_annotations)
     if extend is not None:
         sources = {name: extend(source, name) for name, source in sources.items()}
     labels = label_fields(sources, options.classes, options.multi_label)
