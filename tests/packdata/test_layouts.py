@@ -95,6 +95,14 @@ def test_the_only_folder_of_a_split_is_no_class_that_splits_of_several_lack(
     assert [len(splits) for splits in (named, part, each)] == [3, 2, 2]
 
 
+def test_splits_without_labels_beside_others_are_said(tmp_path: Path) -> None:
+    """As ImageNet's val, whose labels lie in a file of their own."""
+    root = touch(tmp_path, ["train/a/1.jpg", "train/b/2.jpg", "val/3.jpg"])
+
+    (note,) = [note for note in plan_images(root).notes() if "alone" in note]
+    assert note.startswith("samples of val are 'image' alone")
+
+
 def test_what_holds_no_pictures_is_not_in_the_way_of_splits(tmp_path: Path) -> None:
     root = touch(tmp_path, ["train/a/1.jpg", "val/a/1.jpg", "annotations/all.json"])
 

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from loaders.schema import Image
+from packdata.describe import few
 from packdata.files.labels import read_classes
 from packdata.files.recipe import FilesPlan
 from packdata.files.splits import SourceOptions, open_splits
@@ -33,11 +34,12 @@ class ImagesPlan(FilesPlan[ImagesRecipe]):
     def notes(self, packed: Summary | None = None) -> list[str]:
         """Say how many files were kept or changed, that 0 may be a class, and that samples lack labels, too."""
         found = count_notes({} if packed is None else packed.counts)
-        schemas = [target.schema for recipe in self.recipes for target in recipe.targets]
-        is_folder = self.recipes[0].source.kind == "folder"
-        if is_folder and all(len(schema.defaults) == 1 for schema in schemas):
+        kinds = [(r.source, r.targets[0].schema.defaults) for r in self.recipes]
+        bare = [source for source, names in kinds if source.kind == "folder" and len(names) == 1]
+        if bare:
             labels = "labels come from a folder for each class, or a list with a column of them"
-            found.append(f"samples are '{schemas[0].defaults[0]}' alone: {labels}")
+            of = f" of {few(source.name for source in bare)}" * (len(bare) < len(kinds))
+            found.append(f"samples{of} are '{kinds[0][1][0]}' alone: {labels}")
         return [*found, *FilesPlan.notes(self, packed)]
 
 
