@@ -121,8 +121,7 @@ class Mosaic(nn.Module):
         for name in sorted(served, key=lambda name: name != leader):
             field, goes_along = served[name], self._goes_along(name, served[name], leader)
             if leader is not None and has_planes(field):
-                what = f"{name!r} has pixels for each box, which stay those of one sample"
-                raise BatchError(f"{what}: leave it out of fields")
+                raise BatchError(f"{name!r} has pixels for each box: leave it out of fields")
             if not goes_along and not isinstance(field, Boxes | Keypoints):
                 continue
             lists = shaped_alike(_listed(values[name]))

@@ -83,16 +83,14 @@ class _Mix(nn.Module, ABC):
             raise BatchError(
                 f"{tuple(images.shape)} images and {num} classes do not fit {tuple(labels.shape)} labels"
             )
-        if is_soft and labels.is_floating_point():
-            return labels.float()
         soft = labels.float() if is_soft else one_hot(labels, num)
-        if is_soft:  # whole numbers are flags of classes, not several classes a sample
+        if is_soft and not labels.is_floating_point():  # flags, not several classes a sample
             soft = soft.where((soft == 0) | (soft == 1), math.nan)
         # A device is not asked, which would wait for it: there the loss is NaN.
         if labels.device.type == "cpu" and (is_bad := soft.isnan()).any():
-            what = "0 or 1 for each class" if is_soft else f"in [0, {num}): check num_classes"
+            bounds = "[0, 1]" if is_soft else f"[0, {num}): check num_classes"
             label = labels[is_bad.any(1)][0].tolist()
-            raise BatchError(f"label {label} is not {what}")
+            raise BatchError(f"label {label} is not in {bounds}")
         return soft
 
     @abstractmethod
