@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from loaders.errors import CodecError
-from loaders.schema import Field, Image
+from loaders.schema import Array, Field, Image
 
 
 class RawCodec:
@@ -36,7 +36,7 @@ class RawCodec:
         Whole numbers must fit the field's dtype exactly; floats may be rounded to a narrower float.
 
         Raises:
-            CodecError: The array has another shape, or values that the field's dtype cannot hold.
+            CodecError: The array has another shape, or values that the field's dtype or classes cannot hold.
         """
         array = as_array(value)
         if isinstance(self.field, Image) and array.ndim == 2:
@@ -46,8 +46,14 @@ class RawCodec:
             or any(n not in (None, got) for n, got in zip(self.shape, array.shape, strict=True))
         ):
             raise CodecError(f"the field holds arrays of shape {self.shape}, got {array.shape}")
-        lengths = [array.shape[axis] for axis in self._free] if self.num_free > 1 else []
-        return np.array(lengths, "<u4").tobytes() + cast_exactly(array, self.dtype).tobytes()
+        array, lengths = (
+            cast_exactly(array, self.dtype),
+            [array.shape[axis] for axis in self._free],
+        )
+        classes = self.field.classes if isinstance(self.field, Array) else None
+        if classes is not None and ((array < 0) | (array >= len(classes))).any():
+            raise CodecError(f"class numbers are in [0, {len(classes)}), got {array.tolist()}")
+        return np.array(lengths if self.num_free > 1 else [], "<u4").tobytes() + array.tobytes()
 
     def decode(self, record: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
         """Return the array, read-only: a view of the record where that is aligned, else a copy.

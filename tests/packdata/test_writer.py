@@ -209,6 +209,22 @@ def test_an_empty_list_is_an_array_without_rows(tmp_path: Path) -> None:
     assert PackedReader(tmp_path).sample(0)["points"].shape == (0, 2)
 
 
+@pytest.mark.parametrize("dims", [(None,), (2,)], ids=["any number", "two"])
+@pytest.mark.parametrize("numbers", [[0, 2], [-1, 1]], ids=["beyond", "none"])
+def test_numbers_of_no_class_are_refused_in_an_array_too(
+    tmp_path: Path, dims: Any, numbers: list[int]
+) -> None:
+    """As those of boxes: they would be a class that the model lacks."""
+    fields = {"kinds": Array(dtype="int64", dims=dims, classes=("cat", "dog"))}
+
+    with Writer(tmp_path / "a", fields) as writer:
+        writer.add(kinds=[1, 0])
+        with pytest.raises(CodecError):
+            writer.add(kinds=numbers)
+    with pytest.raises(CodecError, match="sample 1"):
+        pack([{"kinds": [1, 0]}, {"kinds": numbers}], tmp_path / "b", fields)
+
+
 def test_files_become_pixels_of_a_raw_field(tmp_path: Path) -> None:
     fields = {"image": Image(codec="raw", size=(30, 40)), "mask": Mask(codec="raw", dtype="int32")}
     mask = np.arange(30 * 40, dtype=np.uint16).reshape(30, 40)

@@ -125,10 +125,10 @@ class Preparer:
     def _rows(self, array: np.ndarray[Any, Any], codec: RawCodec) -> FixedColumn | None:
         """Return values of one shape as the bytes of each, copied; None if one is wrong."""
         field, is_right = self.field, True
+        if isinstance(field, Label | Array) and field.classes is not None:
+            is_right = bool(((array >= 0) & (array < len(field.classes))).all())
         if isinstance(field, Label):
-            is_right = array.dtype.kind in "ui"
-            if is_right and field.classes is not None:
-                is_right = bool(((array >= 0) & (array < len(field.classes))).all())
+            is_right &= array.dtype.kind in "ui"
         elif isinstance(field, MultiLabel):
             is_right = bool(((array == 0) | (array == 1)).all())
         elif isinstance(field, Image | Mask):
