@@ -94,8 +94,7 @@ def plan_columns(scan: Scan, files: TableFiles, options: TableOptions) -> Column
             name += "_"
         targets.append(TargetColumn(name, column, how))
         known = scan.columns[column].known_texts()
-        classes = files[0].classes.get(column) or _ordered(files[0], column, known)
-        classes = classes or _classes(known)
+        classes = files[0].classes.get(column) or _names(files[0], column, known)
         fields[name] = Label(classes=classes) if how == "label" else Array(dtype=dtype)
     if not fields:
         raise SchemaError("no column is left to pack")
@@ -156,15 +155,15 @@ def _how(name: str, column: ColumnScan, files: TableFiles, options: TableOptions
     return {"text": "label", "date": "days", "zoned": "days"}.get(most, most)
 
 
-def _ordered(file: RowFile, column: str, texts: Mapping[str, int]) -> tuple[str, ...]:
-    """Return the categories that a file declares in an order, as pandas and polars' Enum, if texts are all of these."""
-    if not isinstance(file, TypedRows) or not file.groups:
-        return ()
-    if not getattr(file.schema.field(column).type, "ordered", False):
-        return ()
-    array = file.table(file.groups[0], [column])[column].combine_chunks()
-    names = tuple(map(str, array.dictionary.to_pylist()))
-    return names if {*texts} <= {*names} else ()
+def _names(file: RowFile, column: str, texts: Mapping[str, int]) -> tuple[str, ...]:
+    """Return texts sorted; of categories that a file declares in an order (pandas', polars' Enum) all of these."""
+    if isinstance(file, TypedRows) and getattr(file.schema.field(column).type, "ordered", False):
+        for group in file.groups[:1]:
+            array = file.table(group, [column])[column].combine_chunks()
+            names = tuple(map(str, array.dictionary.to_pylist()))
+            if {*texts} <= {*names}:
+                return names
+    return _classes(texts)
 
 
 def _classes(names: Mapping[str, int]) -> tuple[str, ...]:

@@ -45,8 +45,7 @@ MASKS = (ATTENTION_MASK, *LOSS_MASKS)
 BESIDE_IDS = (LABELS, SEQ_LENGTHS, *MASKS)
 BESIDE_CHAT = (
     *("tools", "prompt", "system", "functions", "documents", "chat_template_kwargs"),
-    *("enable_thinking", "images", "videos", "audios"),
-    *("label", "kto_tag"),  # of TRL's and LLaMA-Factory's KTO: whether the answer is wanted
+    *("enable_thinking", "images", "videos", "audios", "label", "kto_tag"),
 )
 _FIRST_BYTES, _FIRST_ROWS = 1 << 20, 64  # of the first file, looked at for lists beside the ids
 _LEAST_USED = 8  # labels that tell whether they are shifted
@@ -378,7 +377,7 @@ class Chat(DocumentForm):
         messages, tools = row.get(self.column), row.get("tools")
         for name, value in row.items():
             is_text = name == "prompt" and isinstance(value, str)  # of the first message
-            is_class = name == "label" and not isinstance(value, bool)
+            is_class = name == "label" and not isinstance(value, bool)  # KTO's: is it wanted?
             is_used = name in (self.column, "tools") or is_text or is_class
             if not is_used and value not in (None, "", [], {}):
                 hint = f"write it into the messages, or pass drop={[name]}"
