@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
 from functools import wraps
 from pkgutil import resolve_name
 from types import MappingProxyType
@@ -26,15 +25,15 @@ from packdata.commands.common import (
     usage_errors,
     with_options,
 )
-from packdata.options import add_options, opt, parse_target
+from packdata.options import add_options, parse_target
 from packdata.packing.shards import DEFAULT_SHARD_BYTES, TABLE_SHARD_BYTES, check_shard_options
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
+    from collections.abc import Callable, Mapping, Sequence
 
     from loaders.commandline import Command
+    from packdata.commands.common import Argument
     from packdata.packing.summary import Summary
     from packdata.plan import SourcePlan
 
@@ -79,6 +78,13 @@ _PACKING = (
     JSON,
 )
 
+_LIKE = argument(
+    "--like",
+    "take columns, categories, statistics and fill values from a packed table; no other options of columns, but "
+    "--drop and --missing-values",
+    metavar="DATASET",
+    type=parse_target,
+)
 _PLAN = argument(
     "--plan",
     "with --part: output of this command with --dry-run --json, so that only one reads all of the source",
@@ -98,7 +104,7 @@ def _packs(
     shuffles: str,  # what --shuffle brings into another order
     order: str = "source order",  # without it
     shard_bytes: int = DEFAULT_SHARD_BYTES,
-    has_plan: bool = False,  # all of the source may have to be read before any of it is packed
+    more: Sequence[Argument] = (),  # of this kind of data alone
     example: str,  # how it may be called, in lines
 ) -> Callable[[MakePlan], Command]:
     """Return a decorator that makes a command of what makes a plan of parsed arguments and declared options."""
@@ -111,7 +117,7 @@ def _packs(
         argument("--on-error", bad, choices=("fail", "skip"), default="fail"),
         argument("--shuffle", drawn, type=_parse_shuffle, **seed),
         *_PACKING,
-        *([_PLAN] if has_plan else []),
+        *more,
     ]
 
     def add(parser: Any) -> None:
@@ -239,24 +245,10 @@ def arrays(args: Namespace, options: dict[str, Any]) -> SourcePlan:
     return plan_arrays(args.src, format=args.format, **options)
 
 
-@dataclass
-class LikeOptions:
-    """Of which table a packing takes its columns."""
-
-    like: Path | str | None = opt(
-        None,
-        "take columns, categories, statistics and fill values from a packed table; no other options of columns, but "
-        "--drop and --missing-values",
-        "DATASET",
-        type=parse_target,
-    )
-
-
 @_packs(
     src="files, folders, or URLs of such, or patterns",
     options={
         "columns and values": "packdata.tables.options:TableOptions",
-        "test sets": "packdata.commands.packing:LikeOptions",
         ".csv, .tsv and .txt": "packdata.delimited:CsvOptions",
     },
     item="row",
@@ -264,7 +256,7 @@ class LikeOptions:
     usual="parquet",
     shuffles="pieces of about 4 MB (of Parquet and Arrow: groups of rows), and the rows in each,",
     shard_bytes=TABLE_SHARD_BYTES,
-    has_plan=True,
+    more=(_LIKE, _PLAN),
     example="""\
 packdata tables train.csv packed/train --target price --missing mean
 packdata tables test.csv packed/test --like packed/train""",
@@ -281,7 +273,7 @@ def tables(args: Namespace, options: dict[str, Any]) -> SourcePlan:
 
     return plan_tables(
         args.src,
-        **given(args, ("format", "workers", "on_error")),
+        **given(args, ("like", "format", "workers", "on_error")),
         progress=Meter("read", "rows"),
         first_pass=FirstPass(args.plan),
         **options,
@@ -295,7 +287,7 @@ def tables(args: Namespace, options: dict[str, Any]) -> SourcePlan:
     unit="rows",
     usual="parquet",
     shuffles="pieces of about 4 MB, and the texts in each,",
-    has_plan=True,
+    more=(_PLAN,),
     example="""\
 packdata tokens corpus/*.jsonl.zst packed --tokenizer tokenizer.json --val-share 0.01
 packdata tokens openwebtext/train.bin packed --vocab-size 50257 --eod 50256""",
