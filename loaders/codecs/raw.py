@@ -46,14 +46,12 @@ class RawCodec:
             or any(n not in (None, got) for n, got in zip(self.shape, array.shape, strict=True))
         ):
             raise CodecError(f"the field holds arrays of shape {self.shape}, got {array.shape}")
-        array, lengths = (
-            cast_exactly(array, self.dtype),
-            [array.shape[axis] for axis in self._free],
-        )
+        array = cast_exactly(array, self.dtype)
         classes = self.field.classes if isinstance(self.field, Array) else None
         if classes is not None and ((array < 0) | (array >= len(classes))).any():
             raise CodecError(f"class numbers are in [0, {len(classes)}), got {array.tolist()}")
-        return np.array(lengths if self.num_free > 1 else [], "<u4").tobytes() + array.tobytes()
+        lengths = [array.shape[axis] for axis in self._free] if self.num_free > 1 else []
+        return np.array(lengths, "<u4").tobytes() + array.tobytes()
 
     def decode(self, record: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
         """Return the array, read-only: a view of the record where that is aligned, else a copy.
