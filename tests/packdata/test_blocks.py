@@ -91,7 +91,7 @@ class PickyRecipe(BlocksRecipe):
         keep = [i for i in range(len(block)) if (first + i) % 10 != 3]
         columns = {name: take(column, keep) for name, column in block.columns.items()}
         bad = [f"sample {first + i}" for i in range(len(block)) if (first + i) % 10 == 3]
-        return [Block(columns, tuple((name, SourceError("it ends in 3", name)) for name in bad))]
+        return [Block(columns, [SourceError("it ends in 3", name) for name in bad])]
 
 
 def take(column: Column, rows: Sequence[int]) -> Column:

@@ -44,8 +44,8 @@ def test_a_bad_byte_far_behind_is_found_in_its_line(tmp_path: Path) -> None:
 
     documents = read(tmp_path / "a.txt", data[:at] + b"\xff" + data[at:], "line")
 
-    assert [name for name, _ in documents.rejects] == [f"a.txt, line {line}"]
-    assert isinstance(documents.rejects[0][1], SourceError)
+    assert [error.path for error in documents.rejects] == [f"a.txt, line {line}"]
+    assert isinstance(documents.rejects[0], SourceError)
     assert len(documents) == 2999
 
 
@@ -53,7 +53,7 @@ def test_a_bad_byte_far_behind_is_found_in_its_line(tmp_path: Path) -> None:
 def test_a_character_cut_at_the_end_is_no_text(tmp_path: Path, tail: bytes) -> None:
     documents = read(tmp_path / "a.txt", "é".encode() * MANY + tail)
 
-    assert "not UTF-8" in str(documents.rejects[0][1])
+    assert "not UTF-8" in str(documents.rejects[0])
 
 
 def test_lines_lose_their_ends_and_keep_their_places() -> None:

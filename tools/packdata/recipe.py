@@ -35,7 +35,7 @@ class Block:
     Attributes:
         columns: Column by field name, all of one length: ``FixedColumn`` for fields whose records
             have one size, else ``VarColumn``. They must not change any more.
-        rejects: What of the item was left out, as (name, why) each; the first of them ends the
+        rejects: Why parts of the item were left out, by the place of each; the first of them ends the
             packing unless such items are skipped. Those of an item's first target count.
 
     Raises:
@@ -43,7 +43,7 @@ class Block:
     """
 
     columns: Mapping[str, Column]
-    rejects: Sequence[tuple[str, SourceError]] = ()
+    rejects: Sequence[SourceError] = ()
 
     def __post_init__(self) -> None:
         sizes = {name: len(column) for name, column in self.columns.items()}

@@ -252,7 +252,8 @@ def _encode(recipe: Recipe, format: Format, numbered: tuple[int, Any]) -> Outcom
     except Exception as error:
         error.add_note(f"while packing {recipe.name(item)}, item {number}")
         raise
-    rejects = records[0].rejects if isinstance(records[0], Block) else ()
+    errors = records[0].rejects if isinstance(records[0], Block) else ()
+    rejects = [(str(error.path), error) for error in errors]
     return Outcome(number, records, rejects, recipe.tally.take(), sum(map(nbytes_of, records)))
 
 

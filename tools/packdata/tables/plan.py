@@ -277,7 +277,7 @@ def arrays_of(frame: Any, target: str | Sequence[str] = (), **options: Any) -> d
     """
     recipe = plan_tables(frame, target=target, **options).recipe
     blocks = [block for part in recipe.items(0) for block in recipe.encode(part)]
-    errors = [error for block in blocks for _, error in block.rejects]
+    errors = [error for block in blocks for error in block.rejects]
     if errors and options.get("on_error", "fail") == "fail":
         raise errors[0]
     arrays: dict[str, Any] = {"schema": dict(recipe.schema.fields)}

@@ -92,8 +92,8 @@ class TablesRecipe(Recipe):
         if draw is not None:
             order = draw(len(columns[next(iter(columns))]))
             columns = {name: FixedColumn(column.data[order]) for name, column in columns.items()}
-        places = [(file.place(line), why) for line, why in sorted(wrong)]
-        return [Block(columns, tuple((where, SourceError(why, where)) for where, why in places))]
+        rejects = [SourceError(why, file.place(line)) for line, why in sorted(wrong)]
+        return [Block(columns, rejects)]
 
     def _empty(self, name: str, num_rows: int) -> Matrix:
         field = self.schema.fields[name]

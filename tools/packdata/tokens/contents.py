@@ -19,7 +19,7 @@ from loaders.schema.tokens import IGNORED
 from packdata.delimited import CsvRows
 from packdata.parsing import arrow_lines, filled_lines, json_object
 from packdata.sources.row_kinds import open_row_file
-from packdata.tokens.documents import Documents, placed, rejected
+from packdata.tokens.documents import Documents, placed
 from packdata.types import flags_of, is_text, kind_of, plain, text_buffers
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from packdata.tokens.chat import ChatTemplate
-    from packdata.tokens.documents import Place, Reject
+    from packdata.tokens.documents import Place
     from packdata.tokens.files import SourceFile
     from packdata.tokens.options import TokenOptions
     from packdata.types import Flags
@@ -122,7 +122,7 @@ class DocumentForm(ABC):
                     return found
         rows: list[Row] = []
         begins: list[int] = []
-        rejects: list[Reject] = []
+        rejects: list[SourceError] = []
         for _, at, line in filled_lines(data):
             try:
                 row = json_object(line)
@@ -132,7 +132,7 @@ class DocumentForm(ABC):
                 rows.append({n: self.value(row[n], n) for n in self.columns if n in row})
                 begins.append(at)
             except ValueError as error:
-                rejects.append(rejected(place(at), str(error)))
+                rejects.append(SourceError(str(error), place(at)))
         documents = self.of_rows(rows, lambda row: place(begins[row]))
         return replace(documents, rejects=(*rejects, *documents.rejects))
 
@@ -168,7 +168,7 @@ class Texts(DocumentForm):
         data, ends = data[first : stops[-1:].sum()], stops - first
         documents = Documents(data, ends, placed(ends, place)).only_utf8()
         nulls = np.flatnonzero(flags_of(texts.is_null())).tolist()
-        bad = [rejected(where, f"{self.column!r} is null") for where in map(place, nulls)]
+        bad = [SourceError(f"{self.column!r} is null", where) for where in map(place, nulls)]
         return replace(documents, rejects=(*documents.rejects, *bad))
 
 
@@ -248,7 +248,7 @@ class Ids(DocumentForm):
         lists = {name: _flat(plain(table[name])) for name in self.columns}
         lengths = lists[self.column][1]
         good = np.ones(len(lengths), bool)
-        rejects: list[Reject] = []
+        rejects: list[SourceError] = []
         for name, (values, sizes, has_null) in lists.items():
             found = _sums(np.abs(values), sizes) if name == SEQ_LENGTHS else sizes
             has_odd = name in MASKS and (values >> 1).any()  # such as numbers of documents
@@ -259,7 +259,7 @@ class Ids(DocumentForm):
                 what = f"is for {found[row]} ids, and there are {lengths[row]}"
                 what = "has a null" if has_null[row] else what
                 what = "has other numbers than 0 and 1" if num_odd[row] else what
-                rejects.append(rejected(place(row), f"{name!r} {what}"))
+                rejects.append(SourceError(f"{name!r} {what}", place(row)))
         used = {name: values for name, (values, *_) in lists.items()}
         if not good.all():
             used = {n: values[np.repeat(good, sizes)] for n, (values, sizes, _) in lists.items()}
@@ -356,13 +356,13 @@ class Chat(DocumentForm):
         """Return the text of each row as UTF-8, of which what the assistant says is a target."""
         parts, labels = list[bytes](), [np.empty(0, np.int8)]
         kept: list[int] = []
-        rejects: list[Reject] = []
+        rejects: list[SourceError] = []
         for number, row in enumerate(rows):
             try:
                 text, turns = self._text(row)
                 parts.append(text.encode())
             except (ValueError, RecursionError) as error:
-                rejects.append(rejected(place(number), str(error)))
+                rejects.append(SourceError(str(error), place(number)))
                 continue
             kept.append(number)
             labels.append(np.full(len(parts[-1]), IGNORED, np.int8))

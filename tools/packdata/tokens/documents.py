@@ -17,7 +17,6 @@ from loaders.errors import SourceError
 from packdata.parsing import UTF8_HINT
 
 Place = Callable[[int], str]
-Reject = tuple[str, SourceError]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +27,7 @@ class Documents:
     # Positions in ``data`` behind each document; of ids that are cut, the rest goes on in the next piece.
     ends: npt.NDArray[np.int64]
     place: Place  # of the element of a position, in the source
-    rejects: tuple[Reject, ...] = ()  # place and error of each document that is left out
+    rejects: tuple[SourceError, ...] = ()  # of each document that is left out, with its place
     # Aligned with ``data``, or None: -100 where there is no target; else the target of an id, 1 of a byte.
     labels: npt.NDArray[Any] | None = None
 
@@ -85,7 +84,7 @@ class Documents:
             except UnicodeDecodeError as error:
                 what = f"the file is not UTF-8: byte 0x{text[error.start]:02x}"
                 where = self.place(int(self.starts[number]) + error.start)
-                rejects.append(rejected(where, what, UTF8_HINT))
+                rejects.append(SourceError(what, where, UTF8_HINT))
         return replace(self.take(np.array(good, np.int64)), rejects=tuple(rejects))
 
     def hashes(self, seed: int) -> npt.NDArray[np.uint64]:
@@ -117,8 +116,3 @@ def joined(documents: Sequence[Documents]) -> Documents:
         tuple(reject for each in documents for reject in each.rejects),
         np.concatenate(labels) if labels else None,
     )
-
-
-def rejected(where: str, why: str, hint: str = "") -> Reject:
-    """Return the place and error of a document that is left out."""
-    return where, SourceError(why, where, hint)

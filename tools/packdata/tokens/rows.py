@@ -20,7 +20,7 @@ from loaders.schema import Array, Field, Schema, Tokens
 from loaders.schema.tokens import DOCUMENT_ENDS, IGNORED, LABELS, NUM_TOKENS, TOKENS
 from packdata.moments import percentiles
 from packdata.recipe import Block, Recipe, Tally, Target
-from packdata.tokens.documents import Documents, joined, rejected
+from packdata.tokens.documents import Documents, joined
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -136,7 +136,7 @@ def _encoded(documents: Documents, tokenizer: Tokenizer) -> Documents:
         if len(numbers) > 1:
             return joined([_encoded(documents.take(numbers[[i]]), tokenizer) for i in numbers])
         what = f"the tokenizer cannot encode the document ({type(error).__name__}: {error})"
-        reject = rejected(documents.place(0), what)
+        reject = SourceError(what, documents.place(0))
         return replace(documents.take(numbers[:0]), rejects=(reject,))
 
 

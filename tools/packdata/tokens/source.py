@@ -19,7 +19,7 @@ from packdata.packing.pool import OrderedPool
 from packdata.reading import RemoteFile
 from packdata.sources.row_kinds import open_row_file
 from packdata.tokens.contents import BOM, content_of
-from packdata.tokens.documents import Documents, joined, rejected
+from packdata.tokens.documents import Documents, joined
 from packdata.tokens.files import IDS_KINDS, LINE_KINDS
 from packdata.tokens.ids import open_ids
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from packdata.tokens.contents import DocumentForm
-    from packdata.tokens.documents import Place, Reject
+    from packdata.tokens.documents import Place
     from packdata.tokens.files import SourceFile
     from packdata.tokens.options import TokenOptions
 
@@ -224,11 +224,11 @@ class TextFile:
         blob = part.stored() if part.stored else self._bytes(part.start, part.stop)
         if len(blob) < part.nbytes:
             raise SourceError("the file became shorter while it was read", self._file.name)
-        rejects: list[Reject] = []
+        rejects: list[SourceError] = []
         if blob.count(0, 0, _CHECKED_BYTES) > min(len(blob), _CHECKED_BYTES) // _MAX_NUL_SHARE:
             hint = "UTF-16 becomes UTF-8 by iconv; ids are read from .npy or .bin"
             what = "the file is full of NUL bytes, not text"
-            blob, rejects = b"", [rejected(part.where, what, hint)]
+            blob, rejects = b"", [SourceError(what, part.where, hint)]
         text = blob.removeprefix(BOM) if part.start == 0 else blob
 
         @cache
@@ -326,7 +326,7 @@ class CsvFile:
         (rows,) = self._rows.read(part.key[1], [name])
         texts = pa.table({name: pc.fill_null(rows.table[name], "").cast(pa.large_string())})
         found = self._content.of_table(texts, lambda row: f"{self._name}, line {rows.line(row)}")
-        bad = [rejected(f"{self._name}, line {line}", why) for line, why in rows.bad]
+        bad = [SourceError(why, f"{self._name}, line {line}") for line, why in rows.bad]
         return replace(found, rejects=(*found.rejects, *bad))
 
 
