@@ -406,13 +406,13 @@ def field_names(
     return fields
 
 
-def identifier_of(column: str) -> str:
+def identifier_of(column: str, taken: Container[str] = _RESERVED) -> str:
     """Return the name of a field that a column may have: letters, digits and underscores, and none that is taken."""
     name = re.sub(r"\W", "_", column.strip())
     name = re.sub(r"__+", "_", name).lstrip("_") or "column"
     if not name.isidentifier():
         name = f"column_{name}"
-    return f"{name.rstrip('_')}_" if name in _RESERVED or keyword.iskeyword(name) else name
+    return f"{name.rstrip('_')}_" if name in taken or keyword.iskeyword(name) else name
 
 
 def is_missing(value: Any) -> bool:

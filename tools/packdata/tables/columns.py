@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import keyword
 import re
 from collections.abc import Mapping
 from itertools import chain
@@ -13,6 +12,7 @@ import numpy as np
 from loaders.errors import SchemaError, SourceError
 from loaders.schema import Array, Categories, Features, Field, Label, Schema
 from packdata.moments import Moments
+from packdata.sources.base import identifier_of
 from packdata.sources.row_kinds import TypedRows
 from packdata.tables.files import check_names
 
@@ -34,6 +34,7 @@ TARGETS, OPTIONS = "targets", "options"
 READ_AS: dict[str, Kind] = {"number": "number", "flag": "flag", "label": "text", "days": "date"}
 # Equal numbers, 2 to 2,000,000 of them, were seen to deviate by up to 4.6 of these epsilons.
 _NOISE = 8 * float(np.finfo(float).eps)
+_NO_NAMES = ("count", "index", "valid", "sample_id", "key")  # of targets
 _NAMES = {  # of the kinds of values, in messages
     "number": "numbers",
     "code": "numbers that begin with zeros",
@@ -89,7 +90,8 @@ def plan_columns(scan: Scan, files: TableFiles, options: TableOptions) -> Column
     dtype = "float64" if numbers and options.dtype == "float64" else "float32"
     targets = []
     for column in options.target:
-        name, how = field_name(column), hows[column]
+        name, how = re.sub(r"^[\W_]+|[\W_]+$", "", column) or "target", hows[column]
+        name = identifier_of(name, _NO_NAMES)
         while name in (*fields, FEATURES, CATEGORIES, MISSING):
             name += "_"
         targets.append(TargetColumn(name, column, how))
@@ -171,19 +173,6 @@ def _classes(names: Mapping[str, int]) -> tuple[str, ...]:
     if all(re.fullmatch(r"-?\d+", name) for name in names):
         return tuple(sorted(names, key=lambda name: (int(name), name)))
     return tuple(sorted(names))
-
-
-def field_name(column: str) -> str:
-    """Return a column's name as a field may have it.
-
-    Example:
-        >>> field_name("price"), field_name("is fraud?"), field_name("class"), field_name("2nd")
-        ('price', 'is_fraud', 'class_', 'column_2nd')
-    """
-    name = re.sub(r"_+", "_", re.sub(r"\W", "_", column)).strip("_") or "target"
-    name = name if name.isidentifier() else f"column_{name}"
-    taken = keyword.iskeyword(name) or name in ("count", "index", "valid", "sample_id", "key")
-    return f"{name}_" if taken else name
 
 
 def _features(
