@@ -557,6 +557,13 @@ def test_columns_of_lists_are_named(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("beside", ["[3]", '"text"'])
+def test_lists_in_json_are_no_categories(tmp_path: Path, beside: str) -> None:
+    source = write(tmp_path, f'{{"a": [1, 2]}}\n{{"a": {beside}}}\n', "t.jsonl")
+
+    assert_refused(tmp_path, source, "t.jsonl", "'a'", "not numbers, texts", categorical=("a",))
+
+
 def test_types_of_parquet_become_numbers_and_categories(tmp_path: Path) -> None:
     table = pa.table(
         {

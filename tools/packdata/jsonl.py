@@ -53,7 +53,7 @@ class JsonRows(TextRows):
 
     def _by_hand(self, part: Part, kinds: Kinds) -> Rows:
         """Take what JSON says as it is; lines without an object are bad."""
-        found = [(line, *_flat(row, why)) for line, row, why in self.records(part)]
+        found = [*self.records(part)]
         bad = [(line, why) for line, _, why in found if why]
         good = [(line, row) for line, row, why in found if not why]
         names = dict.fromkeys(name for _, row in good for name in row)
@@ -90,36 +90,23 @@ def _parsed(data: bytes, kinds: Kinds) -> pa.Table | None:
             return None
         table = table.select(names)
     texts = [table.schema.field(n).type for n in names if kinds.get(n) == "text"]
-    changed = any(pa.types.is_floating(kind) or pa.types.is_nested(kind) for kind in texts)
-    return None if changed else table
-
-
-class _JsonCell(str):
-    """A list or object as JSON writes it, which is no text."""
-
-
-def _flat(row: dict[str, Any], why: str) -> tuple[dict[str, Any], str]:
-    nested = ((name, each) for name, each in row.items() if isinstance(each, list | dict))
-    try:
-        cells = {name: _JsonCell(json.dumps(each)) for name, each in nested}
-    except RecursionError:
-        return {}, "values are nested too deep"
-    return {**row, **cells}, why
+    return None if any(map(pa.types.is_floating, texts)) else table
 
 
 def _column(values: list[Any], kind: Kind | None) -> pa.Array:
-    """Return values as one type; lists, objects, and values of several kinds as JSON, which is none that is packed."""
+    """Return values as one type; lists, objects, and values of several kinds as one that is not packed."""
     found = {type(value) for value in values} - {type(None)}
-    if kind == "text" or found <= {str}:
+    is_flat = found.isdisjoint((list, dict))
+    if found <= {str} or (kind == "text" and is_flat):
         return _texts(values)
     if found <= {int, float}:
         # By their text: float() raises for an int above 1e308.
         return pa.array([None if v is None else float(str(v)) for v in values], pa.float64())
     if found == {bool}:
         return pa.array(values, pa.bool_())
-    if kind is not None and _JsonCell not in found:
+    if kind is not None and is_flat:
         return _texts(values)
-    return pa.ExtensionArray.from_storage(pa.json_(pa.string()), _texts(values))
+    return pa.ExtensionArray.from_storage(pa.json_(pa.string()), pa.nulls(len(values), "string"))
 
 
 def _texts(values: list[Any]) -> pa.Array:
