@@ -610,7 +610,7 @@ def test_one_of_a_thing_is_said_in_the_singular(
     for said in (
         "1 item of kind", "1 picture kept verbatim", "1 class (cat)", "1 class: cat",
         "1 sample in 1 shard", "1 of 1 sample\n",
-        "1 file (text), 1 byte, in 1 piece\n", "1 row in 1 file:",
+        "1 file (text), 1 byte, in 1 piece\n", "1 row in 1 file\n",
     ):  # fmt: skip
         assert said in text, said
 

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from loaders.checks import whole_number
 from loaders.errors import SourceError
 from loaders.remote.url import is_url
-from packdata.packing.engine import pack_recipes
+from loaders.text import printable
+from packdata.describe import describe_field
+from packdata.packing.engine import pack_recipes, targets_of
 from packdata.packing.target import check_outside
 from packdata.parts.packing import pack_part
 from packdata.parts.part import Part, ShuffledRecipe, can_shuffle
@@ -42,6 +44,21 @@ class SourcePlan(ABC):
     @abstractmethod
     def to_json(self) -> dict[str, Any]:
         """Return the plan as JSON types."""
+
+    @abstractmethod
+    def heading(self, split: str, recipe: Any) -> str:
+        """Say in a line what a split is made of."""
+
+    def __str__(self) -> str:
+        lines: list[str] = []
+        for split, recipe in self.splits:
+            lines.append(self.heading(split, recipe))
+            for folder, target in targets_of((split, recipe)).items():
+                lines.append(f"  to {folder or 'the destination itself'}, as {self.format}:")
+                for name, field in target.schema.fields.items():
+                    default = "" if name in target.schema.defaults else " (on request)"
+                    lines.append(f"    {name}: {describe_field(field)}{default}")
+        return "\n".join(map(printable, [*lines, *self.notes()]))
 
     @abstractmethod
     def notes(self, packed: Summary | None = None) -> list[str]:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from loaders.remote.url import place_of
 from loaders.schema import Field, Schema
-from loaders.text import printable
-from packdata.describe import counted, describe_field
+from packdata.describe import counted
 from packdata.files.labels import LABEL
 from packdata.files.splits import contents, source_notes
 from packdata.packing.engine import targets_of
@@ -130,20 +129,10 @@ class FilesPlan(SourcePlan, Generic[_R]):
             ],
         }
 
-    def __str__(self) -> str:
-        return "\n".join(self._lines())
-
-    def _lines(self) -> Iterator[str]:
-        place = printable(", ".join(map(str, self.sources)))
-        for split, recipe in self.splits:
-            name = f"{split}: " if split else ""
-            yield f"{name}{counted(len(recipe), 'item')} of kind {recipe.source.kind!r} in {place}"
-            for folder, target in targets_of((split, recipe)).items():
-                yield f"  to {folder or 'the destination itself'}, as {self.format}:"
-                for field_name, field in target.schema.fields.items():
-                    default = "" if field_name in target.schema.defaults else " (on request)"
-                    yield f"    {field_name}: {printable(describe_field(field))}{default}"
-        yield from map(printable, self.notes())
+    def heading(self, split: str, recipe: _R) -> str:
+        """Count the items of a split."""
+        name, place = f"{split}: " if split else "", ", ".join(map(str, self.sources))
+        return f"{name}{counted(len(recipe), 'item')} of kind {recipe.source.kind!r} in {place}"
 
     def notes(self, packed: Summary | None = None) -> list[str]:
         """Say what is skipped, and what may not be meant."""

@@ -15,7 +15,7 @@ from loaders.errors import SchemaError
 from loaders.remote.url import place_of
 from loaders.schema import Schema
 from packdata.delimited import CsvOptions, CsvRows
-from packdata.describe import counted, describe_field, few, passed_over
+from packdata.describe import counted, few, passed_over
 from packdata.options import changed
 from packdata.packing.firstpass import FirstPass
 from packdata.packing.progress import Progress, Quiet
@@ -69,12 +69,10 @@ class TablesPlan(SourcePlan):
             **self.first_pass.to_json(self.recipe.identity),
         }
 
-    def __str__(self) -> str:
-        rows, files = self.recipe.num_samples, counted(len(self.recipe.files), "file")
-        count = "rows" if rows is None else counted(rows, "row")
-        fields = self.recipe.schema.fields.items()
-        described = [f"  {name}: {describe_field(field)}" for name, field in fields]
-        return "\n".join([f"{count} in {files}:", *described, *self.notes()])
+    def heading(self, split: str, recipe: TablesRecipe) -> str:
+        """Count the rows, where these were read, and the files."""
+        rows = "rows" if recipe.num_samples is None else counted(recipe.num_samples, "row")
+        return f"{rows} in {counted(len(recipe.files), 'file')}"
 
     def notes(self, packed: Summary | None = None) -> list[str]:
         """Say what is worth knowing of the columns, and once they are packed of their values."""

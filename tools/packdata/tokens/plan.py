@@ -16,7 +16,7 @@ from loaders.errors import SourceError
 from loaders.remote.url import is_url, place_of
 from loaders.schema import Tokens
 from loaders.schema.tokens import IGNORED
-from packdata.describe import counted, describe_field, passed_over
+from packdata.describe import counted, passed_over
 from packdata.packing.firstpass import FirstPass
 from packdata.packing.settings import PackSettings, check_names
 from packdata.plan import SourcePlan, pack_plan
@@ -69,16 +69,11 @@ class TokensPlan(SourcePlan):
             **self.first_pass.to_json(recipe.identity),
         }
 
-    def __str__(self) -> str:
-        files, pieces = counted(len(self.files), "file"), counted(len(self.recipe), "piece")
+    def heading(self, split: str, recipe: TokensRecipe) -> str:
+        files, pieces = counted(len(self.files), "file"), counted(len(recipe), "piece")
         kinds = ", ".join(sorted({file.kind for file in self.files}))
         size = counted(sum(file.size for file in self.files), "byte")
-        lines = [f"{files} ({kinds}), {size}, in {pieces}", *self.notes()]
-        for target in self.recipe.targets:
-            lines.append(f"  to {target.folder or 'the destination itself'}, as {self.format}:")
-            fields = target.schema.fields.items()
-            lines += [f"    {name}: {describe_field(field)}" for name, field in fields]
-        return "\n".join(lines)
+        return f"{files} ({kinds}), {size}, in {pieces}"
 
     def notes(self, packed: Summary | None = None) -> list[str]:
         """Say what is worth knowing of the source."""
