@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import csv
+import io
 import math
 from dataclasses import field, fields
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 
 from loaders.checks import as_list, did_you_mean, whole_number
 from loaders.commandline import number_from
-from loaders.errors import RemoteError, SchemaError, SourceError
+from loaders.errors import RemoteError, SchemaError
 from loaders.remote.url import is_url, url_of
 from loaders.text import parse_size
 
@@ -118,12 +120,11 @@ def size_from(text: str) -> int:
 
 def parse_names(text: str) -> list[str]:
     """Read names separated by commas; one with a comma stands in quotes, as in CSV."""
-    from packdata.parsing import csv_cells
-
+    lines = csv.reader(io.StringIO(text, newline=""), skipinitialspace=True, strict=True)
     try:
-        names = [name for name in csv_cells(text) if name]
-    except SourceError as error:
-        raise argparse.ArgumentTypeError(f"{error.what}, in {text!r}") from error
+        names = [name for cells in lines for cell in cells if (name := cell.strip())]
+    except csv.Error as error:
+        raise argparse.ArgumentTypeError(f"{error}, in {text!r}") from error
     if not names:
         raise argparse.ArgumentTypeError(f"takes names separated by commas, got {text!r}")
     return names

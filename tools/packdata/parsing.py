@@ -29,7 +29,7 @@ _csv_limit = threading.Lock()
 
 
 def csv_rows(
-    text: str, where: Path | str, *, delimiter: str = ",", first_line: int = 1, **dialect: Any
+    text: str, where: Path | str, *, first_line: int = 1, **dialect: Any
 ) -> list[tuple[int, list[str]]]:
     """Return the rows of a CSV text that are not blank, each with the line on which it begins.
 
@@ -42,7 +42,7 @@ def csv_rows(
     with _csv_limit:  # the limit is one of the process
         before = csv.field_size_limit(len(text) + 1)
         try:
-            reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, **dialect)
+            reader = csv.reader(io.StringIO(text, newline=""), **dialect)
             for cells in reader:
                 if cells:
                     rows.append((line, cells))
@@ -52,17 +52,6 @@ def csv_rows(
         finally:
             csv.field_size_limit(before)
     return rows
-
-
-def csv_cells(text: str) -> list[str]:
-    """Return the cells of one line, blanks around them left out; a comma may stand in quotes.
-
-    Example:
-        >>> csv_cells('age, "income, EUR"')
-        ['age', 'income, EUR']
-    """
-    rows = csv_rows(text, "names", skipinitialspace=True, strict=True)
-    return [cell.strip() for _, cells in rows for cell in cells]
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
