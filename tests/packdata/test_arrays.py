@@ -656,8 +656,7 @@ def test_an_array_that_changes_after_listing_is_an_error(tmp_path: Path) -> None
         list(map(recipe.encode, recipe.items()))
 
 
-def test_the_headers_of_all_files_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("packdata.arrays._LOOKS", 2)
+def test_the_headers_of_all_files_count(tmp_path: Path) -> None:
     src = save(
         tmp_path / "src", {"a": np.ones((3, 4)), "b": np.ones((3, 4)), "c": np.ones((5, 4))}
     )

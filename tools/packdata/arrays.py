@@ -8,10 +8,8 @@ have the samples, and a batch is one tensor; axes that differ vary. Numbers are 
 from __future__ import annotations
 
 import zipfile
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import numpy as np
@@ -23,6 +21,7 @@ from loaders.schema import Array, Text
 from packdata.files.recipe import FilesPlan, FilesRecipe
 from packdata.files.splits import SourceOptions, open_splits
 from packdata.options import changed, check_options, opt
+from packdata.packing.pool import OrderedPool
 from packdata.packing.settings import PackSettings, check_names, take
 from packdata.plan import pack_plan
 from packdata.reading import File
@@ -47,7 +46,7 @@ Channels = Literal["first", "last", "none"]
 # By the number of axes: volumes, without channels and with.
 _USUAL: dict[int, Channels] = {3: "none", 4: "first"}
 _LARGE_BYTES = 1 << 20  # from here on a value of its own is better than a long column
-_LOOKS, _LOOKS_AT_ONCE = 256, 16  # at headers: of a store, each is a request
+_LOOKS_AT_ONCE = 16  # at headers: of a store, each is a request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,26 +152,24 @@ class ArraysRecipe(FilesRecipe[ArrayOptions]):
         shapes: dict[tuple[int, ...], None] = {}
         dtypes: dict[str, dict[str, str]] = {ARRAY: {}, MASK: {}}
         errors: list[SourceError] = []
-        items = self.source.items()
-        with ThreadPoolExecutor(_LOOKS_AT_ONCE, "headers") as pool:
-            while some := [*islice(items, _LOOKS)]:
-                for item, found in zip(some, pool.map(self._headers, some), strict=True):
-                    if isinstance(found, SourceError):  # it is rejected in its turn
-                        errors = errors or [found]
-                        continue
-                    shapes[found[ARRAY].shape] = None
-                    self.num_bytes = max(self.num_bytes, found[ARRAY].nbytes)
-                    for name, header in found.items():
-                        dtypes[name].setdefault(header.dtype.name, item.where)
+        with OrderedPool(self._headers, _LOOKS_AT_ONCE) as pool:
+            for where, found in pool.map(self.source.items()):
+                if isinstance(found, SourceError):  # it is rejected in its turn
+                    errors = errors or [found]
+                    continue
+                shapes[found[ARRAY].shape] = None
+                self.num_bytes = max(self.num_bytes, found[ARRAY].nbytes)
+                for name, header in found.items():
+                    dtypes[name].setdefault(header.dtype.name, where)
         if not shapes:
             raise [*errors, SourceError("the source holds no arrays", self.source.name)][0]
         return [*shapes], dtypes
 
-    def _headers(self, item: Item) -> dict[str, ArrayHeader] | SourceError:
+    def _headers(self, item: Item) -> tuple[str, dict[str, ArrayHeader] | SourceError]:
         try:
-            return self._read(item, read_header)[0]
+            return item.where, self._read(item, read_header)[0]
         except SourceError as error:
-            return error
+            return item.where, error
 
     def _find_fields(
         self, shapes: Sequence[tuple[int, ...]], dtypes: Mapping[str, Mapping[str, str]]
