@@ -137,7 +137,7 @@ class TableFiles:
         self._csv, self._options, self._dropped = csv, options, {*options.drop}
         self._opened: dict[int, RowFile] = {}
         self._checked: set[int] = set()
-        self._kept: dict[Part, Rows] = {}
+        self._kept: dict[Part, tuple[Rows, dict[str, pa.Array]]] = {}
         self._room, self._lock = min(MOST_BYTES, available_memory() // 4), threading.Lock()
 
     def __reduce__(self) -> tuple[type[TableFiles], tuple[Any, ...]]:
@@ -237,25 +237,20 @@ class TableFiles:
 
     def keep(self, part: Part, rows: Rows, columns: Mapping[str, pa.Array]) -> None:
         """Keep the columns of a part, one array for each of the rows' own, beside those kept before."""
+        nbytes = sum(array.nbytes for array in columns.values())
         with self._lock:
-            before = self._kept.pop(part, None)
-            if before is not None:
-                own = zip(before.table.column_names, before.table.columns, strict=True)
-                columns = {**dict(own), **columns}
-            table = pa.table(dict(columns))
-            self._room += 0 if before is None else before.table.nbytes
-            if columns and table.nbytes <= self._room:
-                self._room -= table.nbytes
-                self._kept[part] = replace(rows, table=table)
+            if columns and nbytes <= self._room:
+                self._room -= nbytes
+                _, kept = self._kept.setdefault(part, (replace(rows, table=None), {}))
+                kept.update(columns)
 
     def read(self, part: Part, columns: Names, kinds: Mapping[str, Kind]) -> Iterator[Rows]:
         """Read columns of a part, see ``RowFile.read``: from what was kept, if it has what shall be text as text."""
-        kept = self._kept.get(part)
-        if kept is not None and columns is not None:
-            types = {field.name: field.type for field in kept.table.schema}
-            texts = [name for name in columns if kinds.get(name) == "text"]
-            if {*columns} <= types.keys() and all(pa.types.is_dictionary(types[n]) for n in texts):
-                yield replace(kept, table=kept.table.select([*columns]))
+        rows, kept = self._kept.get(part, (None, {}))
+        if rows is not None and columns is not None and {*columns} <= kept.keys():
+            texts = [kept[name] for name in columns if kinds.get(name) == "text"]
+            if all(pa.types.is_dictionary(each.type) for each in texts):
+                yield replace(rows, table=pa.table({name: kept[name] for name in columns}))
                 return
         yield from self[part.file].read(part, columns, kinds)
 
