@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cv2
@@ -194,6 +195,11 @@ def _no_copies(staging: Path) -> Iterator[None]:
     yield
     gc.collect()
     assert not [*staging.rglob("made")]
+
+
+def leave_room(nbytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let copies of objects find a disk of which they may take so much."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2 * nbytes))
 
 
 def stored(*names: str) -> list[RemoteFile]:
@@ -396,7 +402,8 @@ def test_what_is_fetched_goes_when_room_ends_and_when_it_was_read(
         (raw / f"{i}.bin").write_bytes(bytes([i]) * 1_000)
     monkeypatch.setattr(reading, "_SAFE_S", -1.0)
     monkeypatch.setattr(reading, "_AHEAD_BYTES", 0)
-    copies = Copies(stored(*(f"{i}.bin" for i in range(6))), limit=2_500)
+    leave_room(2_500, monkeypatch)
+    copies = Copies(stored(*(f"{i}.bin" for i in range(6))))
     path = copies.path(0)
     opened, folder = open(path, "rb"), path.parent  # noqa: SIM115
     store.proxy.set()
@@ -491,10 +498,13 @@ def test_what_comes_ahead_in_many_ranges_ends_with_the_packing(
     assert not closing.is_alive()
 
 
-def test_what_comes_ahead_takes_no_room_that_there_is_not(raw: Path, store: Store) -> None:
+def test_what_comes_ahead_takes_no_room_that_there_is_not(
+    raw: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_room(2_500, monkeypatch)
     for name in "ab":
         (raw / f"{name}.bin").write_bytes(name.encode() * 2_000)
-    copies = Copies(stored("a.bin", "b.bin"), limit=2_500)
+    copies = Copies(stored("a.bin", "b.bin"))
 
     for _ in range(2):
         path = copies.path(0)

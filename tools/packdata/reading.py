@@ -271,17 +271,16 @@ class Copies:
 
     Args:
         objects: In that order.
-        limit: Bytes that their files may take; None for half of what is free.
     """
 
-    def __init__(self, objects: Sequence[RemoteFile], limit: int | None = None) -> None:
-        self._objects, self._limit = objects, limit
+    def __init__(self, objects: Sequence[RemoteFile]) -> None:
+        self._objects = objects
         self._lock = threading.Lock()
         self._room: _Room | None = None
 
-    def __reduce__(self) -> tuple[type[Copies], tuple[Sequence[RemoteFile], int | None]]:
+    def __reduce__(self) -> tuple[type[Copies], tuple[Sequence[RemoteFile]]]:
         """Leave what was fetched where it is: another process fetches the objects itself."""
-        return Copies, (self._objects, self._limit)
+        return Copies, (self._objects,)
 
     def path(self, number: int) -> Path:
         """Return the file that is an object; those that are opened behind it are fetched meanwhile.
@@ -313,8 +312,7 @@ class Copies:
             self._coming: dict[int, Future[None]] = {}
             self._used: dict[int, float] = {}
             self._total = 0  # bytes of these
-            free = shutil.disk_usage(self._room.folder).free
-            self._most = free // 2 if self._limit is None else self._limit
+            self._most = shutil.disk_usage(self._room.folder).free // 2
         return self._room
 
     def _start(self, number: int, room: _Room, *, is_ahead: bool = False) -> None:
