@@ -106,20 +106,18 @@ class Preparer:
         Raises:
             CodecError: The field cannot hold one of the values; which one, ``__call__`` says.
         """
-        if isinstance(self.field, Image | Images | Mask) and self.field.codec != "raw":
-            return None
         try:
             if type(self.codec) is RawCodec and self.codec.num_free == 0:
                 array = np.asarray(_unmasked(values))
                 if array.dtype.kind in "uifb":  # else names of classes
                     return self._rows(array, self.codec)
-            records = [made.record for made in map(self, values) if isinstance(made, Encoded)]
+            if isinstance(self.field, Image | Images | Mask):
+                return None
+            records = [self(value).make().record for value in values]
         except CodecError:
             raise
         except (TypeError, ValueError, OverflowError) as error:
             raise self._misfit(values) from error
-        if len(records) < len(values):
-            return None
         return column_of(records, self.field.record_nbytes)
 
     def _rows(self, array: np.ndarray[Any, Any], codec: RawCodec) -> FixedColumn | None:
