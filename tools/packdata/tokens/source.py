@@ -97,16 +97,14 @@ class TokenSource:
         self.options, self._recent = options, _Recent()
         others = [file.kind for file in files if file.kind not in LINE_KINDS]
         kinds = {"ids" if kind in IDS_KINDS else "text" for kind in others}
-        self.content, self.has_labels = None, False
-        if rows:
-            self.content = content_of(rows, options)
-            self.has_labels = self.content.has_labels
-            kinds.add(self.content.kind)
+        self.content = content_of(rows, options) if rows else None
+        kinds |= {self.content.kind} if self.content else set()
         if len(kinds) > 1:
             what = "plain text beside ids or conversations"
             raise SourceError(what, files[0].path, "Pack them one after the other")
         (self.kind,) = kinds
         self.has_ids = self.kind in ("ids", "lists")
+        self.has_labels = self.content is not None and self.content.has_labels
         row = options.row_tokens
         # Then all rows but a file's last are full.
         may_cut = may_cut and self.kind == "ids"
