@@ -76,7 +76,7 @@ class TokenOptions:
         None,
         "train a byte-level BPE of N ids, at least 257, on the corpus (256 MB of it, evenly spread)",
         "N",
-        type=int,
+        within=(257, 1 << 32),
     )
     eod: Eod = opt(
         "auto",

@@ -38,7 +38,6 @@ _END_TOKENS = (
 _BEGIN_TOKENS = (
     *("<|begin_of_text|>", "<s>", "<bos>", "<\uff5cbegin\u2581of\u2581sentence\uff5c>", "[CLS]"),
 )
-_MAX_VOCAB = 1 << 32
 
 
 class BytesTokenizer(BytesDecoder):
@@ -147,8 +146,6 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> bytes:
 
     ``vocab_size`` is of all ids, at least 257: the bytes and ``<|endoftext|>``, which is 0.
     """
-    if not 257 <= vocab_size < _MAX_VOCAB:
-        raise ValueError(f"a byte-level BPE has at least 257 ids, got {vocab_size}")
     tokenizers = import_tokenizers()
     byte_level = tokenizers.pre_tokenizers.ByteLevel
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
