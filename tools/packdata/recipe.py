@@ -140,6 +140,7 @@ class Recipe(Protocol):
 
     def name(self, item: Any) -> str:
         """Return what to call an item in messages and in ``rejected.jsonl``: its file, and its place inside."""
+        return str(item.where)
 
     def encode(self, item: Any) -> Sequence[Records | Block]:
         """Return the records of an item, one mapping or block per target; runs on worker threads.

@@ -75,10 +75,6 @@ class FilesRecipe(Recipe, Generic[_O]):
         """Yield the items of the source from number ``start`` on."""
         return self.source.items(start)
 
-    def name(self, item: Item) -> str:
-        """Return the place of an item."""
-        return item.where
-
 
 class FilesPlan(SourcePlan, Generic[_R]):
     """The plan of pictures or arrays: a recipe for each split.

@@ -86,9 +86,6 @@ class TokensRecipe(Recipe):
     def items(self, start: int = 0) -> Iterator[Piece]:
         return self.source.pieces(start)
 
-    def name(self, item: Piece) -> str:
-        return item.where
-
     def encode(self, item: Piece, draw: Draw | None = None) -> list[Block]:
         """Return the rows of a piece for each target, and the documents that are left out; SourceError."""
         if draw is not None and self.source.cut is not None:
