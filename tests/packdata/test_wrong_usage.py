@@ -26,7 +26,7 @@ USAGE = [
     ("images photos {dst} --part 3", "a part is I/N"),
     ("images photos {dst} --shuffle x", "argument --shuffle: takes a whole number or none"),
     ("images photos {dst} --box-labels x", "box_labels go with boxes=, flip_pairs with keypoints="),
-    ("tokens a.txt {dst} --eod x", "argument --eod: takes an id, 'auto' or 'none'"),
+    ("tokens a.txt {dst} --eod x", "eod must be an id, 'auto' or 'none'"),
     ("tokens ids.npy {dst} --vocab-size 5000000000", "--vocab-size: must be a whole number from 1"),
     ("tokens a.txt {dst} --documents ''", "documents must be 'file', 'line' or a separator"),
     ("tokens rows.jsonl {dst} --messages-column messages", "messages_column needs a chat_template"),

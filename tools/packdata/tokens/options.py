@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from dataclasses import dataclass
 from datetime import date
 from typing import TYPE_CHECKING, Literal
@@ -19,11 +18,7 @@ _CONTENTS = ("text_column", "ids_column", "chat_template")  # of rows
 
 
 def _id(text: str) -> int | str:
-    if text.isdecimal():
-        return int(text)
-    if text not in ("auto", "none"):
-        raise argparse.ArgumentTypeError(f"takes an id, 'auto' or 'none', got {text!r}")
-    return text
+    return int(text) if text.isdecimal() else text
 
 
 @dataclass(frozen=True, slots=True)
