@@ -17,13 +17,12 @@ from loaders.checks import shown
 from loaders.codecs import codec_for
 from loaders.data.manifest import MANIFEST_NAME, read_manifest
 from loaders.errors import CodecError, SourceError
-from loaders.remote.url import URL, place_of
+from loaders.remote.url import place_of
 from loaders.schema import Array, Bytes, Field, Json, Label, MultiLabel, Text
-from packdata.bucket import Bucket
 from packdata.describe import few
 from packdata.reading import read_text
 from packdata.sources.base import Column, Item, Source, is_missing
-from packdata.sources.listed import is_folder
+from packdata.sources.listed import is_file, is_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -188,7 +187,7 @@ def read_classes(classes: Sequence[str] | Path | str, field: str = LABEL) -> tup
     """
     if isinstance(classes, str | Path):
         path = place_of(classes)
-        if _is_dataset(path):
+        if is_folder(path) or is_file(path / MANIFEST_NAME):
             return _classes_of_dataset(path, field)
         lines, place = read_text(path).removeprefix("\ufeff").splitlines(), str(path)
         names = tuple(filter(None, map(str.strip, lines)))
@@ -199,12 +198,6 @@ def read_classes(classes: Sequence[str] | Path | str, field: str = LABEL) -> tup
         what = f"duplicate classes {few(duplicates)}" if duplicates else "no class names"
         raise SourceError(what, place, "Give one class name a line")
     return names
-
-
-def _is_dataset(path: Path) -> bool:
-    if isinstance(path, URL):
-        return Bucket(path).read(MANIFEST_NAME)[0] is not None
-    return is_folder(path)
 
 
 def _classes_of_dataset(folder: Path, name: str) -> tuple[str, ...]:
