@@ -197,6 +197,23 @@ def test_a_loader_serves_and_resumes_them_on_any_world_size(num_workers: int) ->
     assert (served[0], served[1]) == (epochs[0][7::2], epochs[0][8::2])
 
 
+def test_the_batch_that_pads_a_resumed_epoch_is_whole() -> None:
+    order = ByLength(drawn_lengths(200), max_tokens=1000)
+    whole = [list(batch) for batch in EpochSampler(order).batches(1)]
+    num_done = 7 - len(whole) % 2  # so that two ranks do not share the rest evenly
+    first = EpochSampler(order)
+    taken = iter(first.batches(1))
+    for _ in range(num_done):
+        next(taken)
+
+    resumed = EpochSampler(order, rank=1, world_size=2, pad="mark")
+    resumed.load_state_dict(first.state_dict())
+    batches = [*resumed.batches(1)]
+
+    assert [list(batch) for batch in batches] == [*whole[num_done + 1 :: 2], whole[0]]
+    assert [bool(batch.valid.all()) for batch in batches] == [True] * (len(batches) - 1) + [False]
+
+
 def test_of_a_batch_that_was_begun_sample_by_sample_the_rest_comes() -> None:
     order = ByLength(drawn_lengths(200), max_tokens=1000)
     first, resumed = (EpochSampler(order, rank=0, world_size=1) for _ in range(2))
