@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -452,6 +453,32 @@ def test_a_file_stays_for_the_reader_that_comes_to_it_first(tmp_path: Path) -> N
         return {file.file for file in files if file.hash in serving._stored.files}
 
     assert asyncio.run(left()) == {"shard0", "shard2"}
+
+
+def test_what_a_client_needed_that_has_gone_is_evicted_first(tmp_path: Path) -> None:
+    async def left() -> set[str]:
+        serving = fetcher.Fetcher(Cache(tmp_path / "cache", 100).open())
+        files = [File(f"shard{n}", 1, f"{n:032x}") for n in range(3)]
+        for file in files:
+            serving._stored.add(file.hash, tmp_path / file.file, 1)
+        ends = [socket.socketpair() for _ in range(2)]
+        served = []
+        for (_, end), upcoming in zip(ends, ([0], [1, 2]), strict=True):
+            before = {*serving._clients}
+            streams = await asyncio.open_unix_connection(sock=end)
+            served.append(asyncio.create_task(serving._serve(*streams)))
+            await asyncio.sleep(0)
+            (client,) = serving._clients - before
+            client.source = ServedURL(URL(f"file://{tmp_path}"), {}, {})
+            await serving.do(client, "order", files=files, upcoming=upcoming)
+        ends[0][0].close()
+        await served[0]
+        assert serving._stored.make_room(2, serving._needs)
+        ends[1][0].close()
+        await served[1]
+        return {file.file for file in files if file.hash in serving._stored.files}
+
+    assert asyncio.run(left()) == {"shard1", "shard2"}
 
 
 def test_reading_on_in_a_cache_that_holds_no_shard_is_an_error_of_the_cache(
