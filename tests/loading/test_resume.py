@@ -58,6 +58,13 @@ class Remembering:
         self.place = state["place"]
 
 
+class Living(Remembering):
+    """One whose state is what it keeps itself, and goes on changing."""
+
+    def state_dict(self) -> dict[str, int]:
+        return vars(self)
+
+
 class Stream(IterableDataset[int]):
     def __iter__(self) -> Iterator[int]:
         return iter(range(9))
@@ -247,9 +254,11 @@ def test_pending_batches_come_again() -> None:
         first.state_dict(pending=4)
 
 
-def test_a_state_stays_as_it_was_taken() -> None:
+@pytest.mark.parametrize("sampler", [Remembering, Living])
+@pytest.mark.parametrize(("dataset", "num_workers"), [(PLAIN, 0), (OWN, 2)])
+def test_a_state_stays_as_it_was_taken(sampler: Any, dataset: Any, num_workers: int) -> None:
     def make_loader() -> DataLoader:
-        return DataLoader(Plain(), 3, sampler=Remembering(), num_workers=0)
+        return DataLoader(dataset, 3, sampler=sampler(), num_workers=num_workers)
 
     loader = make_loader()
     iterator = iter(loader)
