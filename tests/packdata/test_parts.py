@@ -81,6 +81,15 @@ class Numbers(PartRecipe):
         return iter([(self.split, i) for i in range(start, self.length)])
 
 
+def test_a_part_that_goes_on_ends_where_the_next_one_begins() -> None:
+    ((_, middle),) = Part(1, 3).cut([("", Numbers(0, 11))])
+    items = list(middle.items(0))
+
+    assert [list(middle.items(start)) for start in range(len(items) + 1)] == [
+        items[start:] for start in range(len(items) + 1)
+    ]
+
+
 def test_a_part_leaves_an_unfinished_packing_as_it_is(
     photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
