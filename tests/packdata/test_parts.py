@@ -300,6 +300,17 @@ def test_finish_goes_on_where_it_was_killed_behind_the_files_beside_manifests(
     assert not (dst / ".parts").exists()
 
 
+def test_a_part_that_lost_a_shard_is_packed_again(photos: Path, tmp_path: Path) -> None:
+    dst = tmp_path / "dst"
+    pack_images(photos, dst, part="1/2")
+    made = contents(dst)
+    next(dst.rglob("shard-*")).unlink()
+
+    pack_images(photos, dst, part="1/2")
+
+    assert contents(dst) == made
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
 @pytest.mark.parametrize("there", ["nothing", "a part", "all parts", "a dataset"])
