@@ -16,7 +16,10 @@ from loaders import DataLoader, JpegOnDevice, Mixture, RAMDataset, ShardDataset,
 from loaders.codecs.picture import encode_jpeg
 from loaders.data.shards import RemoteShard
 from loaders.errors import CacheError, SampleError
+from loaders.loading.fetching import LoaderPass
 from loaders.remote.ahead import Ahead
+from loaders.sampling.order import Sequential
+from loaders.sampling.plan import Plan
 from loaders.schema import Array, Image, Label, Tokens
 from tests.remote import servers
 from tests.remote.conftest import fetcher_of, storage
@@ -81,6 +84,16 @@ def test_windows_fetch_no_shard_until_they_are_read_and_then_ahead(
     assert all(np.array_equal(a, b) for a, b in zip(next(one), next(other), strict=True))
 
     wait_until(lambda: num_here(cache) == NUM_SHARDS)
+
+
+def test_of_the_epoch_behind_one_that_was_resumed_all_is_needed(tokens: Path, cache: Path) -> None:
+    dataset = remote(tokens, cache)
+    (origin,) = dataset.store.remotes
+    plan = Plan(len(dataset), batch_size=8, start=len(dataset) - 8)
+
+    reading = LoaderPass(dataset, origin, Sequential(len(dataset)), plan, epoch=0)
+
+    assert reading.needs().upcoming() == [NUM_SHARDS - 1, *range(NUM_SHARDS - 1)]
 
 
 def test_samples_one_after_the_other_are_fetched_ahead(tokens: Path, cache: Path) -> None:
