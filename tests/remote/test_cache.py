@@ -25,6 +25,7 @@ import packdata
 from loaders import DataLoader, RAMDataset, ShardDataset, concat
 from loaders.data.manifest import read_manifest
 from loaders.errors import CacheError, RemoteError, SampleError
+from loaders.loading.fetching import LoaderPass
 from loaders.remote import fetcher
 from loaders.remote.ahead import Needs, downloads
 from loaders.remote.folder import Cache, CacheFolder, prepare
@@ -32,6 +33,8 @@ from loaders.remote.served import ServedURL
 from loaders.remote.url import URL
 from loaders.remote.wire import File
 from loaders.sampling import Lanes
+from loaders.sampling.order import Sequential
+from loaders.sampling.plan import Plan
 from loaders.schema import Array, Label
 from tests.remote import servers
 from tests.remote.conftest import ended, fetcher_of, is_alive, storage
@@ -300,6 +303,27 @@ def test_what_cannot_work_is_refused_before_the_first_batch(
     assert Path(caught.value.path) == cache
     assert ("lanes" in caught.value.hint) == (shuffle is True)
     assert not many_proxy.requests(".lmdb")
+
+
+@pytest.mark.parametrize(("ranks_of_node", "is_told"), [(1, True), (2, False)])
+def test_that_an_order_downloads_more_than_its_nodes_share_is_told_once(
+    many: Path,
+    cache: Path,
+    ranks_of_node: int,
+    is_told: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Each of two ranks reads all shards: of two nodes that is twice the share, of one it is all there is."""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks_of_node))
+    limits = {"path": cache, "size": data_bytes(many) // 2}
+    remote = ShardDataset(f"file://{many}/bucket/many", cache=limits)
+    (origin,), plan = remote.store.remotes, Plan(len(remote), 16, rank=0, world_size=2)
+
+    for epoch in range(2):
+        LoaderPass(remote, origin, Sequential(len(remote)), plan, epoch).check()
+
+    assert len(caplog.records) == is_told
 
 
 @pytest.mark.slow
