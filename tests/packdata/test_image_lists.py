@@ -177,6 +177,21 @@ def test_a_file_that_changed_is_seen_when_packing_is_continued(tmp_path: Path) -
     assert plan_images(path).recipes[0].identity != before
 
 
+@pytest.mark.parametrize("changed", ["a.jpg", "m.png"])
+def test_a_picture_or_mask_of_a_list_that_changed_is_another_source(
+    tmp_path: Path, changed: str
+) -> None:
+    (tmp_path / "a.jpg").write_bytes(jpeg(0))
+    Pil.new("L", (16, 12)).save(tmp_path / "m.png")
+    (tmp_path / "l.csv").write_text("path,mask\na.jpg,m.png\n")
+    plan = plan_images(tmp_path / "l.csv")
+    assert plan.is_unchanged()
+
+    os.utime(tmp_path / changed, ns=(1, 1))
+
+    assert not plan.is_unchanged()
+
+
 def test_pictures_are_sized_and_counted_each(tmp_path: Path) -> None:
     rotated = Pil.Exif()
     rotated[0x0112] = 6
