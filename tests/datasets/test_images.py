@@ -209,6 +209,17 @@ def test_mixtures_and_concatenations_keep_the_form(folder: Path, tmp_path: Path)
     assert len(mixed.images.values) == sum(counts)
 
 
+def test_a_mixture_that_is_not_joined_draws_as_one_that_is(folder: Path) -> None:
+    one = ShardDataset(folder, fields=["images"], augment=[augment.RandomResizedCrop(8)])
+    ways = [Mixture([one, other], [1, 1]) for other in (one, one.replace(on_error="replace"))]
+
+    first, second = (way.__getitems__(range(2 * len(one))).batch.images for way in ways)
+
+    assert [way.joined is None for way in ways] == [False, True]
+    for a, b in zip(first, second, strict=True):
+        assert torch.equal(a, b)
+
+
 def test_padding_needs_one_size(folder: Path) -> None:
     with pytest.raises(BatchError):
         next(iter(DataLoader(ShardDataset(folder, batching={"images": "pad"}))))
