@@ -7,9 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loaders import DataLoader, RAMDataset, augment
+from loaders import DataLoader, RAMDataset, ShardDataset, augment
 from loaders.codecs.picture import encode_jpeg
 from loaders.loading.tuning import cache_folder, dataset_key, read_workers, write_workers
+from loaders.schema import Image
+from tests.packdata.packing import pack
 
 
 @pytest.fixture(autouse=True)
@@ -85,6 +87,13 @@ def test_what_decoding_leaves_out_is_other_work(tmp_path: Path) -> None:
 
     assert dataset_key(encoded) != dataset_key(pixels)
     assert dataset_key(encoded) == dataset_key(RAMDataset(encoded, progress=False))
+
+
+def test_pictures_at_another_scale_are_other_work(tmp_path: Path) -> None:
+    fields = {"image": Image(codec="dct", size=(32, 32))}
+    folder = pack(tmp_path / "a", fields, [{"image": np.zeros((32, 32, 3), np.uint8)}])
+
+    assert len({dataset_key(ShardDataset(folder, scale=scale)) for scale in (1, 0.5, 0.25)}) == 3
 
 
 HOMELESS = """
