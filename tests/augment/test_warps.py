@@ -298,6 +298,19 @@ def test_warps_one_after_the_other_are_one() -> None:
     np.testing.assert_allclose(found.matrices, expected.matrices, atol=1e-9)
 
 
+def test_warps_are_nearest_only_if_all_that_resample_are() -> None:
+    near = RandomRotation(9, interpolation="nearest")
+    lists = [
+        [near, RandomAffine(9, interpolation="nearest")],
+        [near, RandomAffine(9, interpolation="bilinear")],
+        [augment.Resize(8, interpolation="bilinear"), near],
+    ]
+
+    found = [planned(ops, (20, 20)).resampling.warp for ops in lists]
+
+    assert found == ["nearest", "bilinear", "bilinear"]
+
+
 @pytest.mark.parametrize("op", [RandomAffine, RandomRotation])
 def test_degrees_that_were_left_out_are_refused(op: Any) -> None:
     with pytest.raises(TypeError):
