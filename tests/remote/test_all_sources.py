@@ -3,6 +3,7 @@
 import gc
 import gzip
 import json
+import os
 import pickle
 import shutil
 import subprocess
@@ -496,6 +497,22 @@ def test_what_comes_ahead_in_many_ranges_ends_with_the_packing(
     closing.join(60)
 
     assert not closing.is_alive()
+
+
+def test_what_was_fetched_stays_when_a_forked_process_ends(raw: Path, store: Store) -> None:
+    (raw / "a.bin").write_bytes(bytes(10))
+    copies = [Copies(stored("a.bin"))]
+    path = copies[0].path(0)
+
+    child = os.fork()
+    if not child:
+        copies.clear()
+        os._exit(0)
+    os.waitpid(child, 0)
+
+    assert path.read_bytes() == bytes(10)
+    copies.clear()
+    assert not path.exists()
 
 
 def test_what_comes_ahead_takes_no_room_that_there_is_not(
