@@ -145,6 +145,17 @@ def test_batches_without_boxes_or_of_one_sample(folder: Path) -> None:
     assert Mosaic(schema)(one).image.shape == (1, 3, *SIZE)
 
 
+def test_points_that_are_of_no_box_stay_whatever_becomes_of_boxes(folder: Path) -> None:
+    """As those of the picture: those of all four tiles are there."""
+    schema, batch = batch_of(folder)
+    corners = [torch.tensor([[[1.0, 2.0, 2.0]]]) for _ in range(NUM)]
+
+    made = Mosaic(schema, fields=["kinds"])(batch._replace(points=corners))
+
+    assert [len(each) for each in made.points] == [4] * NUM
+    assert sum(map(len, made.boxes)) < 4 * sum(map(len, batch.boxes))
+
+
 def test_wrong_use_is_an_error(folder: Path) -> None:
     schema, batch = batch_of(folder)
     for options in ({"center_range": (0.7, 0.3)}, {"min_size": -1}, {"min_visible": 2}):
