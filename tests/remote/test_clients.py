@@ -1,5 +1,6 @@
 """What clients of a fetcher are to it: processes that come and go, what each may map, what is counted for them."""
 
+import asyncio
 import json
 import os
 import signal
@@ -14,6 +15,9 @@ import pytest
 
 from loaders import DataLoader, ShardDataset, concat
 from loaders.errors import RemoteError
+from loaders.remote.faults import StoreFault
+from loaders.remote.served import ServedURL
+from loaders.remote.url import URL
 from tests.remote import servers
 from tests.remote.conftest import fetcher_of, is_alive, storage
 from tests.remote.test_cache import NUM_SHARDS, held
@@ -76,6 +80,25 @@ def test_a_silent_store_is_an_error_for_all_that_wait_as_long_after_its_last_byt
         found = [*pool.map(seconds, range(24))]
 
     assert 5 <= min(found) <= max(found) < 7.5
+
+
+def test_who_waits_long_is_asked_for_as_long_as_bytes_come_to_others(tmp_path: Path) -> None:
+    """As the last part of a large shard, whose turn comes late."""
+
+    async def part(hear: Any) -> str:
+        hear(1)
+        return "part"
+
+    async def run() -> None:
+        served = ServedURL(URL(f"file://{tmp_path}"), {}, {})
+        served._heard_at = asked_at = time.monotonic() - served.objects.deadline_s
+
+        with pytest.raises(StoreFault):
+            await served.again(part, asked_at)
+        assert await served.again(part) == "part"
+        assert await served.again(part, asked_at) == "part"
+
+    asyncio.run(run())
 
 
 def unlinked_bytes(pid: int, cache: Path) -> int:
