@@ -174,6 +174,14 @@ def test_keys_stay_unique(tmp_path: Path) -> None:
     assert PackedReader(tmp_path / "strict").keys() == ["a", "b", "c"]
 
 
+def test_of_rows_of_one_batch_that_share_a_key_the_first_one_is_packed(tmp_path: Path) -> None:
+    fields: dict[str, Field] = {"x": Array("int64")}
+    with packdata.Writer(tmp_path / "out", fields, on_error="skip") as writer:
+        writer.add_batch(x=[1, 2, 3], key=["a", "b", "b"])
+
+    assert PackedReader(tmp_path / "out").keys() == ["a", "b"]
+
+
 def test_keys_of_rows_that_are_under_way_are_taken(tmp_path: Path) -> None:
     with packdata.Writer(tmp_path / "out", {"x": Array("int64")}, on_error="skip") as writer:
         for i in range(NUM):
