@@ -230,6 +230,20 @@ def test_a_plan_of_another_version_is_refused(
     assert "plan.json" in capsys.readouterr().err
 
 
+def test_a_plan_that_was_made_with_an_option_more_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.csv").write_text("x\n1\n2\n")
+    argv = ["tables", "a.csv", "dst"]
+    assert main([*argv, "--skip-rows", "1", "--dry-run", "--json"]) == 0
+    Path("plan.json").write_text(capsys.readouterr().out)
+
+    assert main([*argv, "--plan", "plan.json"]) == 1
+
+    assert "plan.json" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("text", ["", "3", "3/3", "-1/2", "0/0", "1/2/3", "a/b"])
 def test_what_is_no_part_is_wrong_usage(text: str) -> None:
     with pytest.raises(ValueError):
