@@ -272,6 +272,17 @@ def test_a_part_with_rejects_is_packed_again_where_that_is_asked_for(
     assert finish(dst).samples == 10
 
 
+def test_overwriting_parts_of_another_count_drops_them(photos: Path, tmp_path: Path) -> None:
+    dst = tmp_path / "dst"
+    for i in range(3):
+        pack_images(photos, dst, part=f"{i}/3")
+
+    for i in range(2):
+        pack_images(photos, dst, part=f"{i}/2", overwrite=True)
+
+    assert finish(dst).samples == 10
+
+
 def test_parts_of_several_counts_are_not_joined(photos: Path, tmp_path: Path) -> None:
     """Of 2 and 3, made at one time, some would hold the same items."""
     dst, other = tmp_path / "dst", tmp_path / "other"
