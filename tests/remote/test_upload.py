@@ -176,6 +176,26 @@ def test_what_arrives_with_another_byte_is_sent_by_the_next_run_and_a_damaged_sh
     assert not (target.parent / "other" / "manifest.json").exists()
 
 
+def test_what_arrives_in_a_store_without_e_tags_is_read_back(
+    packed: Path, target: Path, proxy: servers.Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, ask = packed / "bucket" / "packed", Bucket._ask
+
+    def untagged(self: Bucket, op: str, **about: Any) -> Any:
+        found = ask(self, op, **about)
+        return (found[0], None) if op == "look" and found else found
+
+    monkeypatch.setattr(Bucket, "_ask", untagged)
+    proxy.set(faults=[{"kind": "flip-sent", "match": "shard-", "method": "PUT", "at": [0]}])
+
+    with pytest.raises(ChecksumError):
+        upload(folder, OUT)
+    manifest = upload(folder, OUT)
+
+    for shard in manifest.shards:
+        assert (target / shard.file).read_bytes() == (folder / shard.file).read_bytes()
+
+
 def test_a_store_that_ignores_conditions_can_be_published_to(
     packed: Path, tmp_path: Path, cache: Path
 ) -> None:
