@@ -327,6 +327,16 @@ class TestColumns:
         with pytest.raises(SourceError):
             pack_images(source, tmp_path / "out", keypoints=["joints"])
 
+    def test_a_keypoint_that_rounding_puts_beyond_one_edge_is_one(self, tmp_path: Path) -> None:
+        """Nowhere is -1, -1 alone."""
+        points = [[-1, 4], [3, -1]]
+        pictures(tmp_path, "a.png")
+        source = listed(tmp_path, [{"path": "a.png", "joints": [points]}], "jsonl")
+
+        pack_images(source, tmp_path / "out", keypoints=["joints"])
+
+        assert ShardDataset(tmp_path / "out")[0].joints.tolist() == [points]
+
     def test_what_is_declared_is_there(self, tmp_path: Path) -> None:
         pictures(tmp_path, "a.png")
         source = listed(tmp_path, [{"path": "a.png", "where": []}], "jsonl")
