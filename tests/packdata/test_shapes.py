@@ -375,6 +375,8 @@ class TestSizes:
             ("30x30", "contain"),
             ("20x30", "stretch"),
             ("200x90", "cover"),
+            (f"{HEIGHT - 20}x{WIDTH}", "cover"),  # cut, at its own scale
+            (f"{HEIGHT}x{WIDTH + 20}", "contain"),  # padded alone
         ],
     )
     def test_boxes_and_points_lie_on_the_pixels_that_they_were_on(
