@@ -49,6 +49,14 @@ def test_a_bad_byte_far_behind_is_found_in_its_line(tmp_path: Path) -> None:
     assert len(documents) == 2999
 
 
+def test_documents_that_are_taken_keep_the_place_of_each_id() -> None:
+    documents = Documents(np.arange(6), np.array([1, 4, 6]), str)
+
+    taken = documents.take(np.array([2, 0, 1]))
+
+    assert [taken.place(at) for at in range(6)] == [str(each) for each in taken.data]
+
+
 @pytest.mark.parametrize("tail", [b"\xc3", b"\xf0\x9f\x98"])
 def test_a_character_cut_at_the_end_is_no_text(tmp_path: Path, tail: bytes) -> None:
     documents = read(tmp_path / "a.txt", "é".encode() * MANY + tail)
