@@ -205,6 +205,18 @@ def test_pictures_get_another_codec_and_size_without_decoding_the_rest(tmp_path:
     assert np.array_equal(made["mask"], fit.apply(sample(2)["mask"], nearest=True))
 
 
+def test_pixels_of_many_sizes_get_another_shorter_side(tmp_path: Path) -> None:
+    """Though the field stays as it is, which has no size before and behind that."""
+    pictures = [np.zeros((20, width, 3), np.uint8) for width in (30, 40)]
+    fields = {"image": Image(codec="raw")}
+    packdata.pack(({"image": each} for each in pictures), tmp_path / "a", fields)
+
+    packdata.write(tmp_path / "a", tmp_path / "b", size=10)
+
+    reader = PackedReader(tmp_path / "b")
+    assert [reader.sample(i)["image"].shape for i in range(2)] == [(10, 15, 3), (10, 20, 3)]
+
+
 def test_added_values_are_those_of_their_samples_however_many_there_are(tmp_path: Path) -> None:
     numbers, fields = np.arange(10_000), {"x": Array(dtype="int64")}
     packdata.pack({"x": numbers}, tmp_path / "a", fields)
