@@ -19,6 +19,7 @@ from loaders.schema import Array, Image, Mask
 from packdata.images.fit import SizeOption
 from packdata.inspect.verify import verify
 from packdata.packed.derive import CopyOptions, copy_dataset, merge, split
+from packdata.packing.store import FolderStore
 from tests.packdata.packing import CLASSES, pack_samples, sample
 from tests.packdata.reading import PackedReader
 
@@ -361,5 +362,24 @@ def test_a_dataset_that_was_replaced_since_it_was_opened_is_not_written(tmp_path
 
     with pytest.raises(StaleDatasetError):
         packdata.write(dataset.select([1, 2]), tmp_path / "b")
+
+    assert not (tmp_path / "b").exists()
+
+
+def test_a_dataset_that_is_replaced_while_its_shards_are_linked_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields = {"x": Array(dtype="int64")}
+    packdata.pack({"x": np.arange(4)}, tmp_path / "a", fields)
+    dataset, put_shard = ShardDataset(tmp_path / "a"), FolderStore.put_shard
+
+    def late(self: FolderStore, *about: Any) -> None:
+        monkeypatch.setattr(FolderStore, "put_shard", put_shard)
+        put_shard(self, *about)
+        packdata.pack({"x": np.arange(4) + 10}, tmp_path / "a", fields, overwrite=True)
+
+    monkeypatch.setattr(FolderStore, "put_shard", late)
+    with pytest.raises(StaleDatasetError):
+        packdata.write(dataset, tmp_path / "b")
 
     assert not (tmp_path / "b").exists()
