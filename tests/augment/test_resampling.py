@@ -154,6 +154,20 @@ def test_other_dtypes_and_channels_are_filtered_by_the_same_weights(
     assert np.abs(found - want).max() <= (0.5 if dtype != "float32" else 1e-3)
 
 
+def test_pixels_that_overshoot_are_cut_off_whatever_their_channels_are() -> None:
+    """Bicubic weights are negative beside an edge: of few channels Pillow cuts off."""
+    image = np.zeros((20, 20, 3), np.uint8)
+    image[:, 10:] = 255
+    how = Resampling("bicubic", is_filtered=True)
+
+    few, many = (
+        apply(each, (0, 0, 20, 20), (50, 50), (False, False), resampling=how)
+        for each in (image, image.repeat(2, axis=2))
+    )
+
+    assert np.abs(few.repeat(2, axis=2).astype(int) - many).max() <= 1
+
+
 def test_weights_are_pillows_to_a_hair() -> None:
     """In float32, of which Pillow's ``F`` images are."""
     image = noise((23, 31), "uint8").astype(np.float32)
