@@ -441,7 +441,7 @@ def test_an_index_changes_no_pixel_and_no_part() -> None:
     assert with_index(data) is data
 
 
-@pytest.mark.parametrize("change", ["name", "short", "sum"])
+@pytest.mark.parametrize("change", ["name", "short", "sum", "another"])
 def test_an_index_that_is_wrong_is_not_believed(change: str) -> None:
     data = indexed(photo(300, 320)).copy()
     at = index_at(data)
@@ -452,6 +452,11 @@ def test_an_index_that_is_wrong_is_not_believed(change: str) -> None:
         data[inside] = data[inside[::-1]]  # the sum is as it should be
     elif change == "sum":
         data[at + int(data[at + 2]) * 256 + int(data[at + 3])] ^= 1
+    elif change == "another":  # that of another picture, as a tool may keep it
+        other = indexed(np.ascontiguousarray(photo(300, 320)[::-1]))
+        assert index_at(other) == at
+        end = at + 2 + int(data[at + 2]) * 256 + int(data[at + 3])
+        data[at:end] = other[at:end]
     else:
         assert data[at + 3] > 2
         length = int(data[at + 2]) << 8 | int(data[at + 3])
