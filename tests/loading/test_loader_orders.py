@@ -293,3 +293,23 @@ def test_the_seed_of_crops_is_the_loaders_or_that_of_its_batches() -> None:
     assert torch.equal(crops(by_sampler[0]), crops(by_batches))
     assert torch.equal(crops(by_sampler[1]), crops(seeded))
     assert (by_batches.seed, seeded.seed) == (5, 1)
+
+
+def test_an_epoch_whose_order_fails_on_the_way_is_not_over() -> None:
+    class Failing(Sequential):
+        def at(self, epoch: int, positions: Any) -> Any:
+            if positions.max() >= 1024:
+                raise LoadersError("no order")
+            return super().at(epoch, positions)
+
+    loader = DataLoader(numbers(3000), 8, sampler=EpochSampler(Failing(3000)), num_workers=0)
+    batches = iter(loader)
+    for _ in range(1024 // 8):
+        next(batches)
+    with pytest.raises(LoadersError):
+        next(batches)
+
+    assert list(batches) == []
+
+    assert loader.epoch == 0
+    assert loader.state_dict()["sampler"]["delivered"] == 1024
