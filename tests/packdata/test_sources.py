@@ -1078,13 +1078,10 @@ class TestIdx:
     def test_damage_is_named(self, tmp_path: Path) -> None:
         path = write_idx(tmp_path / "train-images-idx3-ubyte", IMAGES)
         data = path.read_bytes()
-        path.write_bytes(data[:-1])
-        with pytest.raises(SourceError, check=At(path)):
-            open_source(path)
-
-        path.write_bytes(b"\0\0\x0d\3" + data[4:])
-        with pytest.raises(SourceError, check=At(path)):
-            open_source(path)
+        for wrong in (data[:-1], data + data, b"\0\0\x0d\3" + data[4:]):
+            path.write_bytes(wrong)
+            with pytest.raises(SourceError, check=At(path)):
+                open_source(path)
 
         path.write_bytes(data)
         write_idx(tmp_path / "train-labels-idx1-ubyte", np.arange(11))
