@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -24,6 +25,7 @@ import torch
 import packdata
 from loaders import DataLoader, RAMDataset, ShardDataset, concat
 from loaders.data.manifest import read_manifest
+from loaders.data.shards import RemoteShard
 from loaders.errors import CacheError, RemoteError, SampleError
 from loaders.loading.fetching import LoaderPass
 from loaders.remote import fetcher
@@ -477,6 +479,15 @@ def test_a_file_stays_for_the_reader_that_comes_to_it_first(tmp_path: Path) -> N
         return {file.file for file in files if file.hash in serving._stored.files}
 
     assert asyncio.run(left()) == {"shard0", "shard2"}
+
+
+def test_a_shard_in_the_cache_can_be_read_alone(many: Path, cache: Path) -> None:
+    """Who has it mapped would see what another writes."""
+    remote = ShardDataset(f"file://{many}/bucket/many", cache=cache)
+    shard = remote.store.shards[0]
+    assert isinstance(shard, RemoteShard)
+
+    assert stat.S_IMODE(shard.fetch().stat().st_mode) == 0o444
 
 
 def test_what_a_client_needed_that_has_gone_is_evicted_first(tmp_path: Path) -> None:
