@@ -9,10 +9,10 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-import tempfile
 from pathlib import Path
 from typing import Any
 
+from loaders.system.publish import publish_bytes
 from loaders.system.regular import read_regular
 
 _MAX_BYTES = 20  # of a count
@@ -60,9 +60,9 @@ def write_workers(dataset: Any, num_cores: int, num_workers: int) -> Path | None
         return None
     folder = cache_folder()
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile("w", dir=folder, delete=False, suffix=".tmp") as out:
-        out.write(f"{num_workers}\n")
-    return Path(out.name).replace(folder / _name(key, num_cores))
+    path = folder / _name(key, num_cores)
+    publish_bytes(path, f"{num_workers}\n".encode())
+    return path
 
 
 def _name(key: str, num_cores: int) -> str:
