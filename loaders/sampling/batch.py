@@ -156,17 +156,13 @@ def samples(order: Order, plan: Plan, epoch: int, seed: int = 0) -> Iterator[Sam
 # -- the epoch, for loaders' datasets inside third-party ones --------------------------------------
 
 
-class _Context(threading.local):
-    batch: Any = None  # indices that know their epoch
-
-
-_here = _Context()
+_here = threading.local()  # ``batch``: indices that know their epoch, or None
 
 
 @contextmanager
 def reading(indices: Any) -> Iterator[None]:
     """Fetch the samples of some indices; those that know no epoch have no context."""
-    before = _here.batch
+    before = current_batch()
     _enter(indices)
     try:
         yield
@@ -188,7 +184,7 @@ def _enter(indices: Any) -> None:
 
 def current_batch() -> Any:
     """Return an index or indices, with ``epoch`` and ``seed``, that this thread reads samples for, or None."""
-    return _here.batch
+    return getattr(_here, "batch", None)
 
 
 # -- indices of third-party samplers ---------------------------------------------------------------
