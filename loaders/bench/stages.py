@@ -30,9 +30,9 @@ from loaders.bench.measure import (
     round_size,
     time_loader,
 )
-from loaders.bench.targets import TargetError
 from loaders.datasets.packed import PackedDataset
 from loaders.device.nested import map_tensors, tensors_of
+from loaders.errors import LoadersError
 from loaders.system import opencv
 from loaders.system.limits import cpu_quota, text, usable_cores
 from loaders.verdict import Facts
@@ -124,7 +124,7 @@ def batches_of(dataset: Any, config: Config) -> Iterator[Any]:
             is_empty = False
             yield batch
         if is_empty:  # or this would go on for ever
-            raise TargetError(
+            raise LoadersError(
                 "the stream has no whole batch, or none any more: it can be read only once if its __iter__ "
                 "returns the same iterator each time; let it return a new one, as a generator function does"
             )

@@ -20,9 +20,10 @@ from loaders.bench.measure import (
     time_loader,
 )  # fmt: skip
 from loaders.bench.stages import batch_maker, one_thread, time_alone
-from loaders.bench.targets import TargetError, is_map_style
+from loaders.bench.targets import is_map_style
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.tokens.windows import TokenWindows
+from loaders.errors import LoadersError
 from loaders.system.limits import usable_cores
 from loaders.verdict import Change
 
@@ -111,13 +112,13 @@ def grid(
     """Return every combination of settings; those not given get what suits the dataset and the machine.
 
     Raises:
-        TargetError: A stream is to be measured with several workers, each of which may give all of it.
+        LoadersError: A stream is to be measured with several workers, each of which may give all of it.
     """
     is_stream = not is_map_style(target.dataset)
     if workers is None:
         workers = [0, 1] if is_stream else worker_counts(usable_cores())
     if is_stream and max(workers) > 1:
-        raise TargetError("a stream is measured with at most one worker: use --workers 0 1")
+        raise LoadersError("a stream is measured with at most one worker: use --workers 0 1")
     batch_sizes = batch_sizes or [default_batch_size(target.dataset)]
     chosen: Sequence[int | None] = prefetch or (None,)
     found = itertools.product(

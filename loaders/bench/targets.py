@@ -42,10 +42,6 @@ _WINDOW = 1024  # tokens, as TokenWindows has it by default
 _ENDLESS = 1 << 40
 
 
-class TargetError(LoadersError, ValueError):
-    """What was named to be measured cannot be."""
-
-
 @dataclass
 class MeasuredDataset:
     """A dataset to measure."""
@@ -61,7 +57,7 @@ class MeasuredDataset:
         """The dataset, made when it is first needed; views of torch's as a loader serves them."""
         dataset = unwrap(self.open())
         if not isinstance(dataset, torch.utils.data.Dataset) and not is_map_style(dataset):
-            raise TargetError(f"{self.name!r} is a {type(dataset).__name__}, not a Dataset")
+            raise LoadersError(f"{self.name!r} is a {type(dataset).__name__}, not a Dataset")
         return dataset
 
     @property
@@ -82,7 +78,7 @@ def load(spec: str, *, size: int = CROP) -> MeasuredDataset:
 
     A packed dataset at a URL is fetched first, so that loading is measured, and not the link.
     Images that differ in size, and loose ones, are cropped to ``size`` at random and flipped, as in training; 0 leaves
-    them. TargetError names what is there instead.
+    them. LoadersError names what is there instead.
     """
     path = Path(spec)
     if path.is_dir():
@@ -93,7 +89,7 @@ def load(spec: str, *, size: int = CROP) -> MeasuredDataset:
         found = load_object(spec)
         make = found if callable(found) else lambda: found
         return MeasuredDataset(spec, make, python=f"{spec} as it is")
-    raise TargetError(
+    raise LoadersError(
         f"{spec!r} is no folder; pass a packed folder, a folder of images, or module:object"
     )
 
@@ -102,13 +98,13 @@ def load_object(spec: str) -> Any:
     """Import ``module:object``; the current folder is searched too."""
     module_name, _, name = spec.partition(":")
     if not module_name or not name:
-        raise TargetError(f"{spec!r} is not of the form module:name, such as train:step")
+        raise LoadersError(f"{spec!r} is not of the form module:name, such as train:step")
     if "" not in sys.path and str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
         return attrgetter(name)(importlib.import_module(module_name))
     except (ModuleNotFoundError, AttributeError) as error:
-        raise TargetError(f"{spec!r} cannot be imported: {error}") from error
+        raise LoadersError(f"{spec!r} cannot be imported: {error}") from error
 
 
 def _folder(spec: str, path: Path, size: int) -> MeasuredDataset:
@@ -123,7 +119,7 @@ def _folder(spec: str, path: Path, size: int) -> MeasuredDataset:
         return MeasuredDataset(spec, lambda: ImageFiles(files, size), size)
     inner = sorted(p.parent.name for p in path.glob("*/manifest.json"))
     hint = f"; it holds the packed datasets {', '.join(inner)}: name one" if inner else ""
-    raise TargetError(f"{spec!r} has neither a manifest.json nor images{hint}")
+    raise LoadersError(f"{spec!r} has neither a manifest.json nor images{hint}")
 
 
 def _packed(spec: str, plain: ShardDataset[Any], size: int) -> MeasuredDataset:
@@ -132,7 +128,7 @@ def _packed(spec: str, plain: ShardDataset[Any], size: int) -> MeasuredDataset:
     if isinstance(plain.schema.fields.get("tokens"), Tokens):  # rows are how they are stored
         num_tokens = int(plain.column("num_tokens").sum())
         if num_tokens < 2:
-            raise TargetError(f"{spec!r} has {num_tokens} tokens: there is no window of them")
+            raise LoadersError(f"{spec!r} has {num_tokens} tokens: there is no window of them")
         length = min(_WINDOW, num_tokens - 1)
         python = f"TokenWindows({spec!r}, length={length})"
         make_windows = partial(TokenWindows, spec, length)
@@ -151,7 +147,7 @@ def _fetch(spec: str, dataset: ShardDataset[Any]) -> None:
     size = sum(shard.info.size_bytes for shard in shards)
     if any(size > origin.budget() for origin in dataset.store.remotes):
         what = f"{spec!r} has {describe_size(size)}, and its cache is smaller: the link would be measured"
-        raise TargetError(f"{what}. Use a larger --cache, or a part ('packdata copy')")
+        raise LoadersError(f"{what}. Use a larger --cache, or a part ('packdata copy')")
     with dataset.view.fetching_ahead():
         for shard in shards:
             shard.fetch()
@@ -180,7 +176,7 @@ class ImageFiles(torch.utils.data.Dataset[Any]):
         image = cv2.imread(str(self.files[i]), cv2.IMREAD_COLOR_RGB)
         if image is None:
             hint = "'packdata images --on-error skip' leaves such files out; measure what it packs"
-            raise TargetError(f"{self.files[i]}: OpenCV cannot read it; {hint}")
+            raise LoadersError(f"{self.files[i]}: OpenCV cannot read it; {hint}")
         if not self.size:
             return torch.from_numpy(image).permute(2, 0, 1), self.labels[i]
         draw = torch.randint(1 << 40, (1,)).numpy()

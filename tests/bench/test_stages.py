@@ -17,8 +17,9 @@ from loaders import RAMDataset, ShardDataset
 from loaders.bench import stages
 from loaders.bench.measure import Config
 from loaders.bench.stages import Cost, device_cost, host_stages, one_thread
-from loaders.bench.targets import TargetError, ops_for
+from loaders.bench.targets import ops_for
 from loaders.datasets.base import BatchDataset
+from loaders.errors import LoadersError
 from tests.bench.constructed import Counts, Instant, Stream, contended_core, small_rows
 from tests.packdata.packing import pack_samples
 
@@ -217,7 +218,7 @@ class Once(torch.utils.data.IterableDataset[Any]):
 def test_a_stream_that_can_be_read_only_once_is_an_error_and_no_hang(num_samples: int) -> None:
     batches = stages.batches_of(Once(num_samples), Config(0, 4, "process"))
 
-    with pytest.raises(TargetError):
+    with pytest.raises(LoadersError):
         list(batches)
 
 

@@ -13,7 +13,8 @@ from loaders.bench.sweep import (
     run_sweep,
     time_target,
 )
-from loaders.bench.targets import MeasuredDataset, TargetError
+from loaders.bench.targets import MeasuredDataset
+from loaders.errors import LoadersError
 from tests.bench.constructed import Instant, Made, Stream, a_result, a_sweep
 
 
@@ -41,7 +42,7 @@ def test_a_stream_is_measured_with_at_most_one_worker() -> None:
 
     assert [config.num_workers for config in grid(target)] == [0, 1]
     assert default_batch_size(target.dataset) == 64  # of its length nothing follows
-    with pytest.raises(TargetError):
+    with pytest.raises(LoadersError):
         grid(target, workers=[0, 2])
 
 

@@ -23,7 +23,8 @@ from loaders.bench.sweep import (
     run_sweep,
     worker_counts,
 )
-from loaders.bench.targets import Endless, ImageFiles, TargetError, load
+from loaders.bench.targets import Endless, ImageFiles, load
+from loaders.errors import LoadersError
 from loaders.sampling.order import Order
 from packdata.tokens.plan import pack_tokens
 from tests.bench.constructed import Instant, Sleeps, Stream, a_sweep, small_rows
@@ -67,7 +68,7 @@ def test_tokens_are_served_in_windows_and_not_in_the_rows_that_they_are_stored_i
 
 
 def test_one_token_makes_no_window(tmp_path: Path) -> None:
-    with pytest.raises(TargetError):
+    with pytest.raises(LoadersError):
         load(str(pack_tokens_of(tmp_path, 1)))
 
 
@@ -167,20 +168,20 @@ no_length = NoLength()
     ],
 )
 def test_what_is_no_dataset_is_named(spec: str, said: str) -> None:
-    with pytest.raises(TargetError, match=said):
+    with pytest.raises(LoadersError, match=said):
         _ = load(spec).dataset
 
 
 def test_a_folder_of_splits_says_which_to_name(tmp_path: Path) -> None:
     pack_samples(tmp_path / "train", 2)
     pack_samples(tmp_path / "val", 2)
-    with pytest.raises(TargetError):
+    with pytest.raises(LoadersError):
         load(str(tmp_path))
 
 
 def test_a_file_that_is_no_image_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.jpg").write_bytes(b"no picture")
-    with pytest.raises(TargetError):
+    with pytest.raises(LoadersError):
         ImageFiles([tmp_path / "a.jpg"], 32)[0]
 
 

@@ -10,7 +10,8 @@ import pytest
 from loaders import ShardDataset
 from loaders.bench.cli import main
 from loaders.bench.planner import epochs
-from loaders.bench.targets import TargetError, load
+from loaders.bench.targets import load
+from loaders.errors import LoadersError
 from loaders.remote import origin
 from tests.remote import servers
 from tests.remote.conftest import ended, storage
@@ -69,7 +70,7 @@ def test_a_url_is_measured_from_the_cache_when_all_of_it_is_there(
     try:
         with ended(cache.with_name("small")) as small:
             origin.set_defaults({"path": small, "size": size // 2})
-            with pytest.raises(TargetError):
+            with pytest.raises(LoadersError):
                 load(f"{proxy.endpoint}/bucket/packed")
             assert not proxy.requests(".lmdb")
 
