@@ -7,12 +7,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from loaders.text import describe_size, in_seconds, number
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 Bound = Literal["storage", "cpu", "memory", "gil", "transfer", "finish", "step", "overhead"]
 SMALL_STALL = 0.05
@@ -80,25 +77,24 @@ class Verdict:
     sentence: str  # the same in words
     advice: str  # what to do
     limits: dict[str, float]  # Samples/s that each part, run alone, would allow, the lowest first
-    changes: list[Change]  # what helps, the most helpful first
+    change: Change | None  # other settings that help
 
     def __str__(self) -> str:
         return f"verdict: {self.sentence}\nDo: {self.advice}"
 
 
-def judge(facts: Facts, changes: Sequence[Change] = ()) -> Verdict:
-    """Return the verdict on a run."""
+def judge(facts: Facts, change: Change | None = None) -> Verdict:
+    """Return the verdict on a run, beside which other settings may have been measured."""
     limits = dict(sorted(limits_of(facts).items(), key=lambda item: item[1]))
     bound = _bound(facts, limits)
-    useful = sorted((c for c in changes if c.is_worth_it), key=lambda c: -c.gain)
-    if bound == "step":
-        useful, changes = [], []
+    if bound == "step" or (change is not None and not change.is_worth_it):
+        change = None
     said = _SAID[bound].format_map(_words(bound, facts, limits))
     if facts.available < BUSY:
         taken = f"{1 - facts.available:.0%}"
         said = f"Other work took {taken} of the cores meanwhile: measure again on a quiet machine. {said}"
-    advice = f"{useful[0]}" if useful else _advice(bound, facts)
-    return Verdict(bound, said, advice, limits, useful)
+    advice = _advice(bound, facts) if change is None else str(change)
+    return Verdict(bound, said, advice, limits, change)
 
 
 def limits_of(facts: Facts) -> dict[str, float]:

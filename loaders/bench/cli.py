@@ -240,7 +240,7 @@ def _judge(target: MeasuredDataset, sweep: Sweep, args: argparse.Namespace) -> _
     if isinstance(target.dataset, BatchDataset):
         loader = DataLoader(target.dataset, best.batch_size, rank=0, world_size=1)
         usual = replace(usual, num_workers=loader.num_workers)
-    return judge(found.facts, sweep.changes_from(usual)), found
+    return judge(found.facts, sweep.change_from(usual)), found
 
 
 def _device(args: argparse.Namespace) -> torch.device | None:
@@ -261,8 +261,6 @@ def _verdict_text(config: Config, verdict: Verdict, found: Analysis) -> str:
         lines.append(
             f"with your step: {rate} samples/s, {stalled:.0%} of the time waiting for data"
         )
-    if verdict.changes:
-        lines += ["changes, most helpful first:", *(f"  {change}" for change in verdict.changes)]
     return "\n".join([*lines, "", str(verdict)])
 
 

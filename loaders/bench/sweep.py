@@ -68,16 +68,16 @@ class Sweep:
         what = f"{self.num_samples} samples are too few to measure: an epoch takes {took:.2g} s"
         return [f"{what}, most of it the start of the workers, and all of it comes from caches"]
 
-    def changes_from(self, usual: Config) -> list[Change]:
+    def change_from(self, usual: Config) -> Change | None:
         """Return what the chosen settings gain over those that a loader has by default, where both were measured."""
         before, best = next((r for r in self.sound if r.config == usual), None), self.best
         if before is None or best.config == usual:
-            return []
+            return None
         now, old = best.config.arguments(), usual.arguments()
         changed = {name: value for name, value in now.items() if old.get(name) != value}
         what = f"{as_arguments(changed)} instead of num_workers={usual.num_workers}"
         (slow, quick), (best_slow, best_quick) = before.spread, best.spread
-        return [Change(what, best.rate / before.rate, (best_slow / quick, best_quick / slow))]
+        return Change(what, best.rate / before.rate, (best_slow / quick, best_quick / slow))
 
 
 def worker_counts(cores: int) -> list[int]:

@@ -86,7 +86,7 @@ def test_json_has_every_figure_and_repeat_and_the_verdict(
     assert [result["num_workers"] for result in found["results"]] == [0, 1]
     assert all(len(result["samples_per_s_repeats"]) == 3 for result in found["results"])
     assert found["chosen"] in [{k: r[k] for k in found["chosen"]} for r in found["results"]]
-    assert set(found["verdict"]) == {"bound", "sentence", "advice", "limits", "changes"}
+    assert set(found["verdict"]) == {"bound", "sentence", "advice", "limits", "change"}
     assert "cpu" in found["verdict"]["limits"]
     assert list(found["stages"])[:2] == ["read", "decode"]
     assert found["facts"]["rate"] == max(
@@ -123,7 +123,7 @@ def test_what_the_sweep_shows_comes_with_the_verdict(capsys: pytest.CaptureFixtu
     assert main(["tests.bench.constructed:Sleeps", *options]) == 0
 
     out = capsys.readouterr().out
-    said = "changes, most helpful first:\n  num_workers=4 instead of num_workers=0: "
+    said = "Do: num_workers=4 instead of num_workers=0: "
     assert said in out
     assert float(out.partition(said)[2].split("x")[0]) > 1.2
 

@@ -87,27 +87,28 @@ def test_few_samples_that_are_read_at_once_are_too_few_to_measure(
 @pytest.mark.parametrize(
     ("usual", "told"),
     [
-        (Config(0, 64, "thread"), ["num_workers=2 instead of num_workers=0: 3x (2.99 to 3)"]),
+        (Config(0, 64, "thread"), "num_workers=2 instead of num_workers=0: 3x (2.99 to 3)"),
         (
             Config(0, 64, "process"),
-            ["num_workers=2, backend='thread' instead of num_workers=0: 3x (2.99 to 3)"],
+            "num_workers=2, backend='thread' instead of num_workers=0: 3x (2.99 to 3)",
         ),
-        (Config(2, 64, "thread"), []),  # that is what was chosen
-        (Config(1, 32, "thread"), []),  # that was not measured
+        (Config(2, 64, "thread"), "None"),  # that is what was chosen
+        (Config(1, 32, "thread"), "None"),  # that was not measured
     ],
 )
-def test_the_sweep_shows_what_the_chosen_settings_gain(usual: Config, told: list[str]) -> None:
-    assert [str(change) for change in a_sweep().changes_from(usual)] == told
+def test_the_sweep_shows_what_the_chosen_settings_gain(usual: Config, told: str) -> None:
+    assert str(a_sweep().change_from(usual)) == told
 
 
 def test_every_setting_that_differs_is_named() -> None:
     old, new = Config(0, 8, "thread"), Config(1, 16, "thread", 4)
 
-    changes = Sweep("d", [a_result(old), a_result(new)]).changes_from(old)
+    change = Sweep("d", [a_result(old), a_result(new)]).change_from(old)
 
-    assert [change.what for change in changes] == [
+    assert change is not None
+    assert change.what == (
         "num_workers=1, batch_size=16, prefetch_factor=4 instead of num_workers=0"
-    ]
+    )
 
 
 def test_ranges_that_overlap_are_not_worth_a_change() -> None:
@@ -115,7 +116,8 @@ def test_ranges_that_overlap_are_not_worth_a_change() -> None:
     sweep = a_sweep()
     sweep.results[0].runs[0].samples_per_s = 3000.0
 
-    (change,) = sweep.changes_from(Config(0, 64, "thread"))
+    change = sweep.change_from(Config(0, 64, "thread"))
 
+    assert change is not None
     assert change.between == (1.0, 3002 / 1001)
     assert not change.is_worth_it
