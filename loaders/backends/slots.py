@@ -18,8 +18,6 @@ import mmap
 import os
 import pickle
 import threading
-import weakref
-from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -67,8 +65,7 @@ class SharedSlots(Slots):
         self._memory = _SharedFile(fd)
         self._lock = threading.Lock()
         self._end = 0
-        # Slots that are not removed yet: bytes and place.
-        self._dead = deque[tuple[int, int]]()
+        self._made = Leases[tuple[int, int]]()  # place and bytes of each slot
         self._held: dict[int, Any] = {}  # storages by place, that the trainer has
         self._changes: list[tuple[int, int]] = []
 
@@ -106,12 +103,12 @@ class SharedSlots(Slots):
             self._changes.append((place, size))
         slot = self._memory.array(place, size)
         collapse(slot)
-        weakref.finalize(slot, self._dead.append, (size, place)).atexit = False
+        self._made.watch(slot, (place, size))
         return slot
 
     def _collect(self) -> None:
-        while self._dead:
-            size, place = self._dead.popleft()
+        while (dead := self._made.pop()) is not None:
+            place, size = dead
             self._memory.remove(place, size)
             self._changes.append((place, 0))
 
