@@ -108,16 +108,13 @@ class LoaderOptions:
     stall_warning_s: float = 60.0
 
     def __post_init__(self) -> None:
-        self._keep("dataset", _checked_dataset(unwrap(self.dataset)))
-        self._keep("batch_sampler", without_ignite(self.batch_sampler))
+        object.__setattr__(self, "dataset", _checked_dataset(unwrap(self.dataset)))
+        object.__setattr__(self, "batch_sampler", without_ignite(self.batch_sampler))
         self._check_values()
-        self._keep("device", None if self.device is None else as_device(self.device))
+        object.__setattr__(self, "device", None if self.device is None else as_device(self.device))
         if not self.has_own_order:
             _check_foreign_order(self)
         _ = self.chosen_backend, self.chosen_seed, self.chosen_workers  # refused now, not later
-
-    def _keep(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)
 
     def _check_values(self) -> None:
         for name in ("collate_fn", "worker_init_fn"):
@@ -130,9 +127,9 @@ class LoaderOptions:
                 is_whole = hasattr(number, "__index__") and not isinstance(number, bool)
                 if name == "batch_size" and not is_whole:  # torch's kind of error
                     raise ValueError(f"batch_size must be a whole number, got {shown(number)}")
-                self._keep(name, whole_number(name, number, at_least=1))
+                object.__setattr__(self, name, whole_number(name, number, at_least=1))
         ahead = whole_number("device_prefetch", self.device_prefetch, at_least=0)
-        self._keep("device_prefetch", ahead)
+        object.__setattr__(self, "device_prefetch", ahead)
         real_number("timeout", self.timeout, at_least=0)
         real_number("stall_warning_s", self.stall_warning_s, at_least=0)
         one_of("augment_on", self.augment_on, ("auto", "host", "device"))

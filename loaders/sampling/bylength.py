@@ -88,7 +88,7 @@ class ByLength(Computed):
             raise ValueError(
                 f"{what}, above max_tokens={self.max_tokens}: raise that, or leave out such samples"
             )
-        self._keep("lengths", lengths)
+        object.__setattr__(self, "lengths", lengths)
 
     @property
     def _kind(self) -> str:  # type: ignore[override]

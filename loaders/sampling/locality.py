@@ -171,10 +171,10 @@ class Lanes(Computed):
             raise ValueError(f"shards must be numbers of samples, got {shown(self.shards)}")
         if members is not None and len(members) != sizes.sum():
             raise ValueError(f"shards have {sizes.sum()} samples, members are {len(members)}")
-        self._keep("shards", sizes.astype(np.int64))
-        self._keep("members", members)
+        object.__setattr__(self, "shards", sizes.astype(np.int64))
+        object.__setattr__(self, "members", members)
         if self.num_lanes is None:
-            self._keep("num_lanes", default_lanes(int(np.count_nonzero(sizes))))
+            object.__setattr__(self, "num_lanes", default_lanes(int(np.count_nonzero(sizes))))
         super().__post_init__()
         whole_number("the number of samples", self.length, below=1 << 53)
 

@@ -92,8 +92,8 @@ class MixtureOrder(Computed):
         weights = tuple(weights) if is_schedule(self.weights) else phases[0].weights
         super().__post_init__()
         check_stop(self.stop)
-        self._keep("sizes", sizes)
-        self._keep("weights", weights)
+        object.__setattr__(self, "sizes", sizes)
+        object.__setattr__(self, "weights", weights)
         whole_number("the samples of an epoch", self.length, at_least=0, below=1 << 40)
         assert self._runs  # made now, which says whose turn never comes
 

@@ -69,10 +69,7 @@ class Computed(ABC):
         for name, limits in self._numbers.items():
             if (value := getattr(self, name)) is not None:
                 most: Any = {"at_least": limits.start, "below": limits.stop}
-                self._keep(name, whole_number(name, value, **most))
-
-    def _keep(self, name: str, value: Any) -> None:
-        object.__setattr__(self, name, value)
+                object.__setattr__(self, name, whole_number(name, value, **most))
 
     @property
     def length(self) -> int:

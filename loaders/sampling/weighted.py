@@ -58,7 +58,7 @@ class Balanced(Computed):
         labels = frozen_copy(self.labels, "labels", "dataset.column('label')")
         if not labels.size:
             raise ValueError("labels must have at least one entry, got none")
-        self._keep("labels", labels)
+        object.__setattr__(self, "labels", labels)
         super().__post_init__()
 
     def at(self, epoch: int, positions: Int64s) -> tuple[Int64s, Int64s]:
@@ -152,7 +152,7 @@ class Weighted(Computed):
                 f"num_samples must be at most {num} without replacement (the weights above 0), "
                 f"got {self.num_samples}"
             )
-        self._keep("weights", weights)
+        object.__setattr__(self, "weights", weights)
 
     def at(self, epoch: int, positions: Int64s) -> tuple[Int64s, Int64s | None]:
         ranks = permute(positions, self.num_samples, order_key(self.seed, epoch, PLACES))
