@@ -79,7 +79,7 @@ class _Strengths:
             strength = strength * signs[rows] if is_signed else strength
             if kind == Kind.WARP:
                 matrices = self._matrices(name, strength, sizes[rows])
-                edits.values[rows, 0] = as_values(matrices, op.interpolation, op.fill)
+                edits.values[rows, 0] = as_values(matrices, op.interpolation, op.fill or 0)
             elif name == "Posterize":
                 edits.values[rows, 0, 0] = np.rint(
                     self.bits[0] + (self.bits[1] - self.bits[0]) * share[rows]
@@ -131,7 +131,6 @@ class RandAugment(PixelOp):
         whole_number("num_ops", self.num_ops, at_least=0)
         whole_number("num_magnitude_bins", self.num_magnitude_bins, at_least=1)
         whole_number("magnitude", self.magnitude, at_least=0, below=self.num_magnitude_bins)
-        object.__setattr__(self, "fill", self.fill or 0)
         check_shared(self)
         object.__setattr__(self, "num_draws", 2 * self.num_ops)
 
@@ -165,7 +164,6 @@ class TrivialAugmentWide(PixelOp):
 
     def __post_init__(self) -> None:
         whole_number("num_magnitude_bins", self.num_magnitude_bins, at_least=1)
-        object.__setattr__(self, "fill", self.fill or 0)
         check_shared(self)
 
     def edit(self, draws: Floats, sizes: Ints) -> Edits:
@@ -214,7 +212,6 @@ class AugMix(PixelOp):
         whole_number("mixture_width", self.mixture_width, at_least=1)
         whole_number("chain_depth", self.chain_depth)
         real_number("alpha", self.alpha, at_least=1e-3)
-        object.__setattr__(self, "fill", self.fill or 0)
         check_shared(self)
         chains = self.mixture_width * (1 + 3 * self._depth)
         num = (2 + self.mixture_width) * _GAMMA_DRAWS + chains
