@@ -86,7 +86,7 @@ class Store:
         self._num_samples = int(self.ends[-1])
         largest = self.shards[int(sizes.argmax())]
         check_memory(_ROW_BYTES * self._num_samples, largest.path, self._num_samples)
-        self._find = ShardFinder(self.ends)
+        self.shards_of = ShardFinder(self.ends)
         self._given_runs = runs
         origins = (shard.origin for shard in self.shards if isinstance(shard, RemoteShard))
         self.remotes = list(dict.fromkeys(origins))  # what shards at URLs are fetched by
@@ -185,10 +185,6 @@ class Store:
                 ahead.start()
                 stack.callback(ahead.close)
             yield
-
-    def shards_of(self, indices: Indices) -> Indices:
-        """Return the shard number of each sample."""
-        return self._find(indices)
 
     def place(self, index: int) -> tuple[Path, int]:
         """Return the file of one sample and its row there."""
