@@ -58,15 +58,8 @@ class BatchJob:
             self.plan.prefetch(self.request)
 
     def run(self, part: int) -> None:
-        """Read one range of samples."""
-        self.read(*self._rows(part))
-
-    def _rows(self, part: int) -> tuple[int, int]:
-        first = part * self._part_rows
-        return first, min(first + self._part_rows, len(self.request))
-
-    def read(self, first: int, last: int) -> None:
-        """Read some samples, on any thread; bad ones are replaced if the dataset says so."""
+        """Read one range of samples, on any thread; bad ones are replaced if the dataset says so."""
+        first, last = self._rows(part)
         try:
             self.prefetch()
             self._read(first, last)
@@ -78,6 +71,10 @@ class BatchJob:
         if self.plan.transforming is not None:
             with self.plan.transforming.process_kept():
                 self._transform(self.plan.transforming, first, last)
+
+    def _rows(self, part: int) -> tuple[int, int]:
+        first = part * self._part_rows
+        return first, min(first + self._part_rows, len(self.request))
 
     def _begin(self) -> list[list[Any]]:
         """Take memory when the work begins: by then an earlier batch may have given its own back."""
