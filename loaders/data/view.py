@@ -25,7 +25,7 @@ from loaders.data.remote_columns import with_column
 from loaders.data.shards import FileShard, open_manifest
 from loaders.data.store import ShardRuns, Store
 from loaders.division import check_strata, divide, divide_by_key
-from loaders.errors import CodecError, LoadersError, SampleError, SchemaError
+from loaders.errors import CodecError, LoadersError, SampleError, SchemaError, ShardError
 from loaders.remote.url import URL
 from loaders.schema import Image, Label, Mask, Schema, Text
 from loaders.schema.tables import find_column
@@ -269,11 +269,15 @@ class View:
         try:
             return self.codec(name).decode(record)
         except CodecError as error:
-            raise self._error(position, name, error) from error
+            raise self.sample_error(position, f"field {name!r}: {error}") from error
 
-    def _error(self, position: int, name: str, error: CodecError) -> SampleError:
+    def sample_error(self, position: int, what: str | LoadersError) -> SampleError:
+        """Return the error of a sample that cannot be served, with its place and key."""
         path, row = self.place(position)
-        return SampleError(f"field {name!r}: {error}", position, path, row, self.key(position))
+        cause = what.beside(path, row) if isinstance(what, ShardError) else str(what)
+        error = SampleError(cause, position, path, row, self.key(position))
+        error.__cause__ = what if isinstance(what, LoadersError) else None
+        return error
 
     def sizes(
         self,
@@ -299,7 +303,7 @@ class View:
                 try:
                     sizes[position] = _size(codec, record)
                 except CodecError as error:
-                    raise self._error(position, name, error) from error
+                    raise self.sample_error(position, f"field {name!r}: {error}") from error
             if report is not None:
                 report(len(positions))
         return sizes

@@ -103,7 +103,7 @@ def _size(dataset: PackedDataset[Any], record: bytes, index: int) -> tuple[int, 
     try:
         return picture_size(record, pixels_within(dataset.max_picture_mb))
     except CodecError as error:
-        raise dataset.plan.sample_error(int(index), error) from error
+        raise dataset.view.sample_error(int(index), error) from error
 
 
 def _decoded(dataset: PackedDataset[Any], finish: JpegFinish, files: Files) -> list[torch.Tensor]:
@@ -114,7 +114,7 @@ def _decoded(dataset: PackedDataset[Any], finish: JpegFinish, files: Files) -> l
             try:
                 finish.decode_on_host(record)
             except CodecError as error:
-                raise dataset.plan.sample_error(index, error) from error
+                raise dataset.view.sample_error(index, error) from error
         raise
 
 

@@ -94,7 +94,7 @@ def test_it_lies_where_the_dataset_lies() -> None:
 def test_it_tells_how_many_samples_were_replaced() -> None:
     whole = dataset()
     for index in range(3):
-        whole.plan.bad.note(whole.plan.sample_error(index, "bad"), range(100))
+        whole.plan.bad.note(whole.plan.samples.sample_error(index, "bad"), range(100))
 
     assert AsTheyAre(whole).num_replaced == 3
 
@@ -120,7 +120,7 @@ def test_numbers_beyond_int64_are_no_samples_from_the_end() -> None:
 
 def test_threads_that_replace_samples_lose_no_count() -> None:
     samples = dataset()
-    error = samples.plan.sample_error(3, "bad")
+    error = samples.plan.samples.sample_error(3, "bad")
     interval = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
 
@@ -140,7 +140,7 @@ def test_threads_that_replace_samples_lose_no_count() -> None:
 
 def test_a_half_counts_what_it_replaced_as_its_dataset_does() -> None:
     samples = dataset(augment=[augment.RandomCrop(4)])
-    error = samples.plan.sample_error(3, "bad")
+    error = samples.plan.samples.sample_error(3, "bad")
 
     half, _ = moving_halves(samples)
     half.plan.bad.note(error, range(100))

@@ -851,7 +851,9 @@ def test_a_bad_sample_says_each_thing_once(damaged: Path) -> None:
     with pytest.raises(SampleError) as caught:
         ShardDataset(damaged, fields=["image"])[5]
     assert str(caught.value).startswith(f"sample 5 ({path}, row {row}): the shard is missing. Run")
-    elsewhere = str(dataset.plan.sample_error(5, ShardError("it is cut", path, 0, "image")))
+    elsewhere = str(
+        dataset.plan.samples.sample_error(5, ShardError("it is cut", path, 0, "image"))
+    )
     assert elsewhere.endswith("): field image, row 0: it is cut.")
 
 

@@ -200,7 +200,7 @@ def _plan_pixels(
             try:
                 pixels = np.frombuffer(encode(decode(record)), np.uint8)
             except CodecError as error:
-                raise dataset.plan.sample_error(i, error) from error
+                raise dataset.view.sample_error(i, error) from error
             column.row(i)[:] = pixels
 
     return ColumnToLoad(raw, lengths, fill, rows.pieces(_PICTURES), num_threads)

@@ -101,12 +101,12 @@ class BatchJob:
                 # No name for the error: its traceback holds this frame, and the two would keep the loader alive.
                 # A store that does not answer has no bad samples.
                 if not self.plan.is_replacing or isinstance(cause, RemoteError | CacheError):
-                    raise self.plan.sample_error(index, cause) from cause
+                    raise self.plan.samples.sample_error(index, cause) from cause
                 others = self.plan.bad.others(index, len(self.plan.samples))
-                self.plan.bad.note(self.plan.sample_error(index, cause), others)
+                self.plan.bad.note(self.plan.samples.sample_error(index, cause), others)
             with self._lock:  # other threads replace samples of the same request
                 self._replace(position, attempt, others)
-        raise self.plan.sample_error(
+        raise self.plan.samples.sample_error(
             index, "it was chosen to replace a bad sample, and is bad too"
         )
 
@@ -135,7 +135,7 @@ class BatchJob:
                 made = self._transformed[i] = transform(sample, seed)
             except Exception as error:
                 index = int(self.request.indices[i])
-                error.add_note(str(self.plan.sample_error(index, "in its transform")))
+                error.add_note(str(self.plan.samples.sample_error(index, "in its transform")))
                 raise
             for name in self._equal:
                 if getattr(made, name, None) is not getattr(sample, name):

@@ -11,7 +11,6 @@ import numpy as np
 from loaders import augment
 from loaders.augment.geometry import Geometry, Known
 from loaders.augment.planning import draw_geometry, every_op
-from loaders.data.finder import Rows
 from loaders.errors import LoadersError, SchemaError
 from loaders.rng import key64, uniform
 from loaders.schema import Array, Boxes, Json, Keypoints, Mask
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from loaders.data.finder import Rows
     from loaders.data.view import View
     from loaders.datasets.reading.request import Request
     from loaders.schema import Field
@@ -168,8 +168,7 @@ def boxes_of(request: Request, first: int, last: int) -> Sequence[npt.NDArray[np
 
 
 def _boxes(request: Request, first: int, last: int) -> list[npt.NDArray[np.float32]]:
-    view = request.plan.view
-    assert view is not None
+    view = request.plan.samples
     name = first_boxes(view.schema.fields)
     assert name is not None
     records = view.store.records(name, request.rows_of(first, last))
@@ -179,8 +178,7 @@ def _boxes(request: Request, first: int, last: int) -> list[npt.NDArray[np.float
 def _draw_points(
     ops: Sequence[Any], number: int, request: Request, first: int, last: int
 ) -> list[Floats | None]:
-    view = request.plan.view
-    assert view is not None
+    view = request.plan.samples
     indices, rows = request.numbers[first:last], request.rows_of(first, last)
     draws = np.zeros_like(indices) if request.draws is None else request.draws[first:last]
     found: list[Floats | None] = []
@@ -202,7 +200,7 @@ def _points(view: View, name: str, rows: Rows, chosen: Floats) -> Floats:
     assert num_axes
     points = np.full((len(chosen), num_axes), np.nan)
     wanted = np.flatnonzero(chosen >= 0)
-    records = view.store.records(name, Rows(rows.indices[wanted], rows.shards[wanted]))
+    records = view.store.records(name, rows[wanted])
     for row, record in zip(wanted.tolist(), records, strict=True):
         labels = codec.decode(record) != 0
         labels = labels.any(axis=tuple(range(labels.ndim - num_axes)))

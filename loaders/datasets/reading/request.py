@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from loaders.data.finder import Rows
-from loaders.errors import LoadersError, SampleError, ShardError, StaleDatasetError
+from loaders.errors import LoadersError, SampleError, StaleDatasetError
 from loaders.system.locks import ForkLock
 
 if TYPE_CHECKING:
@@ -310,16 +310,6 @@ class ReadPlan:
         """The view, where there is one."""
         assert self.view is not None
         return self.view
-
-    # -- errors ------------------------------------------------------------------------------------
-
-    def sample_error(self, index: int, what: str | LoadersError) -> SampleError:
-        """Return the error of a sample that cannot be served, with its place and key."""
-        path, row = self.samples.place(index)
-        cause = what.beside(path, row) if isinstance(what, ShardError) else str(what)
-        error = SampleError(cause, index, path, row, self.samples.key(index))
-        error.__cause__ = what if isinstance(what, LoadersError) else None
-        return error
 
 
 class SamplesReader(Reader):
