@@ -187,11 +187,7 @@ DATASETS: list[Case] = [
     (lambda g: Mixture([g.ram] * 2, stop=0), ValueError, "stop must be at least 1, got 0"),
     (lambda g: Mixture([g.ram] * 2, stop=None), TypeError, "stop must be a whole number"),
     (lambda g: Mixture([g.ram] * 2, weights=3), TypeError, "one number per source, got 3"),
-    (
-        lambda g: Mixture([g.ram] * 2, weights=["a", 1]),
-        TypeError,
-        r"weights\[0\] must be a number",
-    ),
+    (lambda g: Mixture([g.ram] * 2, weights=["a", 1]), TypeError, "weights must be numbers, got"),
     (lambda g: Mixture([g.ram] * 2, weights=[1]), ValueError, "2 sources and 1 weights"),
     (lambda g: Mixture([g.ram] * 2, batch_from="two"), ValueError, "batch_from must be 'all'"),
     (lambda g: TokenWindows(3), TypeError, "path must be the folder"),

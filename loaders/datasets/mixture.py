@@ -8,7 +8,7 @@ import numpy as np
 import torch
 import xxhash
 
-from loaders.checks import Settled, as_list, one_of, real_number, shown
+from loaders.checks import Settled, as_list, one_of, shown
 from loaders.datasets.base import BatchDataset, SamplesOf, check_stored
 from loaders.datasets.interleave import Sources
 from loaders.datasets.joining import check_meaning
@@ -16,7 +16,7 @@ from loaders.datasets.packed import PackedDataset, concat
 from loaders.datasets.views import serves_stored, unwrap
 from loaders.errors import NoValueError, SchemaError
 from loaders.sampling.mixture import MixtureOrder, Stop, check_stop
-from loaders.sampling.phases import as_phases, is_schedule
+from loaders.sampling.phases import is_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -101,15 +101,11 @@ class Mixture(Settled, SamplesOf[BatchDataset]):
         one_of("batch_from", batch_from, ("all", "one"))
         sizes = [len(source) for source in self.sources]
         chosen = sizes if weights is None else as_list("weights", weights, "one number per source")
-        self.weights: Any = (
-            tuple((phase.begin, tuple(phase.weights.tolist())) for phase in as_phases(chosen))
-            if is_schedule(chosen)
-            else tuple(float(real_number(f"weights[{i}]", w)) for i, w in enumerate(chosen))
-        )
         check_stop(stop)
         self.stop, self.batch_from = stop, batch_from
         # says now what is wrong with the weights, and with the epoch where the batch size has no say
-        MixtureOrder(sizes, self.weights, stop if batch_from == "all" else 1 << 39)
+        kept: Any = MixtureOrder(sizes, chosen, stop if batch_from == "all" else 1 << 39).weights
+        self.weights: Any = kept if is_schedule(kept) else tuple(kept.tolist())
         _check_alike(self.sources)
         self._ends = np.cumsum(sizes, dtype=np.int64)
         super().__init__(self._read_as())
