@@ -18,7 +18,7 @@ from loaders.sampling.order import (
     frozen_copy,
     order_key,
 )
-from loaders.sampling.permutation import check_positions, permute
+from loaders.sampling.permutation import check_positions, permute, spans
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -130,9 +130,8 @@ class ByLength(Computed):
         batches = permute(np.arange(num), num, order_key(self.seed, epoch, BLOCKS))
         begins = (np.cumsum(sizes) - sizes)[batches]
         sizes = sizes[batches]
-        ends = np.cumsum(sizes)
-        places = np.repeat(begins - ends + sizes, sizes) + np.arange(self.length)
-        return members[places], np.concatenate([np.zeros(1, np.int64), ends])
+        starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+        return members[spans(begins, sizes)], starts
 
     @cached_property
     def _buckets(self) -> tuple[Int64s, Int64s, Int64s]:

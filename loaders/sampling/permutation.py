@@ -109,6 +109,12 @@ class Permutations:
         return found
 
 
+def spans(begins: Int64s, counts: Int64s) -> Int64s:
+    """Return numbers in a row, so many from each begin on, one row behind the other."""
+    ends = np.cumsum(counts)
+    return np.repeat(begins - (ends - counts), counts) + np.arange(int(counts.sum()))
+
+
 def distinct(numbers: Int64s) -> tuple[Int64s, Int64s]:
     """Return the distinct ones of some numbers, ascending, and where each is among them."""
     if not numbers.size:

@@ -18,6 +18,7 @@ import torch
 
 from loaders.datasets.reading.request import SamplesReader
 from loaders.datasets.reading.samples import SampleBatch, batch_type, sample_type
+from loaders.sampling.permutation import spans
 from loaders.schema.tokens import IGNORED
 
 if TYPE_CHECKING:
@@ -53,12 +54,10 @@ class DocumentPlan:
         self.bounds = np.concatenate([np.zeros(1, np.int64), np.cumsum(parts)])
         self.num_windows, self.num_tokens = len(parts), int(self.lengths.sum())
 
-    def parts_of(self, windows: Indices) -> tuple[Indices, Indices, Indices]:
-        """Return which parts some windows have, where these start, and their tokens."""
+    def parts_of(self, windows: Indices) -> tuple[Indices, Indices]:
+        """Return which parts some windows have, and how many each has."""
         counts = self.bounds[windows + 1] - self.bounds[windows]
-        firsts = np.cumsum(counts) - counts
-        parts = np.repeat(self.bounds[windows] - firsts, counts) + np.arange(int(counts.sum()))
-        return parts, self.starts[parts], self.lengths[parts]
+        return spans(self.bounds[windows], counts), counts
 
 
 @dataclass(frozen=True)
@@ -75,9 +74,8 @@ class DocumentReader(SamplesReader):
     def make(self, request: Request, memory: Memory) -> DocumentBatch:
         """Read and lay out all windows of a batch."""
         plan, windows, n = self.plan, request.indices, len(request)
-        counts = plan.bounds[windows + 1] - plan.bounds[windows]
-        firsts = np.cumsum(counts) - counts
-        parts, _, lengths = plan.parts_of(windows)
+        parts, counts = plan.parts_of(windows)
+        firsts, lengths = np.cumsum(counts) - counts, plan.lengths[parts]
         row = np.repeat(np.arange(n), counts)
         fills = np.bincount(row, lengths, n).astype(np.int64)
         tokens, targets = self._read(parts, lengths)

@@ -16,6 +16,7 @@ import torch
 
 from loaders.data.columns import FixedColumn, VarColumn
 from loaders.errors import SchemaError, ShardError
+from loaders.sampling.permutation import spans
 from loaders.schema import Tokens
 from loaders.schema.tokens import DOCUMENT_ENDS, NUM_TOKENS, TOKENS
 
@@ -76,7 +77,7 @@ class TokenStream:
     def shards_of(self, starts: Indices, stops: Indices) -> Indices:
         """Return the shards of the store that some ranges of tokens lie in."""
         first, last = self._runs_of(starts), self._runs_of(np.maximum(stops - 1, starts))
-        return self._shards[np.unique(_spans(first, last))]
+        return self._shards[np.unique(spans(first, last - first + 1))]
 
     @property
     def shard_ends(self) -> Indices:
@@ -160,7 +161,8 @@ class TokenStream:
     def _cut(self, starts: Indices, stops: Indices) -> tuple[Indices, Indices, Indices]:
         """Cut ranges where runs end; return the run of each piece, its first position, and its length."""
         firsts, lasts = self._runs_of(starts), self._runs_of(stops - 1)
-        runs, counts = _spans(firsts, lasts), lasts - firsts + 1
+        counts = lasts - firsts + 1
+        runs = spans(firsts, counts)
         starts = np.maximum(np.repeat(starts, counts), self._firsts[runs])
         return runs, starts, np.minimum(np.repeat(stops, counts), self._lasts[runs]) - starts
 
@@ -179,7 +181,7 @@ class TokenStream:
             return
         firsts = np.searchsorted(self._row_starts, starts, "right") - 1
         lasts = np.searchsorted(self._row_starts, stops - 1, "right") - 1
-        rows = self._store.rows(np.unique(_spans(firsts, lasts)))
+        rows = self._store.rows(np.unique(spans(firsts, lasts - firsts + 1)))
         self._store.field(self._column).prefetch(rows)
         self._store.field(self._column).verify(rows)
 
@@ -191,13 +193,6 @@ def _copy(found: Found, addresses: Indices, out: npt.NDArray[np.uint8]) -> None:
         out[...] = window.rows[addresses]
         return  # torch would wait for threads of its own, for so little
     window.copy(addresses, out)
-
-
-def _spans(firsts: Indices, lasts: Indices) -> Indices:
-    """Return all numbers from each first to its last one."""
-    lengths = lasts - firsts + 1
-    ends = np.cumsum(lengths)
-    return np.repeat(firsts - (ends - lengths), lengths) + np.arange(int(lengths.sum()))
 
 
 def _values(column: VarColumn, dtype: str) -> tuple[Indices, Indices]:

@@ -340,7 +340,8 @@ class TokenWindows(Settled, BatchDataset):
 
     def shards_read(self, indices: Indices) -> tuple[Indices, ...]:
         if self._documents is not None:
-            starts, lengths = self._documents.parts_of(indices)[1:]
+            parts, _ = self._documents.parts_of(indices)
+            starts, lengths = self._documents.starts[parts], self._documents.lengths[parts]
         else:
             starts = self.span[0] + indices * self.stride
             lengths = np.minimum(self.length + 1, self.span[1] - starts)
