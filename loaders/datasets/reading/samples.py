@@ -175,11 +175,13 @@ def _rebuild(
 class SampleBatch(Sequence[Any]):
     """A batch that can also be read sample by sample: what ``dataset.__getitems__`` returns.
 
-    Our ``collate`` takes ``batch`` as it is; any other function sees a sequence of samples.
+    Our ``collate`` takes ``batch`` as it is; any other function sees a sequence of samples. These are made of ``rows``,
+    where something in the batch belongs to all of it.
     """
 
-    def __init__(self, batch: Any, num_samples: int) -> None:
+    def __init__(self, batch: Any, num_samples: int, rows: Any = None) -> None:
         self.batch, self._num_samples = batch, num_samples
+        self._rows = batch if rows is None else rows
 
     def __len__(self) -> int:
         return self._num_samples
@@ -189,10 +191,7 @@ class SampleBatch(Sequence[Any]):
             return [self[k] for k in range(*i.indices(len(self)))]
         if not -len(self) <= i < len(self):
             raise IndexError(f"sample {i} of a batch of {len(self)}")
-        return self._sample(i)
-
-    def _sample(self, i: int) -> Any:
-        return sample_of(self.batch, i)
+        return sample_of(self._rows, i)
 
     def __iter__(self) -> Iterator[Any]:
         return (self[i] for i in range(len(self)))

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from loaders.datasets.reading.request import SamplesReader
-from loaders.datasets.reading.samples import SampleBatch, batch_type, sample_type
+from loaders.datasets.reading.samples import SampleBatch, batch_type
 from loaders.sampling.permutation import spans
 from loaders.schema.tokens import IGNORED
 
@@ -71,7 +71,7 @@ class DocumentReader(SamplesReader):
     labels: TokenStream | None = None  # where targets are that are not the tokens themselves
     what = "windows of documents"
 
-    def make(self, request: Request, memory: Memory) -> DocumentBatch:
+    def make(self, request: Request, memory: Memory) -> SampleBatch:
         """Read and lay out all windows of a batch."""
         plan, windows, n = self.plan, request.indices, len(request)
         parts, counts = plan.parts_of(windows)
@@ -85,14 +85,14 @@ class DocumentReader(SamplesReader):
         # Of padding, its position: it is a sequence, too.
         behind = np.arange(self.length) - fills[:, None]
         used = behind < 0
-        values = (
+        rows = (
             _laid(memory, "tokens", tokens, used, self.dtype, 0),
             _laid(memory, "targets", targets, used, self.dtype, IGNORED),
             _laid(memory, "position_ids", inside, used, np.dtype(np.int64), behind),
             _laid(memory, "document_ids", documents, used, np.dtype(np.int32), PADDING),
-            *self._bounds(at, row, fills),
         )
-        return DocumentBatch(batch_type(BATCH_FIELDS)._make(values), n)
+        whole = batch_type(BATCH_FIELDS)(*rows, *self._bounds(at, row, fills))
+        return SampleBatch(whole, n, batch_type(SAMPLE_FIELDS)(*rows))
 
     def _read(self, parts: Indices, lengths: Indices) -> tuple[Any, Indices]:
         """Return the tokens of some parts end to end, and what follows each in its document."""
@@ -144,15 +144,6 @@ def _laid(
         array[...] = rest
         array[used] = values
     return tensor
-
-
-class DocumentBatch(SampleBatch):
-    """A batch of windows; ``cu_seqlens`` and ``max_seqlen`` belong to all of it, not to a sample."""
-
-    def _sample(self, i: int) -> Any:
-        return sample_type(SAMPLE_FIELDS)(
-            *(values[i] for values in self.batch[: len(SAMPLE_FIELDS)])
-        )
 
 
 def fit_decreasing(lengths: Indices, size: int, fit: Fit) -> Indices:
