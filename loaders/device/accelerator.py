@@ -74,14 +74,6 @@ class StreamCopies(Accelerator):
         for tensor in tensors:
             tensor.record_stream(stream)
 
-    def done(self, event: Any) -> bool:
-        """Tell whether an event has happened, without waiting."""
-        return bool(event.query())
-
-    def synchronize(self, event: Any) -> None:
-        """Wait until it has."""
-        event.synchronize()
-
     def is_busy(self) -> bool:
         return not self._module.current_stream(self.device).query()
 

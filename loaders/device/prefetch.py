@@ -50,7 +50,7 @@ class Prefetcher:
         self._accelerator: Any = accelerator  # one that copies ahead has events
         self._ahead = ahead if accelerator.is_ahead else 0
         self._queue: deque[_Copied | Exception] = deque()  # an error in its place, or the end
-        self._held = _Held(accelerator, self._ahead + 1)
+        self._held = _Held(self._ahead + 1)
         self._release = weakref.finalize(self, self._held.clear)
 
     def __iter__(self) -> Prefetcher:
@@ -137,25 +137,25 @@ def _of_others(behind: TracebackType | None) -> TracebackType | None:
 class _Held:
     """Host batches that copies read, oldest first, each with the event behind its copies."""
 
-    def __init__(self, accelerator: Any, limit: int) -> None:
-        self._accelerator, self._limit = accelerator, limit
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
         self.batches: deque[tuple[Any, Any]] = deque()
 
     def sweep(self) -> None:
         """Let go of those whose copies are done."""
-        while self.batches and self._accelerator.done(self.batches[0][0]):
+        while self.batches and self.batches[0][0].query():
             self.batches.popleft()
 
     def make_room(self) -> None:
         """Wait for the oldest copies if too many batches are held."""
         self.sweep()
         while len(self.batches) >= self._limit:
-            self._accelerator.synchronize(self.batches[0][0])
+            self.batches[0][0].synchronize()
             self.batches.popleft()
 
     def clear(self) -> None:
         """Wait for all copies, and let go."""
         while self.batches:
             with suppress(RuntimeError):  # of a broken device: then nothing is read any more
-                self._accelerator.synchronize(self.batches[0][0])
+                self.batches[0][0].synchronize()
             self.batches.popleft()

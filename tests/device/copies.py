@@ -13,13 +13,22 @@ from loaders.device.accelerator import Accelerator
 class Event:
     """Done when its copies have run."""
 
-    def __init__(self, copies: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
-        self.copies, self.is_done = copies, False
+    def __init__(
+        self, name: str, copies: list[tuple[torch.Tensor, torch.Tensor]], log: list[str]
+    ) -> None:
+        self.name, self.copies, self.log, self.is_done = name, copies, log, False
 
     def happen(self) -> None:
         for target, source in self.copies:
             target.copy_(source)
         self.copies, self.is_done = [], True
+
+    def query(self) -> bool:
+        return self.is_done
+
+    def synchronize(self) -> None:
+        self.log.append(f"synchronize {self.name}")
+        self.happen()
 
 
 class ManualCopies(Accelerator):
@@ -53,7 +62,7 @@ class ManualCopies(Accelerator):
         return target
 
     def record(self) -> Event:
-        event = Event(self._started)
+        event = Event(str(len(self.events)), self._started, self.log)
         self._started = []
         self.events.append(event)
         self.log.append(f"copy {len(self.events) - 1}")
@@ -61,13 +70,6 @@ class ManualCopies(Accelerator):
 
     def wait(self, event: Event, tensors: list[torch.Tensor]) -> None:
         self.log.append(f"hand over {self.events.index(event)}, {len(tensors)} tensors")
-
-    def done(self, event: Event) -> bool:
-        return event.is_done
-
-    def synchronize(self, event: Event) -> None:
-        self.log.append(f"synchronize {self.events.index(event)}")
-        event.happen()
 
 
 def _alias(tensor: torch.Tensor) -> Any:
