@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from loaders import ShardDataset
+from loaders.data.manifest import read_manifest
 from loaders.remote import origin
 from packdata.cli import main
 from packdata.packed.remote import cache_report
@@ -53,6 +54,9 @@ def test_fetch_fills_the_cache_and_a_folder_and_cache_shows_and_clears_it(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     local = ShardDataset(packed / "bucket/packed")
+    assert main(["fetch", S3, *options]) == 0
+    files = {path.stem for path in (cache / "v2/shards").glob("??/*")}
+    assert files == {shard.xxh3_128 for shard in read_manifest(packed / "bucket/packed").shards}
     assert main(["fetch", S3, str(tmp_path / "here"), *options]) == 0
     assert ShardDataset(tmp_path / "here").fingerprint == local.fingerprint
     capsys.readouterr()

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 from loaders.data.manifest import read_manifest
-from loaders.data.shards import FileShard, open_manifest
+from loaders.data.shards import open_manifest
 from loaders.errors import CacheError, ManifestError, RemoteError
 from loaders.remote.folder import VERSION
 from loaders.remote.origin import origin_of
@@ -42,7 +43,7 @@ def fetch(place: Path, progress: Progress | None = None) -> tuple[int, int]:
     shown = progress or Quiet()
     with closing(shown), ThreadPoolExecutor(MAX_CONNECTIONS, "fetch") as pool:
         shown.start(manifest.size_bytes, 0)
-        for shard, _ in zip(shards, pool.map(FileShard.fetch, shards), strict=True):
+        for shard, _ in zip(shards, pool.map(methodcaller("fetch"), shards), strict=True):
             shown.advance(0, shard.info.size_bytes)
     return len(shards), manifest.size_bytes
 
