@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import uuid
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
 def publish_bytes(path: Path, data: bytes) -> None:
     """Write a file so that other processes, and a machine that lost power, see all or nothing."""
-    beside = path.with_name(f"{path.name}.tmp")
+    beside = path.with_name(f"{path.name}.{uuid.uuid4().hex}.tmp")  # others may write it, too
     try:
         with open(beside, "wb") as file:
             file.write(data)

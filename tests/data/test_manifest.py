@@ -3,6 +3,7 @@ import errno
 import json
 import os
 import pickle
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -148,7 +149,8 @@ def test_publishing_is_durable_before_it_is_visible(
     fsync, replace = os.fsync, os.replace
 
     def spy_fsync(fd: int) -> None:
-        steps.append(f"fsync {Path(os.readlink(f'/proc/self/fd/{fd}')).name}")
+        name = Path(os.readlink(f"/proc/self/fd/{fd}")).name
+        steps.append(f"fsync {re.sub('[.][0-9a-f]{32}[.]tmp', '.tmp', name)}")
         fsync(fd)
 
     def spy_replace(source: Path, target: Path) -> None:

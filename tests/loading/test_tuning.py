@@ -69,6 +69,21 @@ def test_counts_that_are_kept_at_once_are_all_kept() -> None:
     assert len(list(cache_folder().iterdir())) == 8
 
 
+def test_a_count_that_several_keep_at_once_is_that_of_one_of_them() -> None:
+    made = dataset()
+    found: set[int | None] = set()
+    with ThreadPoolExecutor(8) as pool:
+        for value in range(400):
+            pool.submit(write_workers, made, 4, value % 8 + 1)
+            found.add(read_workers(made, 4))
+        kept = [pool.submit(write_workers, made, 4, value % 8 + 1) for value in range(400)]
+
+    assert all(each.result() for each in kept)
+    assert read_workers(made, 4) in range(1, 9)
+    assert found <= {None, *range(1, 9)}
+    assert len(list(cache_folder().iterdir())) == 1
+
+
 def test_auto_takes_the_measured_count() -> None:
     from loaders.system.limits import usable_cores
 

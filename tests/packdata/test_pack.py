@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -293,7 +294,8 @@ def test_each_step_is_on_disk_before_the_next_relies_on_it(
     fsync, replace = os.fsync, os.replace
 
     def spy_fsync(fd: int) -> None:
-        steps.append(f"sync {Path(os.readlink(f'/proc/self/fd/{fd}')).name}")
+        name = Path(os.readlink(f"/proc/self/fd/{fd}")).name
+        steps.append(f"sync {re.sub('[.][0-9a-f]{32}[.]tmp', '.tmp', name)}")
         fsync(fd)
 
     def spy_replace(source: Path, target: Path) -> None:

@@ -75,9 +75,10 @@ def plan_columns(scan: Scan, files: TableFiles, options: TableOptions) -> Column
     """
     if not scan.num_rows:
         raise SourceError("the table has no rows", files.paths[0])
-    check_names([n for n in options.named if n not in options.drop], scan.columns, files.paths[0])
+    dropped, targeted = {*options.drop}, {*options.target}
+    check_names([n for n in options.named if n not in dropped], scan.columns, files.paths[0])
     hows = _hows(scan, files, options)
-    learned = [name for name in hows if name not in options.target]
+    learned = [name for name in hows if name not in targeted]
     numbers = [name for name in learned if hows[name] != "label"]
     texts = [name for name in learned if hows[name] == "label"]
     fields: dict[str, Field] = {}
@@ -107,9 +108,13 @@ def _hows(scan: Scan, files: TableFiles, options: TableOptions) -> dict[str, str
     """Return how each column that is packed is: ``number``, ``flag``, ``days`` or ``label``, of categories too."""
     hows: dict[str, str] = {}
     problems: list[SourceError] = []
-    for name in options.wanted or [name for name in scan.columns if name not in {*options.drop}]:
+    dropped = {*options.drop}
+    declared = dict.fromkeys(options.numeric, "number") | dict.fromkeys(
+        options.categorical, "label"
+    )
+    for name in options.wanted or [name for name in scan.columns if name not in dropped]:
         try:
-            hows[name] = _how(name, scan.columns[name], files, options)
+            hows[name] = _how(name, scan.columns[name], files, options, declared.get(name))
         except SourceError as error:
             problems.append(error)
     if len(problems) > 1:
@@ -120,8 +125,10 @@ def _hows(scan: Scan, files: TableFiles, options: TableOptions) -> dict[str, str
     return hows
 
 
-def _how(name: str, column: ColumnScan, files: TableFiles, options: TableOptions) -> str:
-    """Return how a column is; SourceError if its values are of no one kind."""
+def _how(
+    name: str, column: ColumnScan, files: TableFiles, options: TableOptions, declared: str | None
+) -> str:
+    """Return how a column is, or was declared; SourceError if its values are of no one kind."""
     kinds = sorted(column.kinds, key=lambda kind: (-column.kinds[kind], kind == "text", kind))
 
     def refused(what: str, hint: str = "", seen: Seen | None = None) -> SourceError:
@@ -137,13 +144,11 @@ def _how(name: str, column: ColumnScan, files: TableFiles, options: TableOptions
         raise refused(f"holds {column.other}")
     if not kinds:
         if "bad" in column.first:
-            raise refused(f"holds no {'number' if name in options.numeric else 'date'}", "", "bad")
+            raise refused(f"holds no {'number' if declared == 'number' else 'date'}", "", "bad")
         hint = f"categorical={[name]} takes NA and the like as texts, "
         raise refused("has no value in any row", hint)
-    if name in options.categorical:
-        return "label"
-    if name in options.numeric:
-        return "number"
+    if declared is not None:
+        return declared
     # With zeros in front, all its numbers are names.
     if {*kinds} == {"flag", "text"} or "code" in {*kinds} <= {"code", "number", "flag", "text"}:
         return "label"
