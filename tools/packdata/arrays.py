@@ -20,9 +20,9 @@ from loaders.errors import CodecError, SchemaError, SourceError
 from loaders.schema import Array, Text
 from packdata.files.recipe import FilesPlan, FilesRecipe
 from packdata.files.splits import SourceOptions, open_splits
-from packdata.options import changed, check_options, opt
+from packdata.options import changed, check_options, opt, takes
 from packdata.packing.pool import OrderedPool
-from packdata.packing.settings import PackSettings, check_names, take
+from packdata.packing.settings import PackSettings, take
 from packdata.plan import pack_plan
 from packdata.reading import File
 from packdata.recipe import Target
@@ -262,8 +262,6 @@ def plan_arrays(
         SourceError: The source cannot be listed or recognized.
         SchemaError: The options contradict each other, or do not fit the source.
     """
-    own = ("format", "array_column")
-    check_names(options, ArrayOptions, SourceOptions, PackSettings, own=own, but="column")
     source = take(SourceOptions, options, column=array_column)
     array_options = ArrayOptions(**options)
     sources = listed_sources(src)
@@ -274,6 +272,7 @@ def plan_arrays(
     return FilesPlan(sources, splits, chosen, open_again)
 
 
+@takes(ArrayOptions, SourceOptions, PackSettings, column="array_column")
 def pack_arrays(
     src: Path | str | Sequence[Path | str],
     dst: Path | str,

@@ -6,15 +6,22 @@ import argparse
 import csv
 import io
 import math
-from dataclasses import field, fields
+from dataclasses import field, fields, is_dataclass
+from functools import wraps
+from inspect import Parameter, signature
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from loaders.checks import as_list, did_you_mean, whole_number
 from loaders.commandline import number_from
 from loaders.errors import RemoteError, SchemaError
 from loaders.remote.url import is_url, url_of
 from loaders.text import parse_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_FunctionT = TypeVar("_FunctionT")
 
 
 def opt(
@@ -65,6 +72,40 @@ def add_options(group: Any, kind: type, **names: str) -> list[str]:
             group.add_argument(flag, dest=dest, default=default, **each.metadata["argument"])
             added.append(dest)
     return added
+
+
+def takes(*kinds: type, **names: str) -> Callable[[_FunctionT], _FunctionT]:
+    """Return a decorator for a function whose ``**options`` are fields of ``kinds``: its signature shows them.
+
+    Any other argument is a TypeError. ``names`` are other names of fields, as for ``add_options``.
+    """
+
+    def decorate(function: Any) -> Any:
+        own = signature(function)
+        shown = {p.name: p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD}
+        for kind in kinds:
+            hints: dict[str, Any] = {n: (hint, ...) for n, hint in kind.__annotations__.items()}
+            if is_dataclass(kind):
+                hints = {
+                    f.name: (f.type, f.default) for f in fields(kind) if "argument" in f.metadata
+                }
+            for each, (hint, default) in hints.items():
+                about = {"default": default, "annotation": getattr(hint, "__forward_arg__", hint)}
+                made = Parameter(names.get(each, each), Parameter.KEYWORD_ONLY, **about)
+                shown.setdefault(made.name, made)
+
+        @wraps(function)
+        def checked(*args: Any, **options: Any) -> Any:
+            if unknown := [name for name in options if name not in shown]:
+                raise TypeError(
+                    f"unknown option {unknown[0]!r}; the options are {', '.join(shown)}"
+                )
+            return function(*args, **options)
+
+        checked.__signature__ = own.replace(parameters=[*shown.values()])  # type: ignore[attr-defined]
+        return checked
+
+    return decorate
 
 
 def check_options(options: Any) -> None:
@@ -144,13 +185,6 @@ def parse_source(text: str) -> Path:
     """Read the path or URL of a dataset."""
     place = parse_target(text)
     return Path(place) if isinstance(place, str) else place
-
-
-def parse_path(text: str) -> Path:
-    """Read a path of this machine."""
-    if is_url(text):
-        raise argparse.ArgumentTypeError(f"{text} is a URL: pass a folder of this machine")
-    return parse_source(text)
 
 
 def unescaped(text: str) -> str:

@@ -13,7 +13,8 @@ from packdata.files.recipe import FilesPlan
 from packdata.files.splits import SourceOptions, open_splits
 from packdata.images.recipe import ONE_SIZE, ImageOptions, ImagesRecipe, count_notes
 from packdata.images.shapes import ShapeOptions, check_same_classes
-from packdata.packing.settings import PackSettings, check_names, take
+from packdata.options import takes
+from packdata.packing.settings import PackSettings, take
 from packdata.plan import pack_plan
 from packdata.sources.base import BOX_LABELS
 from packdata.sources.listed import listed_sources
@@ -56,8 +57,6 @@ def plan_images(
         SourceError: The source cannot be listed or recognized.
         SchemaError: The options contradict each other, or do not fit the source.
     """
-    kinds = (ImageOptions, SourceOptions, ShapeOptions, PackSettings)
-    check_names(options, *kinds, own=("format", "image_column"), but="column")
     sources, shapes = listed_sources(src), take(ShapeOptions, options)
     source = take(SourceOptions, options, column=image_column)
     image_options, has_annotations = ImageOptions(**options), shapes.annotations is not None
@@ -80,6 +79,7 @@ def _usual_format(splits: Sequence[tuple[str, ImagesRecipe]]) -> Format:
     return "parquet" if is_ours else "lmdb"
 
 
+@takes(ImageOptions, SourceOptions, ShapeOptions, PackSettings, column="image_column")
 def pack_images(
     src: Path | str | Sequence[Path | str],
     dst: Path | str,

@@ -8,8 +8,6 @@ from loaders.checks import whole_number
 from loaders.system.limits import usable_cores
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from packdata.packing.progress import Progress
 
 OnError = Literal["fail", "skip"]
@@ -51,22 +49,6 @@ def take(kind: type[_T], options: dict[str, Any], **more: Any) -> _T:
     """
     names = [name for name in kind.__annotations__ if name in options]
     return kind(**{name: options.pop(name) for name in names}, **more)
-
-
-def check_names(
-    given: Iterable[str], *kinds: type, own: Iterable[str] = ("format",), but: str = ""
-) -> None:
-    """Raise TypeError for an option that none of the ``kinds`` has, ``but`` aside, nor the caller as its own.
-
-    Example:
-        >>> check_names(["worker"], own=["format", "workers"])
-        Traceback (most recent call last):
-        TypeError: unknown option 'worker'; the options are format, workers
-    """
-    names = (name for kind in kinds for name in kind.__annotations__ if name != but)
-    known = list(dict.fromkeys([*own, *names]))
-    if unknown := [name for name in given if name not in known]:
-        raise TypeError(f"unknown option {unknown[0]!r}; the options are {', '.join(known)}")
 
 
 def check_workers(workers: int | None) -> int:

@@ -16,10 +16,10 @@ from loaders.remote.url import place_of
 from loaders.schema import Schema
 from packdata.delimited import CsvOptions, CsvRows
 from packdata.describe import counted, few, passed_over
-from packdata.options import changed
+from packdata.options import changed, takes
 from packdata.packing.firstpass import FirstPass
 from packdata.packing.progress import Progress, Quiet
-from packdata.packing.settings import ON_ERROR, PackSettings, check_names, check_workers, take
+from packdata.packing.settings import ON_ERROR, PackSettings, check_workers, take
 from packdata.packing.shards import TABLE_SHARD_BYTES, Format
 from packdata.plan import SourcePlan, pack_plan
 from packdata.reading import LocalFile
@@ -113,7 +113,6 @@ def plan_tables(
         SchemaError: The options contradict each other.
     """
     one_of("on_error", on_error, ON_ERROR)
-    check_names(options, TableOptions, CsvOptions, PackSettings, own=("format", "like"))
     csv = take(CsvOptions, options)
     chosen = TableOptions(**options)
     of_csv = [*changed(csv), *(["missing_values"] if chosen.missing_values else [])]
@@ -217,11 +216,14 @@ def _header_notes(file: RowFile | None, scan: Scan) -> list[str]:
     return [f"the header looks like values ({few(names, 4)}): {hint}"] if is_odd else []
 
 
+@takes(TableOptions, CsvOptions, PackSettings)
 def pack_tables(
     sources: Sequence[Path | str] | Path | str | Any,
     dst: Path | str,
     *,
     format: Format = "parquet",
+    like: Path | str | None = None,
+    plan: Path | str | None = None,
     **options: Any,
 ) -> Summary:
     """Pack tables as ``packdata tables`` does.
@@ -231,9 +233,9 @@ def pack_tables(
             Arrow, of which the columns are taken, and no index.
         dst: A folder that is new or empty.
         format: ``"parquet"`` or ``"lmdb"``.
-        options: ``like``; ``plan`` (what ``--dry-run --json`` printed), so that parts need not read all rows first;
-            those of ``TableOptions`` and ``CsvOptions``; ``shard_bytes``, ``workers``, ``on_error``, ``overwrite``,
-            ``part`` and ``progress`` (``packdata.packing.settings.PackSettings``).
+        like: A packed table whose columns, categories and statistics to take.
+        plan: What ``--dry-run --json`` printed, so that parts need not read all rows first.
+        options: Those of ``TableOptions``, ``CsvOptions`` and ``PackSettings`` (``packdata.packing.settings``).
 
     Raises:
         SourceError: A file, row or column cannot be packed.
@@ -242,15 +244,16 @@ def pack_tables(
     """
     settings = take(PackSettings, options)
     settings.setdefault("shard_bytes", TABLE_SHARD_BYTES)
-    plan = plan_tables(
+    planned = plan_tables(
         sources,
         format=format,
+        like=like,
         workers=settings.get("workers"),
         on_error=settings.get("on_error", "fail"),
-        first_pass=FirstPass(options.pop("plan", None)),
+        first_pass=FirstPass(plan),
         **options,
     )
-    return pack_plan(plan, dst, **settings)
+    return pack_plan(planned, dst, **settings)
 
 
 def arrays_of(frame: Any, target: str | Sequence[str] = (), **options: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from loaders.schema import Tokens
 from loaders.schema.tokens import IGNORED
 from packdata.describe import counted, passed_over
 from packdata.packing.firstpass import FirstPass
-from packdata.packing.settings import PackSettings, check_names
+from packdata.packing.settings import PackSettings
 from packdata.plan import SourcePlan, pack_plan
 from packdata.sources.listed import listed_sources
 from packdata.tokens.files import LINE_KINDS, identity_of, list_files
@@ -253,9 +253,10 @@ def pack_tokens(
         PackError: The target cannot be written, is in use, or holds something else.
         ValueError: The options contradict each other.
     """
-    if names := [name for name in settings if name in TokenOptions.__annotations__]:
-        raise TypeError(f"{names[0]} is one of options=: pass TokenOptions({names[0]}=...)")
-    check_names(settings, PackSettings)
+    if names := [name for name in settings if name not in PackSettings.__annotations__]:
+        known = ", ".join(PackSettings.__annotations__)
+        what = f"the options are {known}, and those of options=TokenOptions(...)"
+        raise TypeError(f"unknown option {names[0]!r}; {what}")
     planned = plan_tokens(
         sources,
         options,
