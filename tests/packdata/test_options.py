@@ -179,7 +179,7 @@ BY_HAND = {("extend", "--no-link"), ("merge", "--no-link"), ("merge", "--shard-s
            ("images", "--label-map"), ("images", "--icc"), ("images", "--segments"),
            ("cache", "--clear"), ("tokens", "--drop"),
            *((name, option) for name in ("arrays", "copy", "diff", "extend", "fetch", "finish", "images", "info",
-                                         "merge", "preview", "stats", "tables", "tokens", "verify")
+                                         "merge", "preview", "split", "stats", "tables", "tokens", "verify")
              for option in ("--storage", "--cache"))}  # fmt: skip
 
 

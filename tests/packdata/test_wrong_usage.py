@@ -68,7 +68,6 @@ USAGE = [
     ("copy packed {dst} --update=fixes.csv", "--update was removed: use packdata.write"),
     ("cache --verify", "--verify was removed: a cached shard is verified when it is read"),
     ("verify packed --quick --decode", "not allowed with argument --quick"),
-    ("split packed s3://b/x --parts a=0.5", "argument DST: s3://b/x is a URL: pass a folder of this machine"),
     ("info s3://", "argument DATASET: a URL names a bucket or a server (s3://)"),
     ("images photos s3://", "argument DST: a URL names a bucket or a server"),
 ]  # fmt: skip

@@ -239,7 +239,7 @@ def test_who_is_overtaken_by_another_is_refused_and_adds_nothing(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["merge", "extend", "few"])
+@pytest.mark.parametrize("what", ["merge", "extend", "few", "copy", "split"])
 def test_killed_before_any_change_the_same_command_makes_one_of_each(
     three: list[Path], store: Store, tmp_path: Path, what: str
 ) -> None:
@@ -247,8 +247,11 @@ def test_killed_before_any_change_the_same_command_makes_one_of_each(
     if what == "extend":
         merge(OUT, three[:1])
         shutil.copytree(there, start)
-    argv = ["extend" if what == "extend" else "merge", *map(str, three[1:]), OUT, *store.options]
-    argv += ["--shard-size", "40kB"] if what == "few" else []
+    sources, more = three[1:], {"few": "--shard-size 40kB", "copy": "--shard-size 20kB"}
+    if what in ("copy", "split"):
+        sources, more["split"] = three[:1], "--parts train=0.8 val=0.2"
+    argv = ["merge" if what == "few" else what, *map(str, sources), OUT, *store.options]
+    argv += more.get(what, "").split()
     assert main(argv) == 0
     whole = contents(there)
     for nth in range(100):

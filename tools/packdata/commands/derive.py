@@ -25,7 +25,7 @@ from packdata.commands.common import (
     usage_errors,
 )
 from packdata.describe import counted
-from packdata.options import add_options, parse_path
+from packdata.options import add_options
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -37,6 +37,7 @@ _WRITING = (
     *shards("that of the source"),
     switch("--overwrite", "replace a dataset at the target"),
     JSON,
+    add_remote,
 )
 _JOINING = (
     switch("--no-link", "copy and verify the shards, even where links work"),
@@ -71,7 +72,6 @@ def _copy_options(parser: Any) -> None:
     _copy_options,
     WORKERS,
     *_WRITING,
-    add_remote,
     example="packdata copy packed/all packed/cats --where 'label == \"cat\"' --fields image,key",
 )
 def copy(args: Namespace) -> int:
@@ -100,8 +100,8 @@ def _parse_part(text: str) -> tuple[str, float]:
 
 
 @command(
-    place("src", "folder of the dataset", type=parse_path),
-    place("dst", "folder of the parts' folders", type=parse_path),
+    place("src"),
+    place("dst", "folder or URL of the parts' folders"),
     argument(
         "--parts",
         "each part's share of the samples (for tokens, of different documents): above 0, together at most 1",

@@ -10,7 +10,7 @@ from loaders.remote.options import add_remote
 from loaders.text import describe_size
 from packdata.commands.common import JSON, argument, command, place, show_result, switch
 from packdata.describe import counted
-from packdata.options import parse_path
+from packdata.options import parse_source
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @command(
     place("url", "of the dataset"),
-    argument("folder", "copy it there, too", nargs="?", metavar="FOLDER", type=parse_path),
+    argument("folder", "copy it there, too", nargs="?", metavar="FOLDER", type=parse_source),
     add_remote,
     example="packdata fetch s3://bucket/packed/train",
 )
