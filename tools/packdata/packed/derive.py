@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 By = Literal["shuffle", "key-hash"]
 _PART_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _REMEDY = (
-    "'packdata copy' chooses fields (--fields) and codecs (--codec); packing with sizes= and fit= fixes sizes, "
+    "'packdata copy' chooses fields and codecs; packing with sizes= and fit= fixes sizes, "
     "with classes= classes, with like= the columns of a table; the order of images is that in which they were packed: "
     "pack one anew, or train on Mixture([a, b])"
 )

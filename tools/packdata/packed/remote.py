@@ -38,7 +38,7 @@ def fetch(place: Path, progress: Progress | None = None) -> tuple[int, int]:
     origin = origin_of(place)
     if manifest.size_bytes > (budget := origin.budget()):
         what = f"the cache may hold {budget:,} bytes, the dataset has {manifest.size_bytes:,}"
-        raise CacheError(what, origin.inside.parent, "Pass a larger one: --cache")
+        raise CacheError(what, origin.inside.parent, "Pass a larger cache=")
 
     shown = progress or Quiet()
     with closing(shown), ThreadPoolExecutor(MAX_CONNECTIONS, "fetch") as pool:

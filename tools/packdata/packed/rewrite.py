@@ -277,7 +277,7 @@ def check_keys(view: View, keys: Column | None = None) -> None:
         one, other = (f"{path}, row {row}" for path, row in map(view.place, (firsts[0], later[0])))
         key = view.key(later[0]) if keys is None else keys.row(later[0]).tobytes().decode()
         what = f"{counted(len(later), 'duplicate key')}, the first: {key!r} of {one} and {other}"
-        hint = "leave samples out ('packdata copy --where', or select), or give others"
+        hint = "leave samples out ('packdata copy', or select), or use other keys"
         raise SchemaError(f"{what}: {hint}")
 
 
@@ -285,7 +285,7 @@ def check_no_stream(view: View) -> None:
     """Raise SchemaError where choosing rows would tear documents apart."""
     if has_tokens(view.schema):
         what = f"{view.path} is a stream of tokens: choosing rows would tear documents apart"
-        hint = "'packdata split' and 'packdata tokens --val-share' divide by documents"
+        hint = "'packdata split' and val_share= of tokens divide by documents"
         raise SchemaError(f"{what}. {hint}")
 
 
