@@ -173,7 +173,7 @@ class profile:
         steps: Stop after so many; the rest of the run is as fast as ever.
         trace: Write a trace for ui.perfetto.dev or chrome://tracing here when it stops.
         tensorboard: A folder, or a ``SummaryWriter``: write the figures of each step there when it stops.
-        told: Called with the report when it stops.
+        on_stop: Called with the report when it stops.
         clock: Seconds that only grow.
         free: As if data were free: until the ``with`` ends, serve one batch again and again, as often as an epoch has
             batches (of a stream, ``steps``). The report says what training alone takes; weights that come of it are of
@@ -198,7 +198,7 @@ class profile:
         *,
         trace: Path | str | None = None,
         tensorboard: Any = None,
-        told: Callable[[ProfileReport], None] | None = None,
+        on_stop: Callable[[ProfileReport], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
         free: bool = False,
     ) -> None:
@@ -208,7 +208,7 @@ class profile:
         self.steps, self.clock = whole_number("steps", steps, at_least=1), clock
         self.report = ProfileReport([], loader.batch_size or 1, loader.num_workers, is_free=free)
         self.spans = self.report.spans
-        self._loader, self._told, self._free = loader, told, free
+        self._loader, self._on_stop, self._free = loader, on_stop, free
         self._trace = None if trace is None else as_path("trace", trace, "a file to write")
         self._writer = tensorboard
         if tensorboard is not None and not hasattr(tensorboard, "add_scalar"):
@@ -246,8 +246,8 @@ class profile:
             self._let_go()
         self._step_began = None
         atexit.unregister(self.stop)  # it would keep the loader
-        if self._told is not None:
-            self._told(self.report)
+        if self._on_stop is not None:
+            self._on_stop(self.report)
         if (writer := self._writer) is not None:
             report = self.report
             for name, values in (("wait_ms", report.wait_s), ("compute_ms", report.compute_s)):
@@ -429,6 +429,6 @@ def profile_from_environment(loader: Any) -> None:
             logger.warning("LOADERS_PROFILE: trace: %s (open it in ui.perfetto.dev)", path)
 
     steps = int(wanted) if int(wanted) > 1 else _DEFAULT_STEPS
-    found = profile(loader, steps, trace=path, told=tell)
+    found = profile(loader, steps, trace=path, on_stop=tell)
     found.start()
     atexit.register(found.stop)

@@ -457,7 +457,7 @@ def test_a_trace_that_cannot_be_written_does_not_end_training(
     loader = a_loader()
     told: list[ProfileReport] = []
     profile = loaders.profile(loader, steps=2, trace="/proc/nowhere/trace.json")
-    profile._told = told.append
+    profile._on_stop = told.append
     profile.start()
 
     assert len(list(loader)) == 8

@@ -139,7 +139,11 @@ class _RandomPixelOp(PixelOp):
 
 @dataclass(frozen=True, slots=True)
 class RandomGrayscale(_RandomPixelOp):
-    """Convert to grayscale with probability ``p``; the number of channels stays."""
+    """Convert to grayscale with probability ``p``; the number of channels stays.
+
+    Args:
+        p: Probability, from 0 to 1.
+    """
 
     p: float = 0.1
     kind = Kind.GRAYSCALE
@@ -147,7 +151,11 @@ class RandomGrayscale(_RandomPixelOp):
 
 @dataclass(frozen=True, slots=True)
 class RandomInvert(_RandomPixelOp):
-    """Invert all values with probability ``p``."""
+    """Invert all values with probability ``p``.
+
+    Args:
+        p: Probability, from 0 to 1.
+    """
 
     p: float = 0.5
     kind = Kind.INVERT
@@ -155,7 +163,11 @@ class RandomInvert(_RandomPixelOp):
 
 @dataclass(frozen=True, slots=True)
 class RandomEqualize(_RandomPixelOp):
-    """Equalize the histogram of each channel with probability ``p``."""
+    """Equalize the histogram of each channel with probability ``p``.
+
+    Args:
+        p: Probability, from 0 to 1.
+    """
 
     p: float = 0.5
     kind = Kind.EQUALIZE
@@ -163,7 +175,11 @@ class RandomEqualize(_RandomPixelOp):
 
 @dataclass(frozen=True, slots=True)
 class RandomAutocontrast(_RandomPixelOp):
-    """Stretch each channel to the full range, 0 to 255, with probability ``p``."""
+    """Stretch each channel to the full range, 0 to 255, with probability ``p``.
+
+    Args:
+        p: Probability, from 0 to 1.
+    """
 
     p: float = 0.5
     kind = Kind.AUTOCONTRAST
@@ -171,7 +187,12 @@ class RandomAutocontrast(_RandomPixelOp):
 
 @dataclass(frozen=True, slots=True)
 class RandomSolarize(_RandomPixelOp):
-    """Invert all values >= ``threshold`` (0 to 255) with probability ``p``."""
+    """Invert high values with probability ``p``.
+
+    Args:
+        threshold: The least value that is inverted, 0 to 255.
+        p: Probability, from 0 to 1.
+    """
 
     threshold: float
     p: float = 0.5
@@ -180,7 +201,12 @@ class RandomSolarize(_RandomPixelOp):
 
 @dataclass(frozen=True, slots=True)
 class RandomPosterize(_RandomPixelOp):
-    """Keep the ``bits`` (0 to 8) highest bits of each value with probability ``p``."""
+    """Keep the highest bits of each value with probability ``p``.
+
+    Args:
+        bits: How many, 0 to 8.
+        p: Probability, from 0 to 1.
+    """
 
     bits: int
     p: float = 0.5
@@ -190,7 +216,12 @@ class RandomPosterize(_RandomPixelOp):
 
 @dataclass(frozen=True, slots=True)
 class RandomAdjustSharpness(_RandomPixelOp):
-    """Change sharpness with probability ``p``: ``sharpness_factor`` 0 smooths, 1 keeps the image, 2 sharpens."""
+    """Change sharpness with probability ``p``.
+
+    Args:
+        sharpness_factor: 0 smooths, 1 keeps the image, 2 sharpens.
+        p: Probability, from 0 to 1.
+    """
 
     sharpness_factor: float
     p: float = 0.5

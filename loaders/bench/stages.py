@@ -231,7 +231,7 @@ def _gil_s_once(work: Callable[[], int], seconds: float) -> float:
 
 
 def available_share(num_threads: int, quota: float, seconds: float = _QUOTA_PERIODS_S) -> float:
-    """Return which share of so many cores' time this process gets now; others take the rest."""
+    """Return the share of ``num_threads`` cores that this process gets now, 0 to 1; other work takes the rest."""
 
     def spin(_: int) -> float:
         wall, cpu = time.perf_counter(), time.thread_time()

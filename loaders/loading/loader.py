@@ -140,6 +140,12 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
 
     Assigned later, ``num_workers``, ``collate_fn``, ``prefetch_factor``, ``device_prefetch``, ``timeout`` and
     ``stall_warning_s`` count from the next iteration on; any other option is refused.
+
+    Raises:
+        TypeError: An argument is unknown or of another type, or ``dataset`` is no dataset.
+        ValueError: An argument is out of range, or contradicts another one or the dataset.
+        LoadersError: At ``iter``: ranks made their loaders differently, or would get the same data.
+        BatchError, SampleError, ShardError: At ``next``: what cannot be read, with its place.
     """
 
     _settled = _OPTIONS - {*_CHANGEABLE, "worker_init_fn"}

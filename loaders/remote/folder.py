@@ -131,7 +131,7 @@ def check_folder(folder: Path) -> None:
     if found.st_uid != os.getuid():
         raise CacheError(f"the folder belongs to another user (uid {found.st_uid})", folder, _ASK)
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not found.st_mode & stat.S_ISVTX:
-        hint = "Run 'chmod go-w' on the folder, or give another"
+        hint = "Run 'chmod go-w' on the folder, or use another"
         raise CacheError("other users may write to the folder", folder, hint)
     strange = sorted(name for name in names if not _OURS.fullmatch(name))
     if strange or (names and TAG_NAME not in names and "lost+found" not in names):

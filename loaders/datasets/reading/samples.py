@@ -129,7 +129,7 @@ class Fields(tuple[torch.Tensor, ...]):
             if not isinstance(at, str):
                 return super().__getitem__(at)
             what = f"{self._what()}: write .{at}"
-            raise TypeError(f"{what}, or give the DataLoader as_dict=True for [{at!r}]")
+            raise TypeError(f"{what}, or set as_dict=True of the DataLoader for [{at!r}]")
 
     def __repr__(self) -> str:
         values = zip(self._fields, self, strict=True)
