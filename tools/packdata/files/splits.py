@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loaders.errors import SourceError
@@ -100,12 +99,11 @@ def open_splits(
     sources = {name: open_source(each, **how) for name, each in parts.items()}
     in_folders = [s for s in sources.values() if isinstance(s, FolderSource) and s.labels]
     # Of splits with several classes: the only one of another, such as ``images``, is one of these.
-    several = {
-        *chain.from_iterable(c for s in in_folders if len(c := s.labels[LABEL].classes) > 1)
-    }
-    for source in in_folders if options.classes is None else ():
-        is_other = bool(several) and several.isdisjoint(source.labels[LABEL].classes)
-        check_classes(source, is_all="" in parts or is_other, has_annotations=has_annotations)
+    named = [s.labels[LABEL].classes for s in in_folders]
+    several = {name for each in named if len(each) > 1 for name in each}
+    for source, own in zip(in_folders, named, strict=True) if options.classes is None else ():
+        is_all = "" in parts or (bool(several) and several.isdisjoint(own))
+        check_classes(source, is_all=is_all, has_annotations=has_annotations)
     if extend is not None:
         sources = {name: extend(source, name) for name, source in sources.items()}
     labels = label_fields(sources, options.classes, options.multi_label)

@@ -10,22 +10,16 @@ class Progress(Protocol):
 
     def start(self, total: int | None, done: int) -> None:
         """Begin, with ``done`` samples of ``total`` (None: not known) packed earlier."""
+        return
 
     def advance(self, rejected: int, samples: int = 1) -> None:
         """Count more samples; ``rejected`` is how many items were left out so far."""
+        return
 
     def close(self) -> None:
         """End, whether complete or not; may be called twice, or without a start."""
+        return
 
 
-class Quiet:
-    """Show nothing."""
-
-    def start(self, total: int | None, done: int) -> None:
-        """Do nothing."""
-
-    def advance(self, rejected: int, samples: int = 1) -> None:
-        """Do nothing."""
-
-    def close(self) -> None:
-        """Do nothing."""
+class Quiet(Progress):
+    """Shows nothing: what ``Progress`` has does nothing."""

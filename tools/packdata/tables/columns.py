@@ -109,12 +109,10 @@ def _hows(scan: Scan, files: TableFiles, options: TableOptions) -> dict[str, str
     hows: dict[str, str] = {}
     problems: list[SourceError] = []
     dropped = {*options.drop}
-    declared = dict.fromkeys(options.numeric, "number") | dict.fromkeys(
-        options.categorical, "label"
-    )
+    given = dict.fromkeys(options.numeric, "number") | dict.fromkeys(options.categorical, "label")
     for name in options.wanted or [name for name in scan.columns if name not in dropped]:
         try:
-            hows[name] = _how(name, scan.columns[name], files, options, declared.get(name))
+            hows[name] = _how(name, scan.columns[name], files, options, given.get(name))
         except SourceError as error:
             problems.append(error)
     if len(problems) > 1:
@@ -126,9 +124,9 @@ def _hows(scan: Scan, files: TableFiles, options: TableOptions) -> dict[str, str
 
 
 def _how(
-    name: str, column: ColumnScan, files: TableFiles, options: TableOptions, declared: str | None
+    name: str, column: ColumnScan, files: TableFiles, options: TableOptions, given: str | None
 ) -> str:
-    """Return how a column is, or was declared; SourceError if its values are of no one kind."""
+    """Return how a column is, or is ``given`` to be; SourceError if its values are of no one kind."""
     kinds = sorted(column.kinds, key=lambda kind: (-column.kinds[kind], kind == "text", kind))
 
     def refused(what: str, hint: str = "", seen: Seen | None = None) -> SourceError:
@@ -144,11 +142,11 @@ def _how(
         raise refused(f"holds {column.other}")
     if not kinds:
         if "bad" in column.first:
-            raise refused(f"holds no {'number' if declared == 'number' else 'date'}", "", "bad")
+            raise refused(f"holds no {'number' if given == 'number' else 'date'}", "", "bad")
         hint = f"categorical={[name]} takes NA and the like as texts, "
         raise refused("has no value in any row", hint)
-    if declared is not None:
-        return declared
+    if given is not None:
+        return given
     # With zeros in front, all its numbers are names.
     if {*kinds} == {"flag", "text"} or "code" in {*kinds} <= {"code", "number", "flag", "text"}:
         return "label"
