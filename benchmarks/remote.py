@@ -321,15 +321,6 @@ def send(bench: Bench) -> tuple[float, float]:
         return beside, seconds(lambda: copy_dataset(bench.local, f"s3://bucket/{name}"))
 
 
-def sample(bench: Bench) -> tuple[float, float]:
-    """Bytes of a shard, and those that one sample costs."""
-    bench.proxy.set()
-    with bench.cold() as dataset:
-        bench.proxy.set()
-        dataset[len(dataset) // 2]
-        return SHARD_BYTES, bench.came()
-
-
 def beside(name: str) -> Callable[[Bench], tuple[float, float]]:
     """Return what gives the seconds of two epochs of another library, the first from an empty cache, and of ours."""
 
@@ -397,7 +388,6 @@ ROWS: dict[str, tuple[Callable[[Bench], tuple[float, float]], str, str, bool]] =
     "resume in mid-epoch, first batch": (resume, "bytes of a window", "<= 1", False),
     "fill, 1 % 503 and 1.5 % cut": (bad_answers, "the clean fill", ">= 0.9", True),
     "upload": (send, "4 plain connections", ">= 0.9", True),
-    "one sample by its range": (sample, "bytes of a shard", "-", False),
 }
 
 
