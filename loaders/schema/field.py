@@ -33,6 +33,9 @@ class Field:
 
     kind: ClassVar[str] = ""
     _optional: ClassVar[tuple[str, ...]] = ()  # options that JSON leaves out where they are None
+    leaves_open: ClassVar[bool] = (
+        False  # whether an option of ``meaning`` that is None fits any value
+    )
     codec: str = "bytes"
 
     @property
@@ -67,7 +70,7 @@ class Field:
 
     @property
     def meaning(self) -> tuple[str, ...]:
-        """Names of the options that say what values stand for; an option that is None leaves it open."""
+        """Names of the options that say what values stand for."""
         return ()
 
     def differs_from(self, other: Field) -> str:
@@ -75,7 +78,8 @@ class Field:
         if type(self) is not type(other):
             return "kind"
         pairs = ((name, getattr(self, name), getattr(other, name)) for name in self.meaning)
-        return ", ".join(name for name, a, b in pairs if None not in (a, b) and a != b)
+        is_open = self.leaves_open
+        return ", ".join(n for n, a, b in pairs if a != b and not (is_open and None in (a, b)))
 
     def __repr__(self) -> str:
         options = (f"{f.name}={_brief(getattr(self, f.name))}" for f in fields(self))

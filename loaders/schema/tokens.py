@@ -37,6 +37,7 @@ class Tokens(Field):
 
     kind: ClassVar[str] = "tokens"
     meaning: ClassVar[tuple[str, ...]] = ("tokenizer", "tokenizer_xxh3_128", "vocab_size", "eod")
+    leaves_open: ClassVar[bool] = True  # files of ids name no tokenizer
     dtype: str = "uint16"
     row_tokens: int = 8192
     vocab_size: int | None = None

@@ -609,8 +609,9 @@ def test_tables_with_other_statistics_are_mixed(tmp_path: Path) -> None:
          {"label": Label(), "second": Label(classes=("b", "a"))}),
         ({"kinds": Array("int64", (1,), classes=("a", "b"))},
          {"kinds": Array("int64", (1,), classes=("a", "c"))}),
+        ({"label": Label()}, {"label": Label(classes=("a", "b"))}),
     ],
-    ids=["vocabularies", "a second label", "classes of an array"],
+    ids=["vocabularies", "a second label", "classes of an array", "numbers beside classes"],
 )  # fmt: skip
 def test_numbers_of_other_names_are_refused(tmp_path: Path, one: Any, other: Any) -> None:
     values = {"c": np.zeros(1, np.uint8), "kinds": np.zeros(1, np.int64)}
@@ -645,3 +646,21 @@ def test_windows_of_two_tokenizers_or_kinds_and_with_labels_beside_none_are_refu
     for different in (labels, other, by_document):
         with pytest.raises(SchemaError):
             Mixture([text, different], batch_from="one")
+
+    made = []
+    for word in ("text", "word"):  # two tokenizers of as many ids
+        (tmp_path / f"{word}.txt").write_text(f"some {word} to pack " * 10)
+        how = packdata.TokenOptions(train_bpe=260)
+        packdata.pack_tokens(tmp_path / f"{word}.txt", tmp_path / f"bpe {word}", how)
+        made.append(TokenWindows(tmp_path / f"bpe {word}", length=8))
+    with pytest.raises(SchemaError, match="tokenizer"):
+        Mixture(made)
+
+
+def test_ids_of_an_unnamed_tokenizer_are_mixed_with_those_of_any(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("some text to pack " * 10)
+    (tmp_path / "b.jsonl").write_text(json.dumps({"input_ids": [5] * 40}))
+    packdata.pack_tokens(tmp_path / "a.txt", tmp_path / "text")
+    packdata.pack_tokens(tmp_path / "b.jsonl", tmp_path / "ids")
+
+    assert len(Mixture([TokenWindows(tmp_path / name, length=8) for name in ("text", "ids")])) > 0
