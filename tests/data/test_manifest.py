@@ -437,8 +437,9 @@ def test_a_folder_without_a_manifest_says_what_it_may_be(tmp_path: Path) -> None
         read_manifest(tmp_path)
 
     (tmp_path / ".packing").mkdir()
-    with pytest.raises(ManifestError):
+    with pytest.raises(ManifestError) as caught:
         read_manifest(tmp_path)
+    assert "Writer" in caught.value.hint
 
     (tmp_path / "train").mkdir()
     put_manifest(tmp_path / "train", MANIFEST)

@@ -47,6 +47,14 @@ def pads(rank: int) -> None:
     iter(loader(pad=rank == 0))
 
 
+def orders(rank: int) -> None:
+    iter(loader(shuffle="block" if rank else True))
+
+
+def drops(rank: int) -> None:
+    iter(loader(drop_last=rank == 0))
+
+
 def halves(rank: int) -> None:
     iter(loader(rows()[20 * rank : 20 * rank + 20]))
 
@@ -119,6 +127,8 @@ def test_ranks_whose_loaders_are_alike_or_cannot_be_compared_go_on(job: Any) -> 
         (seeds, ["seed", "0", "1"]),
         (sizes, ["loader 2", "batch_size", "4", "5"]),
         (pads, ["pad", "True", "False"]),
+        (orders, ["kind"]),
+        (drops, ["drop_last", "True", "False"]),
         (halves, ["dataset"]),
         (states, ["delivered", "0", "8"]),
     ],

@@ -258,6 +258,7 @@ def test_a_turn_whose_place_cannot_be_told_is_refused_with_its_row(tmp_path: Pat
         pack(source, tmp_path / "p", chat_template=template)
 
     assert caught.value.path == "a.jsonl, line 2"
+    assert "{% generation %}" in str(caught.value)
 
 
 def test_a_template_that_writes_what_is_before_a_turn_otherwise_is_refused(tmp_path: Path) -> None:
@@ -825,18 +826,22 @@ def trained(kind: str) -> tokenizers.Tokenizer:
             trainers.WordPieceTrainer,
             cut.BertPreTokenizer(),
         ),
+        "bytes": (models.BPE(), trainers.BpeTrainer, cut.ByteLevel(add_prefix_space=False)),
     }[kind]
     made = tokenizers.Tokenizer(model)
     made.pre_tokenizer = before
+    if kind == "bytes":
+        made.post_processor = tokenizers.processors.ByteLevel(trim_offsets=False)
     how: dict[str, Any] = {"special_tokens": ["<unk>", "<|s|>", "<|e|>"], "show_progress": False}
     how |= {"unk_token": "<unk>"} if kind == "unigram" else {}
+    how |= {"initial_alphabet": cut.ByteLevel.alphabet()} if kind == "bytes" else {}
     corpus = ["user assistant code? if x:\n    y\n\n  z  ", "Drei Äpfel 猫 ok é"] * 20
-    made.train_from_iterator(corpus, trainer(vocab_size=120, **how))
+    made.train_from_iterator(corpus, trainer(vocab_size=300 if kind == "bytes" else 120, **how))
     return made
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["metaspace", "unigram", "wordpiece"])
+@pytest.mark.parametrize("kind", ["metaspace", "unigram", "wordpiece", "bytes"])
 def test_the_mask_is_that_of_transformers(tmp_path: Path, kind: str) -> None:
     transformers = pytest.importorskip("transformers")
     template = MARKS.replace("{{ m.role + ':' }}", "{{ '<|s|>' + m.role + ':' }}").replace(

@@ -384,6 +384,8 @@ def test_an_id_can_be_put_before_each_text(tmp_path: Path) -> None:
 
     assert documents(folder) == [[257, 97, 98, 256], [257, 99, 100, 256]]
     assert TokenWindows(folder, 4).vocab_size == 258
+    alone = pack(source, tmp_path / "alone", documents="line", bos=256, eod="none")
+    assert documents(alone) == [[256, 97, 98], [256, 99, 100]]
     numbers = write(tmp_path / "a.bin", b"\1\0")
     for wrong, bos in ((source, 258), (numbers, 1)):
         with pytest.raises(ValueError):

@@ -74,7 +74,10 @@ def check_followed(ops: Sequence[Any], fields: Mapping[str, Field | None], view:
 def _is_list(name: str, view: View) -> bool:
     """Tell whether the first samples have an entry for each box in a field of JSON."""
     boxes = first_boxes(view.schema.fields)
-    if boxes is None or view.store.is_remote:  # where no shard is fetched at opening
+    if boxes is None:
+        return False
+    if view.store.is_remote:  # no shard is fetched at opening
+        _log.warning("%r: if it has an entry for each box, ops that drop boxes leave those", name)
         return False
     some = np.arange(min(len(view), _NUM_LOOKED_AT))
     try:

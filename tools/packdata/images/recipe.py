@@ -333,7 +333,8 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         """Return an item's mask, and its place; SourceError."""
         read = item.read_mask if self.masks is None else self.masks.find(item)
         if read is None:
-            raise SourceError("the mask is missing", item.where)
+            hint = "Leave the picture out; or pack such without masks from Python: docs/masks.md"
+            raise SourceError("the mask is missing", item.where, hint)
         where = read.where if isinstance(read, File) else f"{item.where} (mask)"
         class_map, data = self.options.class_map, read()
         try:

@@ -138,7 +138,10 @@ def check_classes(source: FolderSource, *, is_all: bool, has_annotations: bool) 
     splits = [name for name in folders if _SPLIT.fullmatch(name)]
     beside = sorted(names[name] for name in _BESIDE_IMAGES & names.keys())
     if splits:
-        what, hint = f"splits ({few(splits)}) are not classes", "Pack each split by itself"
+        what, hint = (
+            f"splits ({few(splits)}) are not classes",
+            "Pack each split by itself, with the same classes=",
+        )
     elif "images" in names and beside:
         what = f"{few([names['images'], *beside])} are not classes"
         hint = f"Pack {root / names['images']}, with masks= or annotations="

@@ -137,7 +137,7 @@ def find_splits(listing: Listing, kind: FileKind = PICTURES) -> Mapping[str, Fou
         others = [file.path.name for split, file in of if split is None]
     if others:
         what = f"splits ({', '.join(splits)}) beside {few(others)}"
-        hint = "Pack each split by itself, or move the others away"
+        hint = "Pack each split by itself, with the same classes=, or move the others away"
         raise SourceError(what, listing.root, hint)
     ranked = sorted((SPLIT_NAMES.index(name.lower()), name) for name in splits)
     return {name: splits[name] for _, name in ranked}
