@@ -33,9 +33,7 @@ class Field:
 
     kind: ClassVar[str] = ""
     _optional: ClassVar[tuple[str, ...]] = ()  # options that JSON leaves out where they are None
-    leaves_open: ClassVar[bool] = (
-        False  # whether an option of ``meaning`` that is None fits any value
-    )
+    leaves_open: ClassVar[bool] = False  # whether None in ``meaning`` fits any value
     codec: str = "bytes"
 
     @property
