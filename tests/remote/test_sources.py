@@ -1,9 +1,11 @@
 """Sources in a store: the samples of the folder, listed once, fetched ahead, compared with what was listed."""
 
 import gzip
+import io
 import json
 import pickle
 import shutil
+import tarfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -12,6 +14,8 @@ from typing import Any
 
 import cv2
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from loaders import ShardDataset
@@ -28,6 +32,7 @@ from packdata.parts.packing import finish
 from packdata.plan import pack_plan
 from packdata.reading import RemoteFile, fetched_ahead
 from packdata.sources.listed import Listing, is_file, look_at
+from packdata.tables.plan import plan_tables
 from packdata.tokens.plan import TokenOptions, pack_tokens, plan_tokens
 from tests.remote.conftest import Store, storage
 
@@ -158,6 +163,42 @@ def test_a_source_that_changes_while_it_is_packed_is_not_published(
     store_text.write_text("or not")
     with pytest.raises(SourceError):
         pack_plan(tokens, tmp_path / "tokens")
+
+
+@pytest.mark.parametrize("kind", ["tar", "parquet", "csv"])
+def test_large_files_are_fetched_once_to_be_listed_packed_and_published(
+    store: Store, tmp_path: Path, kind: str
+) -> None:
+    """Whether they are still what was listed, the store tells by another listing."""
+    data = cv2.imencode(".png", np.zeros((8, 8, 3), np.uint8))[1].tobytes()
+    there = store.root / "raw" / "large"
+    there.mkdir(parents=True)
+    for i in range(3):
+        keys = [f"{i}{j}" for j in range(9)]
+        if kind == "tar":
+            with tarfile.open(there / f"{i}.tar", "w") as tar:
+                for key in keys:
+                    (member := tarfile.TarInfo(f"{key}.png")).size = len(data)
+                    tar.addfile(member, io.BytesIO(data))
+        elif kind == "parquet":
+            table = pa.table({"image": [data] * 9, "key": keys, "label": [1] * 9})
+            pq.write_table(table, there / f"{i}.parquet")
+        else:
+            (there / f"{i}.csv").write_text("a,b\n" + f"1,{i}\n" * 99)
+    url = "s3://raw/large"
+    plan = plan_tables(url, target="a") if kind == "csv" else plan_images(url)
+
+    pack_plan(plan, tmp_path / "packed")
+
+    assert len(gets(store, f".{kind}")) == 3
+    assert plan.is_unchanged()
+    shutil.copy(there / f"0.{kind}", there / f"3.{kind}")
+    assert not plan.is_unchanged()
+    (there / f"3.{kind}").unlink()
+    assert plan.is_unchanged()
+    shutil.copy(there / f"0.{kind}", there / f"1.{kind}")
+    assert not plan.is_unchanged()
+    assert len(gets(store, f".{kind}")) == 3
 
 
 @pytest.mark.parametrize(("nbytes", "most"), [(100, 8 * 32), (1 << 20, 32 + 4)])

@@ -269,7 +269,7 @@ def plan_arrays(
     splits = [(split.name, ArraysRecipe(split, array_options)) for split in open_again()]
     largest = max(recipe.num_bytes for _, recipe in splits)
     chosen: Format = format or ("lmdb" if largest >= _LARGE_BYTES else "parquet")
-    return FilesPlan(sources, splits, chosen, open_again)
+    return FilesPlan(sources, splits, chosen, ARRAYS, open_again)
 
 
 @takes(ArrayOptions, SourceOptions, PackSettings, column="array_column")

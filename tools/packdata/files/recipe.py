@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from loaders.remote.url import place_of
 from loaders.schema import Field, Schema
 from packdata.describe import counted
 from packdata.files.labels import LABEL
-from packdata.files.splits import contents, source_notes
+from packdata.files.splits import contents, files_of_splits, source_notes
 from packdata.packing.engine import targets_of
 from packdata.plan import SourcePlan
 from packdata.recipe import Recipe
-from packdata.sources.base import BOX_LABELS
+from packdata.sources.base import BOX_LABELS, files_identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,8 +21,9 @@ if TYPE_CHECKING:
     from packdata.files.splits import Split
     from packdata.packing.shards import Format
     from packdata.packing.summary import Summary
+    from packdata.reading import File
     from packdata.recipe import Target
-    from packdata.sources.base import Item
+    from packdata.sources.base import FileKind, Item
 
 _O = TypeVar("_O")  # the options of a recipe: what becomes of each file
 _R = TypeVar("_R", bound="FilesRecipe[Any]")
@@ -83,6 +83,7 @@ class FilesPlan(SourcePlan, Generic[_R]):
         sources: As they were given.
         splits: (name, recipe) each.
         format: Of the shards.
+        kind: Of the files.
         open_again: Lists the source once more.
     """
 
@@ -93,11 +94,19 @@ class FilesPlan(SourcePlan, Generic[_R]):
         sources: Sequence[Path | str],
         splits: Sequence[tuple[str, _R]],
         format: Format,
+        kind: FileKind,
         open_again: Callable[[], Iterable[Split]],
     ) -> None:
-        listed = _identities(lambda: [recipe.split for _, recipe in splits])
-        again = partial(_identities, open_again)
-        super().__init__([*map(place_of, sources)], splits, format, listed, again)
+        opened = [recipe.split for _, recipe in splits]
+        places = [*map(place_of, sources)]
+        files = [each.source.files for each in opened]
+        if all(files) and not any(each.masks for each in opened):
+            # What is in large files is not read again, nor fetched from a store.
+            listed = _states(files)
+            again = lambda: _states(files_of_splits(places, kind))  # noqa: E731
+        else:
+            listed, again = _identities(opened), lambda: _identities(open_again())
+        super().__init__(places, splits, format, listed, again)
 
     @property
     def recipes(self) -> list[_R]:
@@ -136,5 +145,9 @@ class FilesPlan(SourcePlan, Generic[_R]):
         return [*([] if packed is None else contents(opened)), *source_notes(opened)]
 
 
-def _identities(opened: Callable[[], Iterable[Split]]) -> list[Any]:
-    return [(each.source.identity, each.masks and each.masks.identity) for each in opened()]
+def _identities(opened: Iterable[Split]) -> list[Any]:
+    return [(each.source.identity, each.masks and each.masks.identity) for each in opened]
+
+
+def _states(files: Iterable[Sequence[File]]) -> list[Any]:
+    return [files_identity("", some) for some in files]

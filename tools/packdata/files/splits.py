@@ -15,12 +15,14 @@ from packdata.options import opt, parse_target
 from packdata.sources.base import BOX_LABELS, LABEL_NAMES, PICTURES, FileKind, Source, suffix_of
 from packdata.sources.folders import FolderSource, MaskFolder, check_classes, split_suffix
 from packdata.sources.listed import Listing, listed_sources, look_at
-from packdata.sources.opening import Found, find_splits, open_source, several_sources
+from packdata.sources.opening import Found, files_of, find_splits, open_source, several_sources
 from packdata.sources.row_kinds import ROW_KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
+
+    from packdata.reading import File
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +132,12 @@ def _parts_of(
     # Where splits are files, the others are refused.
     are_folders = all(isinstance(each, Listing) for each in splits.values())
     return splits, Counter(map(suffix_of, folder.names() if are_folders else ()))
+
+
+def files_of_splits(src: Sequence[Path | str], kind: FileKind) -> list[list[File]]:
+    """List a source again, of a few large files a split; return those of each. SourceError as of ``open_splits``."""
+    parts, _ = _parts_of(src, kind)
+    return [files_of(found, kind) for found in parts.values()]
 
 
 def _masks_of(

@@ -16,7 +16,7 @@ from packdata.images.shapes import ShapeOptions, check_same_classes
 from packdata.options import takes
 from packdata.packing.settings import PackSettings, take
 from packdata.plan import pack_plan
-from packdata.sources.base import BOX_LABELS
+from packdata.sources.base import BOX_LABELS, PICTURES
 from packdata.sources.listed import listed_sources
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def plan_images(
     opened = open_again()
     check_same_classes(split.source for split in opened)
     splits = [(split.name, ImagesRecipe(split, image_options)) for split in opened]
-    return ImagesPlan(sources, splits, format or _usual_format(splits), open_again)
+    return ImagesPlan(sources, splits, format or _usual_format(splits), PICTURES, open_again)
 
 
 def _usual_format(splits: Sequence[tuple[str, ImagesRecipe]]) -> Format:

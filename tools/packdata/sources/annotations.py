@@ -125,7 +125,9 @@ def annotated(source: Source, path: Path | str, split: str, classes: Sequence[st
     }
     notes = [*found.notes, *(f"{what}: {n:,}" for what, n in counts.items() if n)]
     identity = {"annotations": digest, "classes": classes}
-    return ExtendedSource(source, labels | columns, identity, extend, notes)
+    extended = ExtendedSource(source, labels | columns, identity, extend, notes)
+    extended.files = ()  # the annotations are others
+    return extended
 
 
 def _read(path: Path | str, split: str) -> tuple[Annotations, str]:

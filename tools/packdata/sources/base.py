@@ -136,6 +136,8 @@ class Source(ABC):
     ignored: Mapping[str, int] = MappingProxyType({})
     notes: Sequence[str] = ()
     listing: Any = None  # the ``Listing`` of the folder that it is, if it is one
+    # The large files that it is made of, if nothing else decides what is in it.
+    files: Sequence[File] = ()
 
     @abstractmethod
     def __len__(self) -> int:
@@ -254,7 +256,8 @@ class ExtendedSource(Source):
         notes: Sequence[str] = (),
     ) -> None:
         self.source, self.labels, self._extend = source, labels, extend
-        self.kind, self.name, self.listing = source.kind, source.name, source.listing
+        self.kind, self.name = source.kind, source.name
+        self.listing, self.files = source.listing, source.files
         is_second = isinstance(source, ExtendedSource)
         columns = [source.identity["columns"], identity] if is_second else identity
         self.identity = {**source.identity, "columns": columns}

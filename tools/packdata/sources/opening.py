@@ -55,10 +55,11 @@ def open_source(
     found = look_at(path) if isinstance(path, Path | str) else path
     if isinstance(found, Listing):
         check_folder(found)
-        place, name, files = found.root, found.name, _files_of(found, kind)
+        place, name = found.root, found.name
     else:
-        place, files = found[0].path, found
-        name = place.parent.name if files[1:] else place.name
+        place = found[0].path
+        name = place.parent.name if found[1:] else place.name
+    files = files_of(found, kind)
     archive = _kind_of_all(files, kind) if files else "folder"
     takes = _COLUMNS.get(archive, columns)
     if unused := [value for column, value in columns.items() if value and column not in takes]:
@@ -187,10 +188,12 @@ def _kind_of_all(files: Sequence[File], kind: FileKind) -> str:
     return kinds.pop()
 
 
-def _files_of(listing: Listing, kind: FileKind) -> list[File]:
-    """Return the files of a folder that are its source; none if it is one of pictures."""
-    files = _archives(listing, kind)
-    if not files or any(suffix_of(name) in kind.suffixes for name in listing.names()):
+def files_of(found: Found, kind: FileKind) -> list[File]:
+    """Return the files that are a source; none if it is a folder of pictures."""
+    if not isinstance(found, Listing):
+        return found
+    files = _archives(found, kind)
+    if not files or any(suffix_of(name) in kind.suffixes for name in found.names()):
         return []
-    _check_alone(listing, files)
+    _check_alone(found, files)
     return files

@@ -63,7 +63,7 @@ class RowsSource(ColumnsSource):
         mask_column: str | None = None,
         label_column: str | None = None,
     ) -> None:
-        self.name, first = name, files[0].path
+        self.name, self.files, first = name, files, files[0].path
         self.kind = str(row_kind(first.name))
         self._files = self._typed = opened = [open_row_file(file) for file in files]
         for file in opened[1:]:

@@ -95,7 +95,7 @@ class TarSource(Source):
     def __init__(
         self, files: Sequence[File], name: str, *, label_column: str | None = None
     ) -> None:
-        self.name, self._path = name, files[0].path
+        self.name, self.files, self._path = name, files, files[0].path
         label = {"label": label_column} if label_column else {}
         self.identity = {**files_identity(self.kind, files), **label}
         ignored: Counter[str] = Counter()
