@@ -20,12 +20,20 @@ from PIL import Image
 
 from tests.remote import servers
 from tests.remote.conftest import ended, fetcher_of
+from tests.torchvision_v2 import torchvision_v2
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parent.parent
 PHOTOS = ROOT / "tests/data/photos"
 REAL = ROOT / "tests/data/real"
 NETS = "tests.example_nets"
+BESIDE = f"""
+import runpy, sys
+from tests.torchvision_v2 import torchvision_v2
+torchvision_v2()
+sys.argv.pop(0)
+runpy.run_path(f"{ROOT}/examples/{{sys.argv[0]}}", run_name="__main__")
+"""
 
 
 def start(command: str, folder: Path) -> subprocess.Popen[str]:
@@ -293,12 +301,13 @@ def test_frameworks(framework: str, request: pytest.FixtureRequest) -> None:
 def test_datasets_of_other_libraries_are_packed_and_jpegs_kept(
     script: str, library: str, source: str, tmp_path: Path
 ) -> None:
-    """Streaming pins an older NumPy than ours, LitData asks for torchvision: where somebody has installed them."""
+    """By the library itself, which `tools/venv` puts beside; so does it torchvision, which Streaming imports."""
+    torchvision_v2()
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed")
     foreign = ROOT / "tests/data/foreign"
 
-    example(f"{script} {foreign / source} packed", tmp_path)
+    run(f"python -c {shlex.quote(BESIDE)} {script} {foreign / source} packed", tmp_path)
 
     packed = pq.read_table(*(tmp_path / "packed").glob("*.parquet")).to_pylist()
     record = (foreign / "example.tfrecord").read_bytes()
