@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @command(
     place("url", "of the dataset"),
-    argument("folder", "copy it there, too", nargs="?", metavar="FOLDER", type=parse_source),
+    argument("folder", "folder or URL to copy it to", nargs="?", metavar="DST", type=parse_source),
     add_remote,
     example="packdata fetch s3://bucket/packed/train",
 )
