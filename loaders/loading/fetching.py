@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,7 @@ from loaders.errors import CacheError
 from loaders.remote.ahead import Ahead, Needs
 from loaders.sampling.batch import evaluate
 from loaders.sampling.locality import Lanes
+from loaders.system.limits import local_ranks
 from loaders.text import describe_size
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class LoaderPass:
         budget, size = self.origin.budget(), self.size_bytes
         if size <= budget:
             return
-        ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)  # of this node, as launchers say it
+        ranks = local_ranks()
         ranks = ranks if not self._plan.world_size % ranks else 1
         node = self.needs(self._plan.of_node(ranks))
         if (least := node.least_bytes()) > budget:

@@ -37,6 +37,7 @@ from loaders.loading.ordered import OrderedLoader
 from loaders.loading.resume import ThirdParty
 from loaders.profiling import profile_from_environment
 from loaders.sampling.sampler import EpochSampler
+from loaders.system.limits import local_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -512,9 +513,10 @@ def _is_remote(dataset: Any) -> TypeGuard[BatchDataset[Any]]:
 
 
 def _shares_of_caches(dataset: Any) -> list[int]:
-    """Return how many bytes a group may have of each cache in use: the shards of several groups are mapped at once."""
+    """Return how many bytes a group may have of each cache in use: shards of several groups are mapped by each rank."""
     stores = dataset.stores if _is_remote(dataset) else ()
-    return [o.budget() // 8 for store in stores if not store.is_all_open for o in store.remotes]
+    origins = (origin for s in stores if not s.is_all_open for origin in s.remotes)
+    return [origin.budget() // (8 * local_ranks()) for origin in origins]
 
 
 def _close_all(ahead: list[Ahead]) -> None:

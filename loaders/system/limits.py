@@ -31,12 +31,16 @@ def _affinity_cores() -> int:
     return len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
 
 
+def local_ranks(environ: Mapping[str, str] = os.environ) -> int:
+    """Return how many ranks this machine has, as launchers say it."""
+    ranks = environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, int(ranks)) if ranks.isdecimal() else 1
+
+
 def cores_of_rank(environ: Mapping[str, str] = os.environ) -> int:
     """Return how many cores to use beside the other ranks of this machine: a share, unless it has some for itself."""
-    cores, ranks = usable_cores(), environ.get("LOCAL_WORLD_SIZE", "")
-    if not ranks.isdecimal() or int(ranks) < 2 or has_own_cores():
-        return cores
-    return max(1, cores // int(ranks))
+    cores, ranks = usable_cores(), local_ranks(environ)
+    return cores if ranks == 1 or has_own_cores() else max(1, cores // ranks)
 
 
 def has_own_cores() -> bool:

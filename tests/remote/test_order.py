@@ -252,6 +252,24 @@ def test_what_is_read_at_once_fits_into_the_cache_or_is_refused_before_the_first
         assert num == 480
 
 
+def test_ranks_of_a_machine_share_what_is_read_at_once_of_a_cache(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else four ranks in step map more shards than half a cache holds, and download each three times."""
+    rows = ({"values": np.zeros(20_000, np.uint8)} for _ in range(480))
+    fields = {"values": Array(dtype="uint8", dims=(20_000,))}
+    packdata.pack(rows, tmp_path / "packed", fields, shard_bytes=399_000)
+    limits = {"path": cache, "size": 4_800_000}
+    dataset = ShardDataset(f"file://{tmp_path}/packed", cache=limits)
+
+    groups = []
+    for ranks in "1", "4":
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+        groups.append(DataLoader(dataset, 4, num_workers=1)._maker().group_size)
+
+    assert groups == [4_800_000 // 8 // 80_000, 4_800_000 // 32 // 80_000]
+
+
 def test_a_pass_over_what_is_mapped_needs_no_fetcher_and_no_cache(
     tmp_path: Path, cache: Path
 ) -> None:
