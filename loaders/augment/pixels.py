@@ -213,11 +213,11 @@ def steps_of(
     starts, extents = boxes[:, :2], boxes[:, 2:]
     ends = starts + extents
     is_resized = (extents != geometry.sizes).any(axis=1)
-    is_half = _is_half(*extents.T, *geometry.sizes.T)
+    are_half = is_half(*extents.T, *geometry.sizes.T)
     steps = np.empty((len(boxes), 8), np.int64)
     steps[:, 0:4:2], steps[:, 1:4:2], steps[:, 4:6] = starts, ends, geometry.sizes[:, ::-1]
     methods = _METHODS.get(geometry.resampling.interpolation, _METHODS["bilinear"])
-    steps[:, 6] = methods[is_resized * (1 + is_half)]
+    steps[:, 6] = methods[is_resized * (1 + are_half)]
     steps[:, 7] = _FLIPS[geometry.flips @ (2, 1)]
     is_inside: npt.NDArray[np.bool_] = (starts >= 0) & (ends <= shapes)
     is_ready = is_inside[:, 0] & is_inside[:, 1]
@@ -284,7 +284,7 @@ def _resize(source: Array, target: Array, nearest: bool, interpolation: str) -> 
         np.take(source.take(rows, 0), cols, 1, out=target, mode="clip")
         return
     method = cv2.INTER_CUBIC if interpolation == "bicubic" else cv2.INTER_LINEAR
-    if interpolation == "bilinear" and _is_half(source.shape[0], source.shape[1], height, width):
+    if interpolation == "bilinear" and is_half(source.shape[0], source.shape[1], height, width):
         method = cv2.INTER_AREA
     if method != cv2.INTER_AREA or source.ndim == 2 or source.shape[2] <= _MAX_AREA_CHANNELS:
         cv2.resize(source, (width, height), target, 0, 0, method)
@@ -295,7 +295,7 @@ def _resize(source: Array, target: Array, nearest: bool, interpolation: str) -> 
         target[:, :, start : start + part.shape[2]] = resized.reshape(height, width, -1)
 
 
-def _is_half(from_height: Any, from_width: Any, height: Any, width: Any) -> Any:
+def is_half(from_height: Any, from_width: Any, height: Any, width: Any) -> Any:
     """Return whether both sides shrink by more than 2; of numbers, or elementwise of arrays."""
     return (from_height > 2 * height) & (from_width > 2 * width)
 

@@ -149,7 +149,8 @@ def clear_centres(box: np.ndarray, size: np.ndarray, flip: np.ndarray) -> np.nda
 )
 def test_weights_are_those_of_the_formula(size: Any, out: Any, box: Any, flips: Any) -> None:
     """Against a float64 reference written from the rules, not from OpenCV: exact to half a step."""
-    from loaders.device.augment import Moves, move_images
+    from loaders.device.pixels import move_images
+    from loaders.device.planning import Moves
 
     image = np.random.default_rng(1).integers(0, 256, size).astype(np.uint8)
     is_area = box[2] > 2 * out[0] and box[3] > 2 * out[1]
@@ -161,7 +162,7 @@ def test_weights_are_those_of_the_formula(size: Any, out: Any, box: Any, flips: 
 
     table = torch.tensor([[box[:2], box[2:], flips]], dtype=torch.int64)
     num_taps = tuple(-(-box[2 + axis] // out[axis]) + 1 if is_area else 2 for axis in (0, 1))
-    found = move_images(torch.from_numpy(image)[None, None], Moves(table, out, num_taps, False))
+    found = move_images(torch.from_numpy(image)[None, None], Moves(table, out, num_taps))
 
     assert np.abs(found[0, 0].numpy() - want).max() <= 0.5 + 1e-3
 

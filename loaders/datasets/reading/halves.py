@@ -15,7 +15,8 @@ from loaders.datasets.base import SamplesOf
 from loaders.datasets.reading.crops import spatial_axes
 from loaders.datasets.reading.known import known_of
 from loaders.device.accelerator import without_autocast
-from loaders.device.augment import Moves, draw_moves, move_images, move_masks
+from loaders.device.pixels import move_images, move_masks
+from loaders.device.planning import Moves, draw_moves
 from loaders.errors import SchemaError
 from loaders.schema import Field, Image, Images, Mask
 
@@ -57,10 +58,15 @@ def draw_picture_moves(ops: tuple[Any, ...], sizes: Sizes, request: Request) -> 
     known, drawn = known_of(request, ops, 0, 0, len(request)), []
     for (size, rows), names in fields.items():
         which: Any = slice(None) if rows is None else np.array(rows)
-        settings: dict[str, Any] = {"seed": request.seed, "epoch": request.epoch}
-        settings["draws"] = request.draws_of(which)
-        settings["known"] = known if known is None or rows is None else known.of(which)
-        moves = draw_moves(ops, size, request.numbers[which], **settings)
+        moves = draw_moves(
+            ops,
+            size,
+            request.numbers[which],
+            seed=request.seed,
+            epoch=request.epoch,
+            draws=request.draws_of(which),
+            known=known if known is None or rows is None else known.of(which),
+        )
         drawn.append(PictureMoves(names, None if rows is None else which, moves))
     return drawn
 
