@@ -42,6 +42,9 @@ def check_fit(images: torch.Tensor, masks: Sequence[torch.Tensor], moves: Moves)
         raise BatchError(
             f"only uint8 and uint16 images (N, C, H, W) can be resampled, got {images.dtype} {tuple(images.shape)}"
         )
+    if np.size(moves.fill) not in (1, images.shape[1]):
+        what = f"has {np.size(moves.fill)} values, the images have {images.shape[1]} channels"
+        raise BatchError(f"fill={moves.fill} {what}")
     for mask in masks:
         fits = mask.shape == (len(images), *images.shape[2:])
         if not fits or not holds(mask.dtype, moves.fill_mask):

@@ -331,3 +331,9 @@ def test_masks_that_cannot_hold_what_lies_outside_are_refused(dtype: str, fill: 
     masks = torch.from_numpy(np.zeros((1, 8, 8), dtype))
     with pytest.raises(BatchError):
         BatchAugment([augment.CenterCrop(9, fill_mask=fill)])(images, masks, indices=[0])
+
+
+def test_a_fill_of_another_number_of_channels_is_refused() -> None:
+    images = torch.zeros(2, 1, 8, 8, dtype=torch.uint8)
+    with pytest.raises(BatchError, match="has 3 values, the images have 1 channels"):
+        BatchAugment([augment.RandomCrop(9, padding=1, fill=(1, 2, 3))])(images, indices=[0, 1])
