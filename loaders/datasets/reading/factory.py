@@ -73,9 +73,8 @@ def make_readers(
         elif half and isinstance(field, Image) and has_halves(field):
             nbytes = field.record_nbytes
             if nbytes is None:
-                readers.append(
-                    CoefficientReader(store, name, DctCodec(field), side_of(dataset.scale))
-                )
+                codec = DctCodec(field, side_of(dataset.scale))
+                readers.append(CoefficientReader(store, name, codec))
             else:
                 planes = Layout(torch.uint8, (nbytes,), is_image=False)
                 readers.append(FixedReader(store, name, nbytes, planes))
