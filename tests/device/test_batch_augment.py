@@ -21,6 +21,7 @@ OPS: dict[str, list[Any]] = {
     "padded and resized": [augment.CenterCrop(60), augment.Resize((24, 31))],
     "eval": [augment.Resize(37), augment.CenterCrop(32)],
     "evaluation, fast": [augment.Resize(37, antialias=False), augment.CenterCrop(32)],
+    "averaged, a little": [augment.Resize((18, 20), antialias=False)],
     "nothing": [],
 }
 
