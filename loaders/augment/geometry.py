@@ -148,7 +148,9 @@ class Geometry:
     def move(self, i: int) -> Move:
         """Return the row of a sample."""
         return Move(
-            *(self.places[i].tolist(), self.sizes[i].tolist(), self.flips[i].tolist()),
+            self.places[i].tolist(),
+            self.sizes[i].tolist(),
+            self.flips[i].tolist(),
             self.matrices[i] if self.matrices is not None and self.is_warped[i] else None,
             None if self.ripples is None else self.ripples[i],
         )

@@ -68,18 +68,18 @@ def carry_out(
     nearest = nearest or resampling.warp == "nearest"
     flags = cv2.INTER_NEAREST if nearest else cv2.INTER_LINEAR
     around = tuple(np.broadcast_to(fill, 4).tolist()) if np.ndim(fill) == 0 else tuple(fill)
-    border, inverse = (_BORDERS[resampling.padding_mode], around), flags | cv2.WARP_INVERSE_MAP
+    border, inverse = _BORDERS[resampling.padding_mode], flags | cv2.WARP_INVERSE_MAP
     shape = (size[1], size[0])
     try:
         flat = np.ascontiguousarray(image)
         if ripple is not None:
             at = moved_points(matrix[None], ripple.sources(size).reshape(1, -1, 2)) - 0.5
             x, y = at.astype(np.float32).reshape(*size, 2).transpose(2, 0, 1)
-            done = cv2.remap(flat, x, y, flags, None, *border)
+            done = cv2.remap(flat, x, y, flags, None, border, around)
         elif (centred[2] == (0, 0, 1)).all():
-            done = cv2.warpAffine(flat, centred[:2], shape, None, inverse, *border)
+            done = cv2.warpAffine(flat, centred[:2], shape, None, inverse, border, around)
         else:
-            done = cv2.warpPerspective(flat, centred, shape, None, inverse, *border)
+            done = cv2.warpPerspective(flat, centred, shape, None, inverse, border, around)
     except cv2.error as error:
         raise BatchError(
             f"cannot warp a {image.dtype} image of shape {image.shape}: {error.err}"

@@ -79,8 +79,9 @@ class JpegOnDevice(SamplesOf[PackedDataset[Any]]):
         }
         lists = [n for n, f in images.items() if output_size(dataset.augment, f.size) is None]
         plan = dataset.plan_half(partial(_unfinished, dataset), dict.fromkeys(images, Bytes()))
-        how: Any = {"fields": dataset.stored_fields, "makers": makers, "lists": lists}
-        return SamplesOf(dataset, plan), partial(make_whole, **how)
+        fields = dataset.stored_fields
+        finish = partial(make_whole, fields=fields, makers=makers, lists=lists)
+        return SamplesOf(dataset, plan), finish
 
 
 def images_of(dataset: PackedDataset[Any]) -> dict[str, Image]:

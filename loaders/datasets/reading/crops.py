@@ -109,8 +109,10 @@ def crop_readers(
                     f"augment cannot be applied to field {name!r}, an array with {num_axes} spatial axes: {error}. "
                     "Leave the field out (fields=[...]), or pack it with Array(spatial=0)"
                 ) from error
-        how = RawCodec(field), tuple(shapes), batching.get(name, LIST)
-        readers[name] = CropReader(store, name, field, num_axes, named, *how)
+        form = batching.get(name, LIST)
+        readers[name] = CropReader(
+            store, name, field, num_axes, named, RawCodec(field), tuple(shapes), form
+        )
     return readers
 
 

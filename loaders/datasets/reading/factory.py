@@ -88,10 +88,12 @@ def make_readers(
         elif name in crops:
             readers.append(crops[name])
         elif (nbytes := field.record_nbytes) is not None:
-            fixed = store, name, nbytes, Layout.of(field)
-            is_wider = field.served_dtype != field.dtype
-            reader = WideReader(*fixed, np.dtype(field.dtype)) if is_wider else FixedReader(*fixed)
-            readers.append(reader)
+            layout = Layout.of(field)
+            if field.served_dtype == field.dtype:
+                readers.append(FixedReader(store, name, nbytes, layout))
+            else:
+                stored = np.dtype(field.dtype)
+                readers.append(WideReader(store, name, nbytes, layout, stored))
         else:
             readers.append(_object_reader(dataset, name, field, fields, batching.get(name, LIST)))
     return tuple(readers)
@@ -102,13 +104,14 @@ def _object_reader(
 ) -> ObjectReader:
     """Return the reader of a field whose records differ in size: with a picture, if that moves or drops its rows."""
     stored, lists = dataset.schema.fields, _views(dataset.augment)
-    stored_as = dataset.store, name, field, codec_for(field), form
+    store, codec = dataset.store, codec_for(field)
     drops = tuple(sanitizer_of(name, field, each, stored) for each in lists.values())
     if not any(drops) and not (isinstance(field, Boxes | Keypoints) and dataset.augment):
-        return ObjectReader(*stored_as)
+        return ObjectReader(store, name, field, codec, form)
     picture = _picture_reader(dataset, *_followed(dataset, name, fields), lists)
     is_guess = sum(isinstance(each, Image) for each in stored.values()) > 1
-    return ShapeReader(*stored_as, picture, drops, is_guess, name == first_boxes(stored))
+    is_leader = name == first_boxes(stored)
+    return ShapeReader(store, name, field, codec, form, picture, drops, is_guess, is_leader)
 
 
 def forms_of(
