@@ -6,7 +6,7 @@ A dataset's ``halves`` are a plan whose batches are pairs, the batch and its mov
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -32,14 +32,9 @@ if TYPE_CHECKING:
     Sizes = Mapping[str, tuple[int, int] | Sequence[tuple[int, int]]]
 
 
-class PictureMoves(NamedTuple):
-    """The pictures of one size in a batch, and what augmentation does to them."""
-
-    names: tuple[str, ...]  # of their fields: image and mask of one size move together
-    rows: Indices | None  # of their samples, on the host; None: of all
-    moves: Moves
-
-
+# The pictures of one size in a batch: the names of their fields (image and mask of one size move together), the rows of
+# their samples, on the host (None: all), and what augmentation does to them.
+PictureMoves = tuple[tuple[str, ...], "Indices | None", Moves]
 Unfinished = tuple[Any, list[PictureMoves]]  # a batch before its pictures are made and moved
 
 
@@ -55,7 +50,8 @@ def draw_picture_moves(ops: tuple[Any, ...], sizes: Sizes, request: Request) -> 
                 None if len(distinct) == 1 else tuple(i for i, s in enumerate(size) if s == each)
             )
             fields[each, rows] = (*fields.get((each, rows), ()), name)
-    known, drawn = known_of(request, ops, 0, 0, len(request)), []
+    known = known_of(request, ops, 0, 0, len(request))
+    drawn: list[PictureMoves] = []
     for (size, rows), names in fields.items():
         which: Any = slice(None) if rows is None else np.array(rows)
         moves = draw_moves(
@@ -67,11 +63,13 @@ def draw_picture_moves(ops: tuple[Any, ...], sizes: Sizes, request: Request) -> 
             draws=request.draws_of(which),
             known=known if known is None or rows is None else known.of(which),
         )
-        drawn.append(PictureMoves(names, None if rows is None else which, moves))
+        drawn.append((names, None if rows is None else which, moves))
     return drawn
 
 
-def move_pictures(values: dict[str, Any], fields: Mapping[str, Field], drawn: Any) -> None:
+def move_pictures(
+    values: dict[str, Any], fields: Mapping[str, Field], drawn: list[PictureMoves]
+) -> None:
     """Replace pictures, tensors ``(N, ...)`` or lists of tensors, by what augmentation makes of them."""
     for names, rows, moves in drawn:
         for name in names:
@@ -94,13 +92,13 @@ def make_whole(
     lists: Collection[str] = (),  # fields whose pictures differ in size in the end
 ) -> Any:
     """Return a batch, a named tuple, with its pictures, where they are."""
-    batch, moves = half
-    names = dict.fromkeys([*makers, *(name for each in moves for name in each.names)])
+    batch, drawn = half
+    names = dict.fromkeys([*makers, *(name for each, _, _ in drawn for name in each)])
     values = {name: getattr(batch, name) for name in names}
     with without_autocast():
         for name, make in makers.items():
             values[name] = make(values[name])
-        move_pictures(values, fields, moves)
+        move_pictures(values, fields, drawn)
     for name, pictures in values.items():
         is_list = isinstance(pictures, list)
         if is_list != (name in lists):
