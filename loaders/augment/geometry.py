@@ -108,11 +108,6 @@ class Known(NamedTuple):
     # For each sample float32 ``(n, 4)``: x1, y1, x2, y2 in source pixels. None: no op asks for boxes.
     boxes: Sequence[npt.NDArray[Any]] | None = None
 
-    def of(self, rows: Any) -> Known:
-        """Select rows, by an array of row numbers."""
-        points = [None if each is None else each[rows] for each in self.points]
-        return Known(points, None if self.boxes is None else [self.boxes[i] for i in rows])
-
 
 @dataclass(frozen=True, slots=True)
 class Geometry:

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from loaders.augment.planning import as_ops
+from loaders.augment.planning import as_ops, draw_geometry
 from loaders.checks import shown, whole_number
 from loaders.device.nested import map_tensors
 from loaders.device.pixels import check_fit, move_images, move_masks
-from loaders.device.planning import Moves, draw_moves
+from loaders.device.planning import Moves, moves_of
 from loaders.errors import BatchError
 
 if TYPE_CHECKING:
@@ -110,15 +110,21 @@ class BatchAugment(nn.Module):
         if numbers.shape != (len(images),) or not is_whole:
             what = f"one whole number per image ({len(images)})"
             raise BatchError(f"indices must have {what}, got {shown(indices)}")
-        return draw_moves(
+        if any(getattr(op, "foreground", None) for op in self.ops):
+            raise BatchError(
+                "RandomCrop(foreground=...) needs the labels: use it in augment= of the dataset, not in BatchAugment"
+            )
+        size = images.shape[2:]
+        drawn = draw_geometry(
             self.ops,
-            images.shape[2:],
-            numbers.astype(np.int64),
+            np.broadcast_to(size, (len(images), len(size))),
             seed=self.seed,
             epoch=whole_number("epoch", epoch, at_least=0),
-            draws=None if draws is None else np.asarray(draws),
+            indices=numbers.astype(np.int64),
+            draws=draws,
             view=self.view,
         )
+        return moves_of(self.ops, drawn, size)
 
     def extra_repr(self) -> str:
         """Show the ops."""

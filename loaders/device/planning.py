@@ -1,6 +1,6 @@
-"""What happens to each sample of a batch, as tensors: drawn on the host, a few numbers for each, used on a device.
+"""What happens to each sample of a batch, as tensors: a ``Geometry`` of samples of one size, for use on a device.
 
-``draw_moves`` is ``loaders.augment.planning.draw_geometry`` for samples of one size; ``Moves`` are its ``Geometry``.
+It is drawn on the host (``loaders.augment.planning``), a few numbers for each sample.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
-from loaders.augment.planning import draw_geometry, fill_mask_of, fill_of
+from loaders.augment.planning import fill_mask_of, fill_of
 from loaders.augment.resampling import FAST, Fill, Resampling
 from loaders.device.edits import EditRound, group_edits
 from loaders.device.resampling import num_taps
@@ -20,10 +20,8 @@ from loaders.errors import BatchError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy.typing as npt
-
     from loaders.augment import Op
-    from loaders.augment.geometry import Known
+    from loaders.augment.geometry import Geometry
 
 
 class Moves(NamedTuple):
@@ -41,27 +39,9 @@ class Moves(NamedTuple):
     warps: Warps | None = None  # the samples that are turned, sheared and the like
 
 
-def draw_moves(
-    ops: Sequence[Op],
-    size: Sequence[int],
-    indices: npt.NDArray[np.int64],
-    *,
-    seed: int,
-    epoch: int,
-    draws: npt.NDArray[np.int64] | None = None,
-    view: int = 0,
-    known: Known | None = None,
-) -> Moves:
-    """Draw what happens to a batch of samples of one size; the arguments are those of ``draw_geometry``."""
-    if known is None and any(getattr(op, "foreground", None) for op in ops):
-        raise BatchError(
-            "RandomCrop(foreground=...) needs the labels: use it in augment= of the dataset, not in BatchAugment"
-        )
-    sizes = np.broadcast_to(np.asarray(size, np.int64), (len(indices), len(size)))
-    drawn = draw_geometry(
-        ops, sizes, seed=seed, epoch=epoch, indices=indices, draws=draws, view=view, known=known
-    )
-    target = drawn.sizes[0] if len(indices) else np.asarray(size, np.int64)
+def moves_of(ops: Sequence[Op], drawn: Geometry, size: Sequence[int]) -> Moves:
+    """Return what ops drew for samples of one size as ``Moves``; BatchError if results would differ in size."""
+    target = drawn.sizes[0] if len(drawn) else np.asarray(size, np.int64)
     if (drawn.sizes != target).any():
         raise BatchError(f"results would differ in size: end {list(ops)} with a crop or Resize")
     corners, lengths = np.split(drawn.places, 2, axis=1)

@@ -13,10 +13,10 @@ import torch
 
 from loaders.datasets.base import SamplesOf
 from loaders.datasets.reading.crops import spatial_axes
-from loaders.datasets.reading.known import known_of
+from loaders.datasets.reading.known import geometry_of
 from loaders.device.accelerator import without_autocast
 from loaders.device.pixels import move_images, move_masks
-from loaders.device.planning import Moves, draw_moves
+from loaders.device.planning import Moves, moves_of
 from loaders.errors import SchemaError
 from loaders.schema import Field, Image, Images, Mask
 
@@ -50,20 +50,13 @@ def draw_picture_moves(ops: tuple[Any, ...], sizes: Sizes, request: Request) -> 
                 None if len(distinct) == 1 else tuple(i for i, s in enumerate(size) if s == each)
             )
             fields[each, rows] = (*fields.get((each, rows), ()), name)
-    known = known_of(request, ops, 0, 0, len(request))
     drawn: list[PictureMoves] = []
     for (size, rows), names in fields.items():
-        which: Any = slice(None) if rows is None else np.array(rows)
-        moves = draw_moves(
-            ops,
-            size,
-            request.numbers[which],
-            seed=request.seed,
-            epoch=request.epoch,
-            draws=request.draws_of(which),
-            known=known if known is None or rows is None else known.of(which),
-        )
-        drawn.append((names, None if rows is None else which, moves))
+        which = None if rows is None else np.array(rows)
+        part = request if which is None else request.select(which)
+        lengths = np.broadcast_to(np.array(size), (len(part), 2))
+        geometry = geometry_of(part, ops, 0, lengths, 0, len(part))
+        drawn.append((names, which, moves_of(ops, geometry, size)))
     return drawn
 
 
