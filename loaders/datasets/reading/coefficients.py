@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from loaders.codecs import codec_for
+from loaders.codecs.coefficients import scaled
 from loaders.codecs.dct import DctCodec
 from loaders.datasets.reading.request import Reader
 from loaders.device.decode import Coefficients, DctFinish, Yuv420Finish, side_of
@@ -60,7 +61,7 @@ def pixels_of(field: Image | Mask, dataset: Any) -> tuple[Any, Image | Mask]:
     codec, size = codec_for(field), field.size
     if field.codec == "dct":
         codec = DctCodec(field, side_of(dataset.scale))
-        size = codec.grid.components[0].at(codec.side)
+        size = scaled(codec.grid.size, codec.side)
     unset: dict[str, Any] = dict.fromkeys(("quality", "subsampling", "compression"))
     return codec, replace(field, codec="raw", size=size, **unset)
 
