@@ -17,6 +17,7 @@ import numpy as np
 from loaders.augment.geometry import corners_of, moved_points
 from loaders.augment.resampling import (
     FAST,
+    Fill,
     Resampling,
     inner_span,
     is_between_pixels,
@@ -52,7 +53,7 @@ def carry_out(
     image: Array,
     move: Move,
     resampling: Resampling = FAST,
-    fill: Any = 0,
+    fill: Fill = 0,
     *,
     out: Array | None = None,
     nearest: bool = False,
@@ -67,7 +68,7 @@ def carry_out(
     centred = np.linalg.inv(_TO_CENTRE) @ matrix @ _TO_CENTRE
     nearest = nearest or resampling.warp == "nearest"
     flags = cv2.INTER_NEAREST if nearest else cv2.INTER_LINEAR
-    around = tuple(np.broadcast_to(fill, 4).tolist()) if np.ndim(fill) == 0 else tuple(fill)
+    around = fill if isinstance(fill, tuple) else (fill,) * 4
     border, inverse = _BORDERS[resampling.padding_mode], flags | cv2.WARP_INVERSE_MAP
     shape = (size[1], size[0])
     try:
@@ -93,7 +94,7 @@ def apply(
     box: Sequence[Any],
     size: Sequence[int],
     flip: Sequence[bool],
-    fill: Any = 0,
+    fill: Fill = 0,
     *,
     out: Array | None = None,
     nearest: bool = False,
@@ -146,7 +147,7 @@ def apply(
 
 
 def _pick(
-    image: Array, box: Sequence[float], flip: Sequence[bool], fill: Any, out: Array
+    image: Array, box: Sequence[float], flip: Sequence[bool], fill: Fill, out: Array
 ) -> Array:
     """Nearest-neighbour resampling of a sub-pixel box."""
     target = out[:: -1 if flip[0] else 1, :: -1 if flip[1] else 1]
@@ -164,7 +165,7 @@ def _pick(
 
 
 def _padded(
-    image: Array, box: Sequence[Any], size: Sequence[int], fill: Any, resampling: Resampling
+    image: Array, box: Sequence[Any], size: Sequence[int], fill: Fill, resampling: Resampling
 ) -> tuple[Array, Sequence[Any]]:
     """Pad an image so that it contains the box, as ``padding_mode`` says, or where a filter mixes both.
 

@@ -10,7 +10,7 @@ import numpy as np
 from loaders.augment.edits import Edits
 from loaders.augment.geometry import Known, Op, SizedBySample, Window
 from loaders.augment.ops import Crop
-from loaders.augment.resampling import Resampling
+from loaders.augment.resampling import Fill, Resampling
 from loaders.checks import as_list
 from loaders.errors import BatchError
 from loaders.rng import key64, uniforms
@@ -74,9 +74,10 @@ def fill_mask_of(ops: Sequence[Op]) -> int:
     return int(_one_of(ops, "fill_mask", 0))
 
 
-def fill_of(ops: Sequence[Op]) -> Any:
+def fill_of(ops: Sequence[Op]) -> Fill:
     """Return the padding value of pixels: the one that ops set, or 0; ValueError if ops set different ones."""
-    return _one_of(ops, "fill", 0)
+    fill: Fill = _one_of(ops, "fill", 0)
+    return fill
 
 
 def _one_of(ops: Sequence[Op], name: str, default: Any) -> Any:

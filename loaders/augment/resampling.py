@@ -115,7 +115,7 @@ def resample(
     out: Array,  # of the result's shape and dtype; must not overlap the image
     *,
     interpolation: str,  # ``"bilinear"``, ``"bicubic"`` or ``"area"``
-    fill: Any = 0,  # value outside the image
+    fill: Fill = 0,  # value outside the image
 ) -> Array:
     """Resample a box of an image with one of Pillow's filters into ``out``, and return it."""
     target = out[:: -1 if flip[0] else 1, :: -1 if flip[1] else 1]

@@ -82,7 +82,7 @@ def _has(dims: tuple[int | None, ...], lengths: tuple[int | None, ...]) -> bool:
 def crop_readers(
     store: Store,
     fields: Mapping[str, Field | None],
-    views: Mapping[str, tuple[Any, ...]],
+    views: Mapping[str, tuple[Op, ...]],
     batching: Mapping[str, Form],
 ) -> dict[str, CropReader]:
     """Return a reader for each array that the ops of some view move; SchemaError if an op cannot be carried out."""
@@ -117,7 +117,7 @@ def crop_readers(
 
 
 def _output_shape(
-    dims: tuple[int | None, ...], ops: tuple[Any, ...], num_axes: int
+    dims: tuple[int | None, ...], ops: tuple[Op, ...], num_axes: int
 ) -> tuple[int, ...] | None:
     """Return the shape that every array leaves with, None if it depends on the array."""
     split = len(dims) - num_axes
@@ -138,7 +138,7 @@ class CropReader(Reader):
     name: str
     field: Array
     num_axes: int  # the last ones, which are cropped and flipped
-    views: tuple[tuple[str, tuple[Any, ...]], ...]  # name and ops of each
+    views: tuple[tuple[str, tuple[Op, ...]], ...]  # name and ops of each
     codec: RawCodec
     shapes: tuple[tuple[int, ...] | None, ...]  # of every sample of a view
     batching: Form = LIST

@@ -28,12 +28,10 @@ from loaders.schema import Array, Boxes, Field, Image, Images, Keypoints, Mask
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    import numpy.typing as npt
-
+    from loaders.augment.geometry import Op
+    from loaders.augment.resampling import Fill
     from loaders.buffers import Memory
     from loaders.datasets.reading.request import Request
-
-    UInt8Array = npt.NDArray[np.uint8]
 
 
 class SampleIdReader(Reader):
@@ -215,7 +213,7 @@ def _refuse(name: str, given: Any) -> NoReturn:
     )
 
 
-def _views(ops: tuple[Any, ...]) -> dict[str, tuple[Any, ...]]:
+def _views(ops: tuple[Any, ...]) -> dict[str, tuple[Op, ...]]:
     """Return the ops of each view by the suffix of its name; one view without a suffix unless ``Views`` is used."""
     if not any(isinstance(op, augment.Views) for op in ops):
         return {"": ops}
@@ -227,7 +225,7 @@ def _views(ops: tuple[Any, ...]) -> dict[str, tuple[Any, ...]]:
 
 
 def _picture_reader(
-    dataset: Any, name: str, field: Image | Mask, views: dict[str, tuple[Any, ...]]
+    dataset: Any, name: str, field: Image | Mask, views: dict[str, tuple[Op, ...]]
 ) -> PictureReader:
     named = tuple((f"{name}{suffix}", ops) for suffix, ops in views.items())
     codec, field = pixels_of(field, dataset)
@@ -237,7 +235,7 @@ def _picture_reader(
     return PictureReader(dataset.store.records, name, field, named, codec, sizes, fills, known)
 
 
-def _fill(name: str, field: Image | Mask, ops: tuple[Any, ...]) -> Any:
+def _fill(name: str, field: Image | Mask, ops: tuple[Op, ...]) -> Fill:
     """Return what lies outside of a field's pictures; SchemaError if they cannot hold it."""
     is_image, limits = isinstance(field, Image), np.iinfo(field.dtype)
     what, fill = ("fill", fill_of(ops)) if is_image else ("fill_mask", fill_mask_of(ops))

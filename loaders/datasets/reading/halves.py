@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from loaders.augment.geometry import Op
     from loaders.datasets.base import Halves
     from loaders.datasets.reading.request import Request
 
@@ -38,7 +39,7 @@ PictureMoves = tuple[tuple[str, ...], "Indices | None", Moves]
 Unfinished = tuple[Any, list[PictureMoves]]  # a batch before its pictures are made and moved
 
 
-def draw_picture_moves(ops: tuple[Any, ...], sizes: Sizes, request: Request) -> list[PictureMoves]:
+def draw_picture_moves(ops: tuple[Op, ...], sizes: Sizes, request: Request) -> list[PictureMoves]:
     """Draw what happens to the pictures of some fields: of one size each, or of a size for each sample."""
     if not ops:
         return []
@@ -99,7 +100,7 @@ def make_whole(
     return batch._replace(**values)
 
 
-def with_moves(ops: tuple[Any, ...], sizes: Sizes, batch: Any, request: Request) -> Unfinished:
+def with_moves(ops: tuple[Op, ...], sizes: Sizes, batch: Any, request: Request) -> Unfinished:
     """Add to a batch what is drawn for its pictures of some sizes."""
     return batch, draw_picture_moves(ops, sizes, request)
 

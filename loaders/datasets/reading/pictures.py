@@ -34,7 +34,9 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from loaders.augment.geometry import Geometry, Move
+    from loaders.augment.geometry import Geometry, Move, Op
+    from loaders.augment.resampling import Fill
+    from loaders.codecs import Codec
     from loaders.data.finder import Rows
     from loaders.data.store import Store
     from loaders.datasets.reading.request import Request
@@ -107,11 +109,11 @@ class PictureReader(Reader):
     read_records: Callable[[str, Rows], list[UInt8Array]]
     name: str
     field: Image | Mask
-    views: tuple[tuple[str, tuple[Any, ...]], ...]  # name and ops of each; no ops: as stored
-    codec: Any
+    views: tuple[tuple[str, tuple[Op, ...]], ...]  # name and ops of each; no ops: as stored
+    codec: Codec
     # Height and width of all results, by view; None: they differ, and a batch is a list of tensors.
     sizes: tuple[tuple[int, int] | None, ...]
-    fills: tuple[Any, ...]  # of each view: what lies outside of the pictures
+    fills: tuple[Fill, ...]  # of each view: what lies outside of the pictures
     known: KnownHeads | None = None  # of the store's pictures; None: heads are read each time
     min_rows = 4
 
