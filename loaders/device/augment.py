@@ -1,6 +1,6 @@
 """``BatchAugment``: crops, resizes, flips and pixel ops of whole batches, on whichever device holds them.
 
-Each sample gets the parameters that the same ops would have drawn for it on the host (``loaders.device.planning``).
+Each sample gets the parameters that the same ops would have drawn for it on the host (``loaders.augment.planning``).
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from torch import nn
 from loaders.augment.planning import as_ops, draw_geometry
 from loaders.checks import shown, whole_number
 from loaders.device.nested import map_tensors
-from loaders.device.pixels import check_fit, move_images, move_masks
-from loaders.device.planning import Moves, moves_of
+from loaders.device.pixels import Moves, check_fit, move_images, move_masks, moves_of
 from loaders.errors import BatchError
 
 if TYPE_CHECKING:

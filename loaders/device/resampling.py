@@ -26,7 +26,7 @@ from loaders.augment.resampling import (
 
 if TYPE_CHECKING:
     from loaders.augment.geometry import Geometry
-    from loaders.device.planning import Moves
+    from loaders.device.pixels import Moves
 
     Pair = tuple[torch.Tensor, torch.Tensor]
 
