@@ -120,8 +120,7 @@ def forms_of(
     for reader, (name, field) in zip(readers, fields.items(), strict=True):
         form = batching.get(name)
         if isinstance(reader, CropReader):
-            pairs = zip(reader.names, reader.shapes, strict=True)
-            unequal = (name for name, shape in pairs if shape is None)
+            unequal = (name for name, layout in reader.layouts.items() if layout is None)
             forms |= dict.fromkeys(unequal, form or Form("equal"))
         elif form is not None:
             forms |= dict.fromkeys(reader.names, form)

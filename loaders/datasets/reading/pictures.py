@@ -23,7 +23,7 @@ from loaders.buffers import Memory, scratch
 from loaders.codecs.heads import HEAD, PictureHead, picture_heads
 from loaders.codecs.jpeg import cut_out, parts_of
 from loaders.codecs.picture import PictureCodec
-from loaders.datasets.reading.fixed import Layout
+from loaders.datasets.reading.fixed import Layout, begin_views
 from loaders.datasets.reading.known import geometry_of
 from loaders.datasets.reading.request import Reader
 from loaders.errors import CodecError
@@ -122,14 +122,12 @@ class PictureReader(Reader):
         return tuple(name for name, _ in self.views)
 
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:
-        return [
-            [None] * num_samples if layout is None else layout.slot(name, num_samples, memory)
-            for name, layout in zip(self.names, self._layouts, strict=True)
-        ]
+        return begin_views(self._layouts, num_samples, memory)
 
     @cached_property
-    def _layouts(self) -> list[Layout | None]:
-        return [size and Layout.of(replace(self.field, size=size)) for size in self.sizes]
+    def _layouts(self) -> dict[str, Layout | None]:
+        layouts = [size and Layout.of(replace(self.field, size=size)) for size in self.sizes]
+        return dict(zip(self.names, layouts, strict=True))
 
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
         wanted, start = self.wanted(request, first, last)
@@ -287,7 +285,7 @@ class PictureReader(Reader):
     def finish(self, values: list[Any]) -> list[Any]:
         return [
             value if layout is None else layout.tensor(value[0], len(value[1]))
-            for layout, value in zip(self._layouts, values, strict=True)
+            for layout, value in zip(self._layouts.values(), values, strict=True)
         ]
 
 
