@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -226,12 +227,15 @@ def _views(ops: tuple[Any, ...]) -> dict[str, tuple[Op, ...]]:
 def _picture_reader(
     dataset: Any, name: str, field: Image | Mask, views: dict[str, tuple[Op, ...]]
 ) -> PictureReader:
-    named = tuple((f"{name}{suffix}", ops) for suffix, ops in views.items())
     codec, field = pixels_of(field, dataset)
-    sizes = tuple(output_size(ops, field.size) for ops in views.values())
-    fills = tuple(_fill(name, field, ops) for ops in views.values())
+    layouts: dict[str, Layout | None] = {}
+    for suffix, ops in views.items():
+        size = output_size(ops, field.size)
+        layouts[f"{name}{suffix}"] = size and Layout.of(replace(field, size=size))
+    lists = tuple(views.values())
+    fills = tuple(_fill(name, field, ops) for ops in lists)
     known = KnownHeads(dataset.store, name) if isinstance(codec, PictureCodec) else None
-    return PictureReader(dataset.store.records, name, field, named, codec, sizes, fills, known)
+    return PictureReader(dataset.store.records, name, field, lists, codec, layouts, fills, known)
 
 
 def _fill(name: str, field: Image | Mask, ops: tuple[Op, ...]) -> Fill:

@@ -30,7 +30,7 @@ from loaders.errors import CodecError
 from loaders.schema import Image, Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -109,25 +109,20 @@ class PictureReader(Reader):
     read_records: Callable[[str, Rows], list[UInt8Array]]
     name: str
     field: Image | Mask
-    views: tuple[tuple[str, tuple[Op, ...]], ...]  # name and ops of each; no ops: as stored
+    views: tuple[tuple[Op, ...], ...]  # the ops of each; none: as stored
     codec: Codec
-    # Height and width of all results, by view; None: they differ, and a batch is a list of tensors.
-    sizes: tuple[tuple[int, int] | None, ...]
+    # By the names of views, in order. None: its pictures differ in size, and a batch is a list of tensors.
+    layouts: Mapping[str, Layout | None]
     fills: tuple[Fill, ...]  # of each view: what lies outside of the pictures
     known: KnownHeads | None = None  # of the store's pictures; None: heads are read each time
     min_rows = 4
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(name for name, _ in self.views)
+        return tuple(self.layouts)
 
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:
-        return begin_views(self._layouts, num_samples, memory)
-
-    @cached_property
-    def _layouts(self) -> dict[str, Layout | None]:
-        layouts = [size and Layout.of(replace(self.field, size=size)) for size in self.sizes]
-        return dict(zip(self.names, layouts, strict=True))
+        return begin_views(self.layouts, num_samples, memory)
 
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
         wanted, start = self.wanted(request, first, last)
@@ -168,8 +163,8 @@ class PictureReader(Reader):
     def _places(self, values: list[Any], first: int, last: int) -> list[Sequence[Any]]:
         """Return for each view where its pictures go; None where their sizes differ."""
         places: list[Sequence[Any]] = []
-        for value, size in zip(values, self.sizes, strict=True):
-            if size is None:
+        for value, layout in zip(values, self.layouts.values(), strict=True):
+            if layout is None:
                 places.append([None] * (last - first))
             else:
                 rows = value[1][first:last]
@@ -182,15 +177,16 @@ class PictureReader(Reader):
         image, reduction = self._decode(
             wanted.records[i], (height, width), int(wanted.reductions[i])
         )
-        moves = zip(values, self.sizes, wanted.plans, wanted.moves(i), self.fills, strict=True)
-        for value, size, plan, move, fill in moves:
-            if size is not None and size != tuple(move.size):  # without ops
+        layouts, moves = self.layouts.values(), wanted.moves(i)
+        views = zip(values, layouts, wanted.plans, moves, self.fills, strict=True)
+        for value, layout, plan, move, fill in views:
+            if layout is not None and layout.shape[:2] != tuple(move.size):  # without ops
                 what = f"the picture is {height} x {width}"
                 raise CodecError(f"{what}, the field says {self.field.size}")
             if reduction > 1:
                 numbers = map(np.array, ([move.box], [(height, width)], [reduction]))
                 move = move._replace(box=reduced_boxes(*numbers)[0].tolist())
-            out = None if size is None else value[1][row]
+            out = None if layout is None else value[1][row]
             is_mask = isinstance(self.field, Mask)
             done = carry_out(image, move, plan.resampling, fill, out=out, nearest=is_mask)
             _edit(plan, i, done)
@@ -209,7 +205,7 @@ class PictureReader(Reader):
         sizes = heads[:, :2]
         plans = [
             geometry_of(request, ops, view, sizes, first, last)
-            for view, (_, ops) in enumerate(self.views)
+            for view, ops in enumerate(self.views)
         ]
         if isinstance(self.field, Mask):  # pixel ops leave them as they are
             plans = [replace(plan, edits=None) for plan in plans]
@@ -226,11 +222,12 @@ class PictureReader(Reader):
     ) -> tuple[Ints, npt.NDArray[np.bool_]]:
         """Prepare what happens to JPEGs and raw bytes; return which of them are ready, too."""
         steps = np.zeros((len(heads), len(plans), 8), np.int64)
-        are_ready = ((heads[:, 2] > 0) | self._is_bytes) & (None not in self.sizes)
+        sizes = [layout.shape[:2] for layout in self.layouts.values() if layout is not None]
+        are_ready = ((heads[:, 2] > 0) | self._is_bytes) & (len(sizes) == len(plans))
         if not are_ready.any():
             return steps, are_ready
-        for view, (plan, size) in enumerate(zip(plans, self.sizes, strict=True)):
-            are_ready &= (plan.sizes == size).all(axis=1)
+        for view, (plan, size) in enumerate(zip(plans, sizes, strict=True)):
+            are_ready &= np.equal(plan.sizes, size).all(axis=1)
             if not self._is_whole:
                 steps[:, view], are_inside = steps_of(plan, heads[:, :2], reductions)
                 are_ready &= are_inside
@@ -254,7 +251,7 @@ class PictureReader(Reader):
     @cached_property
     def _is_whole(self) -> bool:
         """Whether JPEGs are decoded into their places: there are no ops."""
-        return len(self.views) == 1 and not self.views[0][1] and not self._is_bytes
+        return self.views == ((),) and not self._is_bytes
 
     def _heads(self, records: Sequence[UInt8Array], rows: Rows) -> Ints:
         if isinstance(self.codec, PictureCodec):
@@ -285,7 +282,7 @@ class PictureReader(Reader):
     def finish(self, values: list[Any]) -> list[Any]:
         return [
             value if layout is None else layout.tensor(value[0], len(value[1]))
-            for layout, value in zip(self._layouts.values(), values, strict=True)
+            for layout, value in zip(self.layouts.values(), values, strict=True)
         ]
 
 
