@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 # The pictures of one size in a batch: the names of their fields (image and mask of one size move together), the rows of
 # their samples, on the host (None: all), and what augmentation does to them.
-PictureMoves = tuple[tuple[str, ...], "Indices | None", Moves]
+PictureMoves = tuple[list[str], "Indices | None", Moves]
 Unfinished = tuple[Any, list[PictureMoves]]  # a batch before its pictures are made and moved
 
 
@@ -42,16 +42,15 @@ def draw_picture_moves(ops: tuple[Op, ...], sizes: Sizes, request: Request) -> l
     """Draw what happens to the pictures of some fields: of one size each, or of a size for each sample."""
     if not ops:
         return []
-    fields: dict[Any, tuple[str, ...]] = {}
-    for name, size in sizes.items():
-        distinct = [size] if isinstance(size, tuple) else [*dict.fromkeys(size)]
-        for each in distinct:
-            rows = (
-                None if len(distinct) == 1 else tuple(i for i, s in enumerate(size) if s == each)
-            )
-            fields[each, rows] = (*fields.get((each, rows), ()), name)
+    groups: dict[tuple[tuple[int, int], tuple[int, ...] | None], list[str]] = {}
+    for name, given in sizes.items():
+        distinct = [given] if isinstance(given, tuple) else [*dict.fromkeys(given)]
+        for size in distinct:
+            is_size_of_all = len(distinct) == 1
+            rows = None if is_size_of_all else tuple(i for i, s in enumerate(given) if s == size)
+            groups.setdefault((size, rows), []).append(name)
     drawn: list[PictureMoves] = []
-    for (size, rows), names in fields.items():
+    for (size, rows), names in groups.items():
         which = None if rows is None else np.array(rows)
         part = request if which is None else request.select(which)
         lengths = np.broadcast_to(np.array(size), (len(part), 2))
