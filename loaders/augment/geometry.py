@@ -100,15 +100,6 @@ class Move(NamedTuple):
     ripple: Ripple | None = None  # the displacements that follow the matrix
 
 
-class Known(NamedTuple):
-    """What ops may know about N samples besides their sizes."""
-
-    # For each op that asks for them ``(N, 2)``: the point to crop around, as fractions of the axes; NaN: at random.
-    points: Sequence[Floats | None]
-    # For each sample float32 ``(n, 4)``: x1, y1, x2, y2 in source pixels. None: no op asks for boxes.
-    boxes: Sequence[npt.NDArray[Any]] | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class Geometry:
     """The geometry of N samples, as ``apply`` takes it; iterates as ``boxes, sizes, flips``."""
