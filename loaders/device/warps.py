@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional
 
 from loaders.augment.edits import hashed
-from loaders.augment.geometry import as_noise, kernel_size
+from loaders.augment.geometry import Ripple, as_noise, kernel_size
 from loaders.device.accelerator import row_of
 from loaders.device.resampling import blurred
 from loaders.errors import BatchError
@@ -21,7 +21,12 @@ from loaders.errors import BatchError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from loaders.augment.geometry import Geometry, Ripple
+    from loaders.augment.geometry import Geometry
+
+
+# Displacements of n samples: one of them, whose size and strengths all have; seeds, int64 ``(n,)``; and frames,
+# ``(n, 3, 3)`` float64.
+Ripples = tuple[Ripple, torch.Tensor, torch.Tensor]
 
 
 class Warps(NamedTuple):
@@ -30,31 +35,6 @@ class Warps(NamedTuple):
     rows: torch.Tensor  # int64 ``(n,)``: which
     matrices: torch.Tensor  # ``(n, 3, 3)`` float64, as ``augment.Geometry`` says
     ripples: Ripples | None  # how they are displaced; None: not at all
-
-
-class Ripples(NamedTuple):
-    """``augment.Ripple`` of n samples."""
-
-    seeds: torch.Tensor  # int64 ``(n,)``
-    frames: torch.Tensor  # ``(n, 3, 3)`` float64
-    size: tuple[int, int]  # of all frames
-    alpha: tuple[float, float]  # of all
-    sigma: tuple[float, float]  # of all
-
-    def displacements(self) -> torch.Tensor:
-        """Return by how much each pixel of the frames moves: x and y, float32 ``(n, 2, height, width)``."""
-        num, (height, width) = len(self.seeds), self.size
-        at = torch.arange(2 * height * width, device=self.seeds.device).view(2, height, width)
-        planes = as_noise(hashed(at, self.seeds.view(-1, 1, 1, 1)).float()).flatten(0, 1)[:, None]
-        if any(self.sigma):
-            sizes = [kernel_size(sigma) for sigma in self.sigma]
-            tall = row_of(sizes, planes).repeat(num)
-            for axis, sigma in ((3, self.sigma[0]), (2, self.sigma[1])):
-                wide = torch.full_like(tall, sigma)
-                planes = blurred(planes, axis, wide, tall, max(sizes) // 2)
-        most = row_of(self.alpha, planes).view(2, 1, 1) / 2
-        found: torch.Tensor = planes.view(num, 2, height, width) * most
-        return found
 
 
 def warps_of(drawn: Geometry) -> Warps | None:
@@ -74,9 +54,9 @@ def _ripples_of(ripples: Sequence[Ripple]) -> Ripples:
         raise BatchError(
             "images of different sizes cannot be displaced on a device: run ElasticTransform on the host"
         )
-    seeds = torch.tensor([each.seed for each in ripples], dtype=torch.int64)
+    seeds = torch.from_numpy(np.array([each.seed for each in ripples], np.int64))
     frames = torch.from_numpy(np.stack([each.frame for each in ripples]))
-    return Ripples(seeds, frames, one.size, one.alpha, one.sigma)
+    return one, seeds, frames
 
 
 def points_of(
@@ -89,10 +69,27 @@ def points_of(
     y, x = (torch.arange(n, device=matrices.device, dtype=torch.float32) + 0.5 for n in size)
     grid = torch.stack(torch.meshgrid(x, y, indexing="xy"), -1).expand(len(matrices), *size, 2)
     if ripples is not None:
-        grid = _moved(ripples.frames, grid)
-        shift = _sampled(ripples.displacements(), grid, "bilinear", "border")
+        one, seeds, frames = ripples
+        grid = _moved(frames, grid)
+        shift = _sampled(_displacements(one, seeds), grid, "bilinear", "border")
         grid = grid + shift.movedim(1, -1)
     return _moved(matrices, grid)
+
+
+def _displacements(one: Ripple, seeds: torch.Tensor) -> torch.Tensor:
+    """Return by how much each pixel of n frames moves: x and y, float32 ``(n, 2, height, width)``."""
+    num, (height, width) = len(seeds), one.size
+    at = torch.arange(2 * height * width, device=seeds.device).view(2, height, width)
+    planes = as_noise(hashed(at, seeds.view(-1, 1, 1, 1)).float()).flatten(0, 1)[:, None]
+    if any(one.sigma):
+        sizes = [kernel_size(sigma) for sigma in one.sigma]
+        tall = row_of(sizes, planes).repeat(num)
+        for axis, sigma in ((3, one.sigma[0]), (2, one.sigma[1])):
+            wide = torch.full_like(tall, sigma)
+            planes = blurred(planes, axis, wide, tall, max(sizes) // 2)
+    most = row_of(one.alpha, planes).view(2, 1, 1) / 2
+    found: torch.Tensor = planes.view(num, 2, height, width) * most
+    return found
 
 
 def _moved(matrices: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
