@@ -125,10 +125,12 @@ def _picked(lines: torch.Tensor, moves: Moves, fill: Fill) -> torch.Tensor:
     dtype, kind = lines.dtype, _SIGNED.get(lines.dtype, lines.dtype)
     outside = torch.from_numpy(np.atleast_1d(fill)).to(dtype).view(kind).tolist()
     lines, around = lines.view(kind), row_of(outside, lines, kind)
+    inside = torch.ones((), dtype=torch.bool, device=lines.device)
     for axis in range(1, len(moves.size) + 1):
-        positions, inside = nearest(moves, axis - 1, lines.shape[axis])
-        lines = torch.where(_along(axis, inside, lines), _take(lines, axis, positions), around)
-    return lines.view(dtype)
+        positions, is_inside = nearest(moves, axis - 1, lines.shape[axis])
+        lines = _take(lines, axis, positions)
+        inside = inside & _along(axis, is_inside, lines)
+    return torch.where(inside, lines, around).view(dtype)
 
 
 def _summed(lines: torch.Tensor, moves: Moves) -> torch.Tensor:
