@@ -100,20 +100,6 @@ class Move(NamedTuple):
     ripple: Ripple | None = None  # the displacements that follow the matrix
 
 
-class Known(NamedTuple):
-    """What ops may know about N samples besides their sizes."""
-
-    # For each op that asks for them ``(N, 2)``: the point to crop around, as fractions of the axes; NaN: at random.
-    points: Sequence[Floats | None]
-    # For each sample float32 ``(n, 4)``: x1, y1, x2, y2 in source pixels. None: no op asks for boxes.
-    boxes: Sequence[npt.NDArray[Any]] | None = None
-
-    def of(self, rows: Any) -> Known:
-        """Select rows, by an array of row numbers."""
-        points = [None if each is None else each[rows] for each in self.points]
-        return Known(points, None if self.boxes is None else [self.boxes[i] for i in rows])
-
-
 @dataclass(frozen=True, slots=True)
 class Geometry:
     """The geometry of N samples, as ``apply`` takes it; iterates as ``boxes, sizes, flips``."""
@@ -148,7 +134,9 @@ class Geometry:
     def move(self, i: int) -> Move:
         """Return the row of a sample."""
         return Move(
-            *(self.places[i].tolist(), self.sizes[i].tolist(), self.flips[i].tolist()),
+            self.places[i].tolist(),
+            self.sizes[i].tolist(),
+            self.flips[i].tolist(),
             self.matrices[i] if self.matrices is not None and self.is_warped[i] else None,
             None if self.ripples is None else self.ripples[i],
         )

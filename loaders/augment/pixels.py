@@ -17,6 +17,7 @@ import numpy as np
 from loaders.augment.geometry import corners_of, moved_points
 from loaders.augment.resampling import (
     FAST,
+    Fill,
     Resampling,
     inner_span,
     is_between_pixels,
@@ -52,7 +53,7 @@ def carry_out(
     image: Array,
     move: Move,
     resampling: Resampling = FAST,
-    fill: Any = 0,
+    fill: Fill = 0,
     *,
     out: Array | None = None,
     nearest: bool = False,
@@ -67,19 +68,19 @@ def carry_out(
     centred = np.linalg.inv(_TO_CENTRE) @ matrix @ _TO_CENTRE
     nearest = nearest or resampling.warp == "nearest"
     flags = cv2.INTER_NEAREST if nearest else cv2.INTER_LINEAR
-    around = tuple(np.broadcast_to(fill, 4).tolist()) if np.ndim(fill) == 0 else tuple(fill)
-    border, inverse = (_BORDERS[resampling.padding_mode], around), flags | cv2.WARP_INVERSE_MAP
+    around = fill if isinstance(fill, tuple) else (fill,) * 4
+    border, inverse = _BORDERS[resampling.padding_mode], flags | cv2.WARP_INVERSE_MAP
     shape = (size[1], size[0])
     try:
         flat = np.ascontiguousarray(image)
         if ripple is not None:
             at = moved_points(matrix[None], ripple.sources(size).reshape(1, -1, 2)) - 0.5
             x, y = at.astype(np.float32).reshape(*size, 2).transpose(2, 0, 1)
-            done = cv2.remap(flat, x, y, flags, None, *border)
+            done = cv2.remap(flat, x, y, flags, None, border, around)
         elif (centred[2] == (0, 0, 1)).all():
-            done = cv2.warpAffine(flat, centred[:2], shape, None, inverse, *border)
+            done = cv2.warpAffine(flat, centred[:2], shape, None, inverse, border, around)
         else:
-            done = cv2.warpPerspective(flat, centred, shape, None, inverse, *border)
+            done = cv2.warpPerspective(flat, centred, shape, None, inverse, border, around)
     except cv2.error as error:
         raise BatchError(
             f"cannot warp a {image.dtype} image of shape {image.shape}: {error.err}"
@@ -93,7 +94,7 @@ def apply(
     box: Sequence[Any],
     size: Sequence[int],
     flip: Sequence[bool],
-    fill: Any = 0,
+    fill: Fill = 0,
     *,
     out: Array | None = None,
     nearest: bool = False,
@@ -146,7 +147,7 @@ def apply(
 
 
 def _pick(
-    image: Array, box: Sequence[float], flip: Sequence[bool], fill: Any, out: Array
+    image: Array, box: Sequence[float], flip: Sequence[bool], fill: Fill, out: Array
 ) -> Array:
     """Nearest-neighbour resampling of a sub-pixel box."""
     target = out[:: -1 if flip[0] else 1, :: -1 if flip[1] else 1]
@@ -164,7 +165,7 @@ def _pick(
 
 
 def _padded(
-    image: Array, box: Sequence[Any], size: Sequence[int], fill: Any, resampling: Resampling
+    image: Array, box: Sequence[Any], size: Sequence[int], fill: Fill, resampling: Resampling
 ) -> tuple[Array, Sequence[Any]]:
     """Pad an image so that it contains the box, as ``padding_mode`` says, or where a filter mixes both.
 
@@ -213,11 +214,11 @@ def steps_of(
     starts, extents = boxes[:, :2], boxes[:, 2:]
     ends = starts + extents
     is_resized = (extents != geometry.sizes).any(axis=1)
-    is_half = _is_half(*extents.T, *geometry.sizes.T)
+    are_half = is_half(*extents.T, *geometry.sizes.T)
     steps = np.empty((len(boxes), 8), np.int64)
     steps[:, 0:4:2], steps[:, 1:4:2], steps[:, 4:6] = starts, ends, geometry.sizes[:, ::-1]
     methods = _METHODS.get(geometry.resampling.interpolation, _METHODS["bilinear"])
-    steps[:, 6] = methods[is_resized * (1 + is_half)]
+    steps[:, 6] = methods[is_resized * (1 + are_half)]
     steps[:, 7] = _FLIPS[geometry.flips @ (2, 1)]
     is_inside: npt.NDArray[np.bool_] = (starts >= 0) & (ends <= shapes)
     is_ready = is_inside[:, 0] & is_inside[:, 1]
@@ -284,7 +285,7 @@ def _resize(source: Array, target: Array, nearest: bool, interpolation: str) -> 
         np.take(source.take(rows, 0), cols, 1, out=target, mode="clip")
         return
     method = cv2.INTER_CUBIC if interpolation == "bicubic" else cv2.INTER_LINEAR
-    if interpolation == "bilinear" and _is_half(source.shape[0], source.shape[1], height, width):
+    if interpolation == "bilinear" and is_half(source.shape[0], source.shape[1], height, width):
         method = cv2.INTER_AREA
     if method != cv2.INTER_AREA or source.ndim == 2 or source.shape[2] <= _MAX_AREA_CHANNELS:
         cv2.resize(source, (width, height), target, 0, 0, method)
@@ -295,7 +296,7 @@ def _resize(source: Array, target: Array, nearest: bool, interpolation: str) -> 
         target[:, :, start : start + part.shape[2]] = resized.reshape(height, width, -1)
 
 
-def _is_half(from_height: Any, from_width: Any, height: Any, width: Any) -> Any:
+def is_half(from_height: Any, from_width: Any, height: Any, width: Any) -> Any:
     """Return whether both sides shrink by more than 2; of numbers, or elementwise of arrays."""
     return (from_height > 2 * height) & (from_width > 2 * width)
 

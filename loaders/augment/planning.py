@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loaders.augment.edits import Edits
-from loaders.augment.geometry import Known, Op, SizedBySample, Window
+from loaders.augment.geometry import Op, SizedBySample, Window
 from loaders.augment.ops import Crop
-from loaders.augment.resampling import Resampling
+from loaders.augment.resampling import Fill, Resampling
 from loaders.checks import as_list
 from loaders.errors import BatchError
 from loaders.rng import key64, uniforms
@@ -74,9 +74,10 @@ def fill_mask_of(ops: Sequence[Op]) -> int:
     return int(_one_of(ops, "fill_mask", 0))
 
 
-def fill_of(ops: Sequence[Op]) -> Any:
+def fill_of(ops: Sequence[Op]) -> Fill:
     """Return the padding value of pixels: the one that ops set, or 0; ValueError if ops set different ones."""
-    return _one_of(ops, "fill", 0)
+    fill: Fill = _one_of(ops, "fill", 0)
+    return fill
 
 
 def _one_of(ops: Sequence[Op], name: str, default: Any) -> Any:
@@ -116,7 +117,10 @@ def draw_geometry(
     indices: npt.NDArray[Any],  # ``(N,)``: positions in the dataset
     draws: npt.NDArray[Any] | None = None,  # ``(N,)``: of repeats of an index within the epoch
     view: int = 0,  # number of the view, if several are made from one decode
-    known: Known | None = None,  # crop points and boxes for ops that need them
+    # For ops that ask for them, ``(N, 2)`` of each: points to crop around, as fractions of the axes; NaN: at random.
+    points: Sequence[Floats | None] | None = None,
+    # For ops that ask for them, of each sample float32 ``(n, 4)``: x1, y1, x2, y2 in source pixels.
+    boxes: Sequence[npt.NDArray[Any]] | None = None,
 ) -> Geometry:
     """Draw the parameters of a batch and reduce them to one ``Geometry``; BatchError for an image that is too small.
 
@@ -135,10 +139,9 @@ def draw_geometry(
     nums = [num_axes if getattr(op, "per_axis", False) else op.num_draws for op in ops]
     drawn = uniforms(keys, indices, draws, nums=nums) if ops else []
     lengths = window.size.copy()
-    known = known or Known([None] * len(ops))
-    window.boxes = known.boxes
-    for op, numbers, points in zip(ops, drawn, known.points, strict=True):
-        window.points = _source_points(points, lengths)
+    window.boxes = boxes
+    for op, numbers, at in zip(ops, drawn, points or [None] * len(ops), strict=True):
+        window.points = _source_points(at, lengths)
         op.move(window, numbers)
     geometry = window.geometry(resampling_of(ops))
     edited = [

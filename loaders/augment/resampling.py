@@ -85,11 +85,14 @@ def source_positions(positions: Any, length: int, mode: str) -> Any:
     return at - (at >= length) * 2 * (at - length + 1)
 
 
+def image_span(start: Any, extent: Any, size: int, length: int) -> tuple[Any, Any]:
+    """Return where the image begins and ends on an axis, in pixels of the result; of numbers, arrays or tensors."""
+    return -start * size / extent, (length - start) * size / extent
+
+
 def inner_span(start: float, extent: float, size: int, length: int) -> tuple[int, int]:
     """Return the range [first, last) of output pixels of an axis that lie on the image."""
-    first, last = (
-        min(max(round((at - start) * size / extent), 0), size) for at in (0.0, float(length))
-    )
+    first, last = (min(max(round(at), 0), size) for at in image_span(start, extent, size, length))
     return first, max(first, last)
 
 
@@ -99,7 +102,7 @@ def is_between_pixels(start: Any, extent: Any, size: int, length: int) -> Any:
     That is so if it was padded first and then resized; if it was resized first, its edges fall between output pixels.
     Takes numbers, arrays or tensors.
     """
-    first, last = -start * size / extent, (length - start) * size / extent
+    first, last = image_span(start, extent, size, length)
     return ((start < 0) & (abs(first - (first + 0.5) // 1) > _EDGE)) | (
         (start + extent > length + _EDGE) & (abs(last - (last + 0.5) // 1) > _EDGE)
     )
@@ -112,7 +115,7 @@ def resample(
     out: Array,  # of the result's shape and dtype; must not overlap the image
     *,
     interpolation: str,  # ``"bilinear"``, ``"bicubic"`` or ``"area"``
-    fill: Any = 0,  # value outside the image
+    fill: Fill = 0,  # value outside the image
 ) -> Array:
     """Resample a box of an image with one of Pillow's filters into ``out``, and return it."""
     target = out[:: -1 if flip[0] else 1, :: -1 if flip[1] else 1]

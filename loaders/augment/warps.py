@@ -52,7 +52,7 @@ def affine_matrices(
     return matrices
 
 
-def as_values(matrices: Floats, interpolation: str, fill: Any) -> Floats:
+def as_values(matrices: Floats, interpolation: str, fill: Fill) -> Floats:
     """Return the values of ``Kind.WARP`` edits, ``(N, NUM_VALUES)``."""
     values = np.zeros((len(matrices), NUM_VALUES))
     values[:, :6] = matrices[:, :2].reshape(-1, 6)

@@ -8,6 +8,7 @@ float64: exact, so the same on every machine and in any order of summation.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING
@@ -101,31 +102,14 @@ def product(matrix: Floats, columns: Floats) -> Floats:
     return parts.transpose(1, 0, 2).reshape(len(matrix), -1)[:, :num]
 
 
-@dataclass(frozen=True, slots=True)
-class Component:
-    """One plane of an image: its pixels, and its blocks."""
+def blocks_of(size: Size) -> Size:
+    """Return how many blocks a plane has, down and across."""
+    return -(-size[0] // 8), -(-size[1] // 8)
 
-    height: int  # in pixels
-    width: int  # in pixels
 
-    @property
-    def rows(self) -> int:
-        """Blocks down."""
-        return -(-self.height // 8)
-
-    @property
-    def columns(self) -> int:
-        """Blocks across."""
-        return -(-self.width // 8)
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks of the plane."""
-        return self.rows * self.columns
-
-    def at(self, side: int) -> Size:
-        """Return (height, width) where a block has ``side`` pixels a side."""
-        return -(-self.height * side // 8), -(-self.width * side // 8)
+def scaled(size: Size, side: int) -> Size:
+    """Return (height, width) of a plane where a block has ``side`` pixels a side."""
+    return -(-size[0] * side // 8), -(-size[1] * side // 8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,48 +121,43 @@ class Grid:
     subsampling: str  # ``"420"`` or ``"444"``; of no meaning with one channel
 
     @property
-    def components(self) -> tuple[Component, ...]:
-        """Y, or Y, Cb and Cr."""
-        luma = Component(*self.size)
-        if self.channels == 1:
-            return (luma,)
-        chroma = Component(*map(half, self.size)) if self.is_halved else luma
-        return luma, chroma, chroma
-
-    @property
     def is_halved(self) -> bool:
         """True if chroma has half the height and width."""
         return self.channels == 3 and self.subsampling == "420"
 
     @property
-    def num_blocks(self) -> int:
-        """Blocks of all components."""
-        return sum(component.num_blocks for component in self.components)
+    def planes(self) -> list[tuple[Size, slice]]:
+        """Of Y, or Y, Cb and Cr: the size in pixels, and where its blocks stand among all."""
+        chroma = (half(self.size[0]), half(self.size[1])) if self.is_halved else self.size
+        sizes = [self.size, chroma, chroma][: self.channels]
+        ends = np.cumsum([math.prod(blocks_of(size)) for size in sizes]).tolist()
+        slices = [slice(a, b) for a, b in zip([0, *ends], ends, strict=False)]
+        return list(zip(sizes, slices, strict=True))
 
-    def split(self) -> list[slice]:
-        """Return where the blocks of each component stand among all."""
-        ends = np.cumsum([component.num_blocks for component in self.components]).tolist()
-        return [slice(a, b) for a, b in zip([0, *ends], ends, strict=False)]
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of all planes."""
+        return int(self.planes[-1][1].stop)
 
 
 def transform(planes: Sequence[Plane], grid: Grid, quality: int) -> Ints:
     """Return the quantized coefficients of planes around 0, ``(64, num_blocks)``; row 0 as differences."""
     tables = quantization(quality)
     parts = []
-    for number, (plane, component) in enumerate(zip(planes, grid.components, strict=True)):
-        sums = product(_forward(), _blocks(plane.numbers, component).astype(np.float64))
+    for number, (plane, (size, _)) in enumerate(zip(planes, grid.planes, strict=True)):
+        sums = product(_forward(), _blocks(plane.numbers, size).astype(np.float64))
         table = tables[number > 0]
         divisors = np.array([table[u, v] for u, v in ORDER], np.float64)[:, None]
         coefficients = np.rint(sums / (divisors * (_FORWARD_UNITS * plane.units)))
-        coefficients[0] = _differences(coefficients[0].reshape(component.rows, -1)).reshape(-1)
+        coefficients[0] = _differences(coefficients[0].reshape(blocks_of(size))).reshape(-1)
         parts.append(coefficients.astype(np.int64))
     return np.concatenate(parts, axis=1)
 
 
-def _blocks(numbers: Ints, component: Component) -> Ints:
+def _blocks(numbers: Ints, size: Size) -> Ints:
     """Return the pixels of each block as a column, the edges continued to whole blocks."""
-    rows, columns = component.rows, component.columns
-    below, beside = 8 * rows - component.height, 8 * columns - component.width
+    rows, columns = blocks_of(size)
+    below, beside = 8 * rows - size[0], 8 * columns - size[1]
     padded = np.pad(numbers, ((0, below), (0, beside)), mode="edge")
     return padded.reshape(rows, 8, columns, 8).transpose(1, 3, 0, 2).reshape(64, -1)
 
@@ -192,7 +171,7 @@ def _differences(means: Floats) -> Floats:
 
 
 def sums_of(differences: Floats) -> Floats:
-    """Undo ``_differences``, for (rows, columns) of one component."""
+    """Undo ``_differences``, for (rows, columns) of one plane."""
     result = differences.copy()
     result[:, 0] = np.cumsum(differences[:, 0])
     return np.cumsum(result, axis=1)
@@ -205,29 +184,29 @@ def restore(coefficients: Floats, grid: Grid, quality: int) -> UInt8Array:
     """
     side = round(len(coefficients) ** 0.5)
     planes = [
-        _plane(coefficients[:, part], component, inverse(quality, side, chroma=number > 0), side)
-        for number, (part, component) in enumerate(zip(grid.split(), grid.components, strict=True))
+        _plane(coefficients[:, part], size, inverse(quality, side, chroma=number > 0), side)
+        for number, (size, part) in enumerate(grid.planes)
     ]
     luma = planes[0] + np.float32(128)
     np.clip(luma, 0, 255, out=luma)
     if grid.channels == 1:
         gray: UInt8Array = np.rint(luma).astype(np.uint8)[:, :, None]
         return gray
-    size = grid.components[0].at(side)
+    size = scaled(grid.size, side)
     blue, red = (np.clip(plane, -128, 127) for plane in planes[1:])
     if grid.is_halved:
         blue, red = double(blue, size), double(red, size)
     return join_rgb(luma, blue, red)
 
 
-def _plane(coefficients: Floats, component: Component, weights: Floats, side: int) -> FloatArray:
+def _plane(coefficients: Floats, size: Size, weights: Floats, side: int) -> FloatArray:
     """Return one plane, around 0."""
-    rows, columns = component.rows, component.columns
+    rows, columns = blocks_of(size)
     coefficients = coefficients.copy()
     coefficients[0] = sums_of(coefficients[0].reshape(rows, columns)).reshape(-1)
     pixels = product(weights, coefficients).reshape(side, side, rows, columns)
     plane = np.empty((rows, side, columns, side), np.float32)
     plane[...] = pixels.transpose(2, 0, 3, 1)
     plane *= np.float32(1 / INVERSE_UNITS)
-    height, width = component.at(side)
+    height, width = scaled(size, side)
     return plane.reshape(rows * side, columns * side)[:height, :width]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 import threading
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -58,21 +58,20 @@ _DAMAGE = (OSError, ValueError, struct.error, zstandard.ZstdError)  # pyarrow ra
 _local = threading.local()
 
 
-class Escapes(NamedTuple):
-    """Values beyond int8: what to add to some coefficients of some rows."""
-
-    positions: npt.NDArray[np.int64]  # int64, counted through all rows
-    adds: FloatArray  # float32, multiples of 256
+# Values beyond int8 of some rows: positions of coefficients, counted through all rows, and what is missing there:
+# float32, multiples of 256.
+Escapes = tuple[Ints, FloatArray]
 
 
 class DctCodec:
     """RGB or gray images of one size as quantized coefficients; one instance serves all threads.
 
-    ``band_nbytes`` has the bytes of each band, decompressed: one for each coefficient. CodecError at construction if
-    the field holds something else.
+    A block is decoded to ``side`` pixels a side: 8 for full scale; 4, 2 or 1 for 1/2, 1/4 or 1/8, sides of images
+    rounded up. ``band_nbytes`` has the bytes of each band, decompressed: one for each coefficient. CodecError at
+    construction if the field holds something else.
     """
 
-    def __init__(self, field: Field) -> None:
+    def __init__(self, field: Field, side: int = 8) -> None:
         if not isinstance(field, Image) or field.channels not in (1, 3) or field.dtype != "uint8":
             raise CodecError("codec 'dct' stores images of 1 or 3 channels of uint8: take 'raw'")
         if field.size is None or max(field.size) > _MAX_SIDE:
@@ -84,7 +83,7 @@ class DctCodec:
         assert field.subsampling is not None
         assert field.compression is not None
         self.grid = Grid(field.size, field.channels, field.subsampling)
-        self.quality, self.compression = field.quality, field.compression
+        self.side, self.quality, self.compression = side, field.quality, field.compression
         if self.compression == "lz4":
             _lz4()  # imports pyarrow: not on the thread that decodes first
         name = "gray" if field.channels == 1 else field.subsampling
@@ -143,26 +142,22 @@ class DctCodec:
 
     # -- decoding ----------------------------------------------------------------------------------
 
-    def decode(self, record: UInt8Array, side: int = 8) -> UInt8Array:
-        """Return H x W x C pixels of a record.
+    def decode(self, record: UInt8Array) -> UInt8Array:
+        """Return H x W x C pixels; CodecError if the record is damaged, or of other settings than the field's."""
+        return restore(self.unpack(record), self.grid, self.quality)
 
-        ``side`` is 8 for full scale; 4, 2 or 1 for 1/2, 1/4 or 1/8, sides rounded up. CodecError if the record is
-        damaged, or of other settings than the field's.
-        """
-        return restore(self.unpack(record, side), self.grid, self.quality)
-
-    def unpack(self, record: UInt8Array, side: int = 8) -> npt.NDArray[np.float64]:
+    def unpack(self, record: UInt8Array) -> npt.NDArray[np.float64]:
         """Return the quantized coefficients of a record: ``(side * side, num_blocks)`` whole numbers.
 
         Raises:
             CodecError: The record is damaged, or of other settings than the field's.
         """
         self.check(record)
-        row = np.empty((1, self.row_nbytes(side)), np.uint8)
-        escapes = self.fill([record], row)
+        row = np.empty((1, self.row_nbytes(self.side)), np.uint8)
+        positions, adds = self.fill([record], row)
         coefficients = row.view(np.int8).reshape(-1).astype(np.float64)
-        coefficients[escapes.positions] += escapes.adds
-        return coefficients.reshape(side * side, -1)
+        coefficients[positions] += adds
+        return coefficients.reshape(self.side**2, -1)
 
     def check(self, record: UInt8Array) -> None:
         """Compare a record with the checks in its head.
@@ -289,4 +284,4 @@ def _read_escapes(lists: Sequence[Any], full_nbytes: int, row_nbytes: int) -> Es
         rows, at = np.divmod(at, full_nbytes)
         inside = at < row_nbytes
         at, adds = (rows * row_nbytes + at)[inside], adds[inside]
-    return Escapes(at, adds)
+    return at, adds

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 UInt8Array = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
 Bounds = npt.NDArray[np.integer[Any]]
 
 # Chroma is interpolated from what is beside it: up to 4 pixels, found by trying every subsampling
@@ -41,21 +42,23 @@ _SHORT, _LONG = np.dtype("<u2"), np.dtype("<u4")  # of an index
 _MAX_APP_BYTES = 65_535
 
 
-def blocks_of(
-    heads: npt.NDArray[np.int64], boxes: npt.NDArray[np.int64], num_threads: int = 1
-) -> npt.NDArray[np.int64]:
-    """Return which segments are enough of each picture, ``(N, 10)``; zeros where too few pixels would be saved.
+def parts_of(heads: Ints, boxes: Ints, num_threads: int = 1) -> Ints:
+    """Return which part is enough of each picture, ``(N, 11)``, as ``cut_out`` takes it; zeros: all of it.
 
     First row of segments, the one behind the last, the same of columns; height and width of all of them in pixels;
-    where they begin in the picture, y and x; the number of its segments, and of those side by side.
+    where they begin in the picture, y and x; the number of its segments, and of those side by side: zeros where too few
+    pixels would be saved. Then how many rows are enough of a file whose segments are not cut out.
 
     Heads are ``(N, 7)`` as of ``picture_heads``, boxes ``(N, 4)``: y, x, height, width, which may reach outside. The
     more threads share the interpreter, the more must be saved.
     """
-    blocks = np.zeros((len(heads), 10), np.int64)
+    parts = np.zeros((len(heads), 11), np.int64)
+    ends = (boxes[:, 0] + boxes[:, 2]).clip(0) + _MARGIN
+    # Less saves too little to be worth a copy of the file.
+    parts[:, 10] = np.where((heads[:, 2] > 0) & (ends * 16 <= heads[:, 0] * 15), ends, 0)
     numbers = np.flatnonzero(heads[:, 4])
     if not len(numbers):
-        return blocks
+        return parts
     counts, sides = _grids(heads[numbers])
     numbers, counts, sides = (each[counts[:, 0] > 0] for each in (numbers, counts, sides))
     sizes, starts, extents = heads[numbers, :2], boxes[numbers, :2], boxes[numbers, 2:]
@@ -63,15 +66,15 @@ def blocks_of(
     lasts = np.minimum(-(-(starts + extents + _MARGIN) // sides), counts)
     lasts = np.maximum(lasts, firsts + 1)
     corners = firsts * sides
-    parts = np.minimum(lasts * sides, sizes) - corners
-    saved = sizes.prod(axis=1) - parts.prod(axis=1)
-    is_worth = (saved >= _PIXELS_PER_THREAD * num_threads) & (parts[:, 1] > _NARROW)
+    shapes = np.minimum(lasts * sides, sizes) - corners
+    saved = sizes.prod(axis=1) - shapes.prod(axis=1)
+    is_worth = (saved >= _PIXELS_PER_THREAD * num_threads) & (shapes[:, 1] > _NARROW)
     rows, columns = np.stack([firsts, lasts], axis=2).transpose(1, 0, 2)
     found = np.hstack(
-        [rows, columns, parts, corners, counts.prod(1, keepdims=True), counts[:, 1:]]
+        [rows, columns, shapes, corners, counts.prod(1, keepdims=True), counts[:, 1:]]
     )
-    blocks[numbers[is_worth]] = found[is_worth]
-    return blocks
+    parts[numbers[is_worth], :10] = found[is_worth]
+    return parts
 
 
 def num_segments(head: PictureHead) -> int:
@@ -79,7 +82,7 @@ def num_segments(head: PictureHead) -> int:
     return int(_grids(np.array([head]))[0].prod()) if head.interval else 0
 
 
-def _grids(heads: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _grids(heads: Ints) -> tuple[Ints, Ints]:
     """Return how many segments of each picture lie below and beside each other, and their sides, ``(N, 2)`` each.
 
     0 where segments are neither parts of rows of units nor rows of them.
@@ -91,30 +94,6 @@ def _grids(heads: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDA
     sides = np.stack([rows * unit_height, np.where(is_part, interval, units) * unit_width], axis=1)
     counts = -(-sizes // np.maximum(sides, 1)) * (is_part | are_rows)[:, None]
     return counts, sides
-
-
-def ends_of(sizes: npt.NDArray[np.int64], boxes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return how many rows are enough of each JPEG of which no block is, ``(N,)``; 0: all."""
-    ends: npt.NDArray[np.int64] = (boxes[:, 0] + boxes[:, 2]).clip(0) + _MARGIN
-    ends[ends * 16 > sizes[:, 0] * 15] = 0  # saves too little to be worth a copy of the file
-    return ends
-
-
-def first_rows(record: UInt8Array, height_at: int, rows: int, width: int) -> UInt8Array | None:
-    """Return a file that ends below its first rows, though data follow.
-
-    A decoder must not mind those. None if it has no end: it is to be decoded whole, as only then the decoder notices
-    what is missing.
-    """
-    if not _has_end(record):
-        return None
-    record = record.copy()
-    SIDES.pack_into(record.data, height_at, rows, width)
-    return record
-
-
-def _has_end(record: UInt8Array) -> bool:
-    return record.item(-1) == EOI and record.item(-2) == 0xFF
 
 
 @lru_cache  # most pictures of a dataset have few sizes
@@ -154,49 +133,59 @@ def with_index(record: UInt8Array) -> UInt8Array:
 
 
 def cut_out(
-    record: UInt8Array, head: PictureHead, block: Sequence[int]
-) -> tuple[UInt8Array, int, int, int, int] | None:
-    """Make a picture of segments, by ``blocks_of``: its pixels are those of the whole; None if they are not all there.
+    record: UInt8Array, head: Sequence[int], part: Sequence[int]
+) -> tuple[UInt8Array, int, int, int, int, bool]:
+    """Return a file of the part of a JPEG that is enough, by ``parts_of``: its pixels are those of the whole.
 
-    Return its file, height, width, and where it begins in the whole picture: top, left. Damage in what
-    is left out goes unnoticed.
+    Also return its height and width, where it begins in the whole picture (top, left), and whether more data follow
+    than its header tells of, which a decoder must not mind. Damage in what is left out goes unnoticed. A file without
+    an end is returned whole, as only then the decoder notices what is missing.
     """
-    first_row, last_row, first_column, last_column, height, width, top, left, count, stride = block
-    found = _bounds(record, head, count) if _has_end(record) else None
-    if found is None:
-        return None
-    start, bounds = found
-    places = _places(last_row - first_row, last_column - first_column, stride)
-    first = first_row * stride + first_column
-    part = _joined(record.data, start, bounds[first:].astype(np.int64).take(places))
-    if part is None:
-        return None
-    SIDES.pack_into(part, head.height_at, height, width)
-    return np.frombuffer(part, np.uint8), height, width, top, left
+    is_divided, rows = part[1] > 0, part[10]
+    is_cut = (is_divided or rows) and record.item(-1) == EOI and record.item(-2) == 0xFF
+    if is_cut and is_divided:
+        file = _joined(record, PictureHead._make(head), part)
+        if file is not None:
+            height, width, top, left = part[4:8]
+            return file, height, width, top, left, False
+    if is_cut and rows:
+        record = record.copy()
+        SIDES.pack_into(record.data, head[2], rows, head[1])
+        return record, rows, head[1], 0, 0, True
+    return record, head[0], head[1], 0, 0, False
 
 
 @lru_cache(maxsize=1024)
-def _places(rows: int, columns: int, stride: int) -> npt.NDArray[np.int64]:
+def _places(rows: int, columns: int, stride: int) -> Ints:
     """Return where the bounds of a block's segments are behind its first one, ``(rows, columns + 1)``."""
     return np.arange(rows)[:, None] * stride + np.arange(columns + 1)
 
 
-def _joined(file: memoryview, start: int, bounds: Bounds) -> bytearray | None:
+def _joined(record: UInt8Array, head: PictureHead, part: Sequence[int]) -> UInt8Array | None:
     """Put header and segments together, row by row, and number the restart markers anew.
 
-    None if an index has made the bounds up.
+    None if the segments are not all there, or an index has made their bounds up.
     """
-    data = file[start:]
+    row, end_row, column, end_column, height, width, _, _, count, stride, _ = part
+    found = _bounds(record, head, count)
+    if found is None:
+        return None
+    start, every = found
+    places = _places(end_row - row, end_column - column, stride)
+    bounds = every[row * stride + column :].astype(np.int64).take(places)
+    head_bytes, data = record.data[:start], record.data[start:]
     rows = zip(bounds[:, 0].tolist(), bounds[:, -1].tolist(), strict=True)
-    part = bytearray().join([file[:start], *[data[first:last] for first, last in rows]])
+    file = bytearray().join([head_bytes, *[data[first:last] for first, last in rows]])
     lengths = (bounds[:, 1:] - bounds[:, :-1]).ravel()
     numbers = lengths.cumsum()
     numbers += start - 1
-    if numbers[-1] != len(part) - 1 or lengths.min() < 0:
+    if numbers[-1] != len(file) - 1 or lengths.min() < 0:
         return None
-    np.frombuffer(part, np.uint8)[numbers] = _numbers(len(numbers))
-    part[-1] = EOI
-    return part
+    joined = np.frombuffer(file, np.uint8)
+    joined[numbers] = _numbers(len(numbers))
+    joined[-1] = EOI
+    SIDES.pack_into(file, head.height_at, height, width)
+    return joined
 
 
 def _numbers(count: int) -> UInt8Array:

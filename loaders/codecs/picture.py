@@ -126,7 +126,7 @@ class PictureCodec:
         height: int,
         width: int,
         out: UInt8Array | None,
-        ends_early: bool,  # the header tells of fewer rows than follow, as of ``first_rows``
+        ends_early: bool,  # the header tells of fewer rows than follow, as of ``cut_out``
     ) -> UInt8Array:
         """Decode a JPEG, as ``decode`` does."""
         least = (0, 0) if reduction == 1 else (-(-height // reduction), -(-width // reduction))

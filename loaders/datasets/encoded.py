@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
 
 from loaders.augment.planning import output_size
 from loaders.codecs.heads import picture_size, pixels_within
@@ -15,8 +18,6 @@ from loaders.errors import CodecError, SchemaError
 from loaders.schema import Bytes, Image, Images, Mask
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
     import torch
 
     from loaders.datasets.base import Halves
@@ -25,11 +26,8 @@ if TYPE_CHECKING:
     from loaders.schema import Field
 
 
-class Files(NamedTuple):
-    """Encoded files of a batch, and their samples as the user counts them, for messages: both stay on the host."""
-
-    records: list[bytes]
-    indices: npt.NDArray[np.int64]
+# Encoded files of a batch, and their samples as the user counts them, for messages: both stay on the host.
+Files = tuple[list[bytes], npt.NDArray[np.int64]]
 
 
 class JpegOnDevice(SamplesOf[PackedDataset[Any]]):
@@ -79,8 +77,9 @@ class JpegOnDevice(SamplesOf[PackedDataset[Any]]):
         }
         lists = [n for n, f in images.items() if output_size(dataset.augment, f.size) is None]
         plan = dataset.plan_half(partial(_unfinished, dataset), dict.fromkeys(images, Bytes()))
-        how: Any = {"fields": dataset.stored_fields, "makers": makers, "lists": lists}
-        return SamplesOf(dataset, plan), partial(make_whole, **how)
+        fields = dataset.stored_fields
+        finish = partial(make_whole, fields=fields, makers=makers, lists=lists)
+        return SamplesOf(dataset, plan), finish
 
 
 def images_of(dataset: PackedDataset[Any]) -> dict[str, Image]:
@@ -91,7 +90,7 @@ def images_of(dataset: PackedDataset[Any]) -> dict[str, Image]:
 
 def _unfinished(dataset: PackedDataset[Any], batch: Any, request: Request) -> Unfinished:
     """Add to a batch of files what is drawn for it."""
-    files = {name: Files(getattr(batch, name), request.indices) for name in images_of(dataset)}
+    files = {name: (getattr(batch, name), request.indices) for name in images_of(dataset)}
     sizes = {
         name: [_size(dataset, record, i) for record, i in zip(*each, strict=True)]
         for name, each in (files.items() if dataset.augment else ())
@@ -107,10 +106,11 @@ def _size(dataset: PackedDataset[Any], record: bytes, index: int) -> tuple[int, 
 
 
 def _decoded(dataset: PackedDataset[Any], finish: JpegFinish, files: Files) -> list[torch.Tensor]:
+    records, indices = files
     try:
-        return finish(files.records)  # type: ignore[no-any-return]
+        return finish(records)  # type: ignore[no-any-return]
     except CodecError:
-        for index, record in zip(files.indices.tolist(), files.records, strict=True):
+        for index, record in zip(indices.tolist(), records, strict=True):
             try:
                 finish.decode_on_host(record)
             except CodecError as error:

@@ -7,12 +7,15 @@ thread, so workers never have it; what is computed on the trainer's thread leave
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from loaders.checks import shown
 from loaders.errors import LoadersError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _WITH_STREAMS = ("cuda", "xpu")  # cuda is ROCm's name, too
 
@@ -129,3 +132,12 @@ def without_autocast() -> ExitStack:
         if torch.is_autocast_enabled(kind):
             stack.enter_context(torch.autocast(kind, enabled=False))
     return stack
+
+
+def row_of(
+    values: Sequence[float], like: torch.Tensor, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """Return a few numbers where a tensor lies, without a copy from the host that would wait for the device."""
+    return torch.stack(
+        [torch.full((), value, dtype=dtype, device=like.device) for value in values]
+    )

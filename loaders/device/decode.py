@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import nn
 
-from loaders.codecs.coefficients import INVERSE_UNITS, SIDES, Component, Grid, inverse
+from loaders.codecs.coefficients import INVERSE_UNITS, SIDES, Grid, blocks_of, inverse, scaled
 from loaders.codecs.yuv import CB_TO_BLUE, CB_TO_GREEN, CR_TO_GREEN, CR_TO_RED, half
 from loaders.errors import BatchError
 
@@ -118,7 +118,7 @@ class DctFinish(nn.Module):
     @property
     def size(self) -> Size:
         """Height and width of the images."""
-        return self.grid.components[0].at(self.side)
+        return scaled(self.grid.size, self.side)
 
     @torch.no_grad()
     def forward(self, batch: Coefficients) -> torch.Tensor:
@@ -145,10 +145,8 @@ class DctFinish(nn.Module):
         values = values.view(len(values), -1, self.grid.num_blocks)
         self._sum_means(values[:, 0])
         luma, *chroma = (
-            self._pixels(values[:, :, blocks], component, weights[number > 0])
-            for number, (blocks, component) in enumerate(
-                zip(self.grid.split(), self.grid.components, strict=True)
-            )
+            self._pixels(values[:, :, blocks], size, weights[number > 0])
+            for number, (size, blocks) in enumerate(self.grid.planes)
         )
         return [luma, *(double(p, self.size) if self.grid.is_halved else p for p in chroma)]
 
@@ -157,15 +155,15 @@ class DctFinish(nn.Module):
 
         As integers: on CUDA, sums of floats are refused under ``torch.use_deterministic_algorithms``.
         """
-        for blocks, component in zip(self.grid.split(), self.grid.components, strict=True):
-            plane = means[:, blocks].view(-1, component.rows, component.columns)
+        for size, blocks in self.grid.planes:
+            plane = means[:, blocks].view(-1, *blocks_of(size))
             steps = plane.long()
             steps[:, :, 0] = steps[:, :, 0].cumsum(1)
             plane.copy_(steps.cumsum(2))
 
-    def _pixels(self, values: torch.Tensor, component: Component, weights: Matrix) -> torch.Tensor:
+    def _pixels(self, values: torch.Tensor, size: Size, weights: Matrix) -> torch.Tensor:
         """Return the pixels of a plane, around 0."""
-        side, rows, columns = self.side, component.rows, component.columns
+        side, (rows, columns) = self.side, blocks_of(size)
         products = weights[0] @ values
         for finer in weights[1:]:
             products += finer @ values
@@ -173,7 +171,7 @@ class DctFinish(nn.Module):
         plane = pixels.permute(0, 3, 1, 4, 2).reshape(-1, rows * side, columns * side)
         if products.dtype == torch.float64:  # of whole numbers, so far
             plane *= 1 / INVERSE_UNITS
-        height, width = component.at(side)
+        height, width = scaled(size, side)
         return plane.clamp_(-128, 127)[:, :height, :width]
 
     def _weights_on(self, device: torch.device) -> list[Matrix]:

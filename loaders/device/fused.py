@@ -79,16 +79,16 @@ def normalized(
     num_items = pixels * channels if is_interleaved else pixels
     num_blocks = -(-num_items // module.BLOCK)
     grid = (len(out) * num_blocks,)
-    sizes = (num_items, num_blocks)
     with on_device(out.device):
-        operands = (images, out, mean, std, *sizes)
         if is_interleaved:
-            is_same = source[1:] == target[1:]
+            options["SAME"] = source[1:] == target[1:]
             module.normalize_interleaved[grid](
-                *operands, *source, target[0], SAME=is_same, **options
+                images, out, mean, std, num_items, num_blocks, *source, target[0], **options
             )
         else:
-            module.normalize_planes[grid](*operands, *source, *target, **options)
+            module.normalize_planes[grid](
+                images, out, mean, std, num_items, num_blocks, *source, *target, **options
+            )
     return out
 
 
@@ -99,11 +99,8 @@ def gathered(x: torch.Tensor, rows: torch.Tensor, out: torch.Tensor) -> torch.Te
     if out.numel():
         with on_device(out.device):
             grid = (len(out) * num_blocks,)
-            module.gather_rows[grid](
-                *(x, out, rows, num_values, num_blocks, x.stride(0)),
-                BLOCK=module.BLOCK,
-                **LAUNCH,
-            )
+            options = {"BLOCK": module.BLOCK} | LAUNCH
+            module.gather_rows[grid](x, out, rows, num_values, num_blocks, x.stride(0), **options)
     return out
 
 

@@ -29,7 +29,6 @@ from loaders.augment import (
     SanitizeBoundingBoxes,
     ScaleJitter,
 )
-from loaders.augment.geometry import Known
 from loaders.augment.pixels import move_boxes
 from loaders.augment.planning import draw_geometry
 from loaders.codecs.picture import encode_jpeg
@@ -112,16 +111,15 @@ def test_pictures_of_one_size_leave_with_sizes_of_their_own(folder: Path, op: An
 def cropped(op: RandomIoUCrop, num: int = 300) -> tuple[Any, list[Floats]]:
     boxes = [boxes_of(i) for i in range(num)]
     sizes = np.array([SIZE] * num)
-    known = Known([None], boxes)
-    return draw_geometry([op], sizes, seed=1, epoch=0, indices=np.arange(num), known=known), boxes
+    return draw_geometry([op], sizes, seed=1, epoch=0, indices=np.arange(num), boxes=boxes), boxes
 
 
 def test_what_one_crop_leaves_out_another_does_not_bring_back() -> None:
     boxes, sizes = [boxes_of(i) for i in range(50)], np.array([SIZE] * 50)
 
     def kept(*ops: RandomIoUCrop) -> list[list[bool]]:
-        how: Any = {"known": Known([None] * len(ops), boxes), "indices": np.arange(50)}
-        found = draw_geometry(ops, sizes, seed=1, epoch=0, **how).kept
+        indices = np.arange(50)
+        found = draw_geometry(ops, sizes, seed=1, epoch=0, indices=indices, boxes=boxes).kept
         return [each.tolist() for each in found or ()]
 
     crop, whole = RandomIoUCrop(max_scale=0.5), RandomIoUCrop(sampler_options=[1.0])

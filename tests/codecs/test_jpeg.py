@@ -14,14 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loaders.codecs.heads import PictureHead, picture_head, picture_heads
-from loaders.codecs.jpeg import (
-    blocks_of,
-    cut_out,
-    ends_of,
-    first_rows,
-    restart_interval,
-    with_index,
-)
+from loaders.codecs.jpeg import cut_out, parts_of, restart_interval, with_index
 from loaders.codecs.picture import PictureCodec, encode_jpeg
 from loaders.errors import CodecError
 from loaders.schema import Image
@@ -37,9 +30,9 @@ class Part(NamedTuple):
     record: UInt8Array
     height: int
     width: int
-    top: int = 0
-    left: int = 0
-    ends_early: bool = False
+    top: int
+    left: int
+    ends_early: bool
 
 
 def part(
@@ -47,16 +40,8 @@ def part(
 ) -> Part:
     """Return of one picture what readers take, of a box."""
     head = head or picture_head(data)
-    heads, covers = np.array([head]), np.array([box])
-    (block,) = blocks_of(heads, covers, num_threads).tolist()
-    if block[1] and (found := cut_out(data, head, block)) is not None:
-        return Part(*found)
-    end = ends_of(heads[:, :2], covers).item()
-    if head.height_at and end:
-        rows = first_rows(data, head.height_at, end, head.width)
-        if rows is not None:
-            return Part(rows, end, head.width, ends_early=True)
-    return Part(data, head.height, head.width)
+    (wanted,) = parts_of(np.array([head]), np.array([box]), num_threads).tolist()
+    return Part(*cut_out(data, head, wanted))
 
 
 def decode(found: Part, codec: PictureCodec, reduction: int = 1) -> Pixels:
@@ -145,7 +130,7 @@ def test_ends_of_many_pictures_are_those_of_their_parts() -> None:
     rng = np.random.default_rng(0)
     crops = np.column_stack([rng.integers(-9, 70, (40, 2)), rng.integers(1, 90, (40, 2))])
 
-    ends = ends_of(picture_heads(files)[:, :2], crops)
+    ends = parts_of(picture_heads(files), crops)[:, 10]
 
     parts = [part(file, *box) for file, box in zip(files, crops.tolist(), strict=True)]
     assert ends.tolist() == [found.height if found.ends_early else 0 for found in parts]
@@ -544,7 +529,7 @@ def test_the_more_threads_share_the_interpreter_the_more_must_be_saved() -> None
     assert large == [True, True, False]
 
 
-def test_blocks_of_many_pictures_are_those_of_each() -> None:
+def test_parts_of_many_pictures_are_those_of_each() -> None:
     files = [
         make(photo(60 + 7 * seed, 300 - 6 * seed, seed=seed))
         for make in (indexed, unindexed, jpeg)
@@ -554,13 +539,14 @@ def test_blocks_of_many_pictures_are_those_of_each() -> None:
     heads = picture_heads(files)
     covers = np.array([boxes(height, width, 1, seed=height)[0] for height, width in heads[:, :2]])
 
-    blocks = blocks_of(heads, covers)
+    parts = parts_of(heads, covers)
 
-    for i, block in enumerate(blocks.tolist()):
-        one = slice(i, i + 1)
-        assert blocks_of(heads[one], covers[one]).tolist() == [block]
-    assert 5 < np.count_nonzero(blocks[:25, 1]) < 25
-    assert not blocks[25:].any()
+    for i, one in enumerate(parts.tolist()):
+        alone = slice(i, i + 1)
+        assert parts_of(heads[alone], covers[alone]).tolist() == [one]
+    assert 5 < np.count_nonzero(parts[:25, 1]) < 25
+    assert not parts[25:, :10].any()
+    assert not parts[5].any()  # PNG
 
 
 def test_pictures_with_markers_missing_are_left_to_the_decoder() -> None:

@@ -58,8 +58,9 @@ def decoded(name: str, i: int, side: int = 8) -> torch.Tensor:
     """Return what the codec itself makes of a record, channels first."""
     codec: Any = codec_for(IMAGES[name])
     record = np.frombuffer(codec.encode(picture(i, IMAGES[name].channels)), np.uint8)
-    options = {"side": side} if isinstance(codec, DctCodec) else {}
-    return torch.from_numpy(codec.decode(record, **options)).permute(2, 0, 1)
+    if isinstance(codec, DctCodec):
+        codec = DctCodec(IMAGES[name], side)
+    return torch.from_numpy(codec.decode(record)).permute(2, 0, 1)
 
 
 def whole(dataset: Any, indices: list[int]) -> Any:

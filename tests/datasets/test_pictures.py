@@ -71,7 +71,7 @@ def read(dataset: ShardDataset, batch_size: int, num_workers: int) -> list[Any]:
 
 
 def none_is_ready(self: PictureReader, heads: Any, plans: Any, reductions: Any) -> Any:
-    return [[[0] * len(heads)]] * len(plans), [False] * len(heads)
+    return np.zeros((len(heads), len(plans), 8), np.int64), np.zeros(len(heads), np.bool_)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -103,8 +103,8 @@ def test_what_is_wanted_of_many_pictures_is_no_more_garbage_than_of_few(
         gc.collect()
         before = len(gc.get_objects())
         wanted, _ = reader.wanted(request, 0, num_samples)
-        assert any(wanted.are_ready)
-        assert np.count_nonzero(wanted.blocks[:, 1]) > 1
+        assert wanted.are_ready.any()
+        assert np.count_nonzero(wanted.parts[:, 1]) > 1
         return len(gc.get_objects()) - before
 
     num_objects(48)  # layouts are kept

@@ -21,6 +21,7 @@ OPS: dict[str, list[Any]] = {
     "padded and resized": [augment.CenterCrop(60), augment.Resize((24, 31))],
     "eval": [augment.Resize(37), augment.CenterCrop(32)],
     "evaluation, fast": [augment.Resize(37, antialias=False), augment.CenterCrop(32)],
+    "averaged, a little": [augment.Resize((18, 20), antialias=False)],
     "nothing": [],
 }
 
@@ -149,7 +150,7 @@ def clear_centres(box: np.ndarray, size: np.ndarray, flip: np.ndarray) -> np.nda
 )
 def test_weights_are_those_of_the_formula(size: Any, out: Any, box: Any, flips: Any) -> None:
     """Against a float64 reference written from the rules, not from OpenCV: exact to half a step."""
-    from loaders.device.augment import Moves, move_images
+    from loaders.device.pixels import Moves, move_images
 
     image = np.random.default_rng(1).integers(0, 256, size).astype(np.uint8)
     is_area = box[2] > 2 * out[0] and box[3] > 2 * out[1]
@@ -161,7 +162,7 @@ def test_weights_are_those_of_the_formula(size: Any, out: Any, box: Any, flips: 
 
     table = torch.tensor([[box[:2], box[2:], flips]], dtype=torch.int64)
     num_taps = tuple(-(-box[2 + axis] // out[axis]) + 1 if is_area else 2 for axis in (0, 1))
-    found = move_images(torch.from_numpy(image)[None, None], Moves(table, out, num_taps, False))
+    found = move_images(torch.from_numpy(image)[None, None], Moves(table, out, num_taps))
 
     assert np.abs(found[0, 0].numpy() - want).max() <= 0.5 + 1e-3
 
@@ -330,3 +331,9 @@ def test_masks_that_cannot_hold_what_lies_outside_are_refused(dtype: str, fill: 
     masks = torch.from_numpy(np.zeros((1, 8, 8), dtype))
     with pytest.raises(BatchError):
         BatchAugment([augment.CenterCrop(9, fill_mask=fill)])(images, masks, indices=[0])
+
+
+def test_a_fill_of_another_number_of_channels_is_refused() -> None:
+    images = torch.zeros(2, 1, 8, 8, dtype=torch.uint8)
+    with pytest.raises(BatchError, match="has 3 values, the images have 1 channels"):
+        BatchAugment([augment.RandomCrop(9, padding=1, fill=(1, 2, 3))])(images, indices=[0, 1])

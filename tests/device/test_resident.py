@@ -87,7 +87,8 @@ def test_both_halves_make_the_batch() -> None:
     job.run(0)
     numbers = map_tensors(job.finish().batch, torch.clone)
 
-    assert numbers.rows.tolist() == [3, 8, 1]
+    rows, _, _ = numbers
+    assert rows.tolist() == [3, 8, 1]
     assert same(finish(numbers), dataset.__getitems__([3, 8, 1]).batch)
 
 

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from loaders.codecs import codec_for
+from loaders.codecs.coefficients import scaled
 from loaders.codecs.dct import DctCodec
 from loaders.datasets.reading.request import Reader
 from loaders.device.decode import Coefficients, DctFinish, Yuv420Finish, side_of
@@ -53,31 +54,16 @@ def check_scale(fields: Mapping[str, Field | None], scale: float) -> None:
             raise SchemaError(f"{what} of codec {field.codec!r}: leave it out with fields=[...]")
 
 
-class WholeImages:
-    """Both halves on the host: what a ``PictureReader`` takes for the codec of raw pixels, which are ``served``."""
-
-    def __init__(self, field: Image, scale: float) -> None:
-        self._codec: Any = codec_for(field)
-        self._options: dict[str, Any] = {}
-        size = field.size
-        if isinstance(self._codec, DctCodec):
-            self._options = {"side": side_of(scale)}
-            size = self._codec.grid.components[0].at(side_of(scale))
-        options: dict[str, Any] = dict.fromkeys(("quality", "subsampling", "compression"))
-        self.served = replace(field, codec="raw", size=size, **options)
-
-    def decode(self, record: UInt8Array) -> UInt8Array:
-        """Return H x W x C pixels."""
-        image: UInt8Array = self._codec.decode(record, **self._options)
-        return image
-
-
 def pixels_of(field: Image | Mask, dataset: Any) -> tuple[Any, Image | Mask]:
     """Return what decodes pictures of a packed dataset to pixels, and the field of these."""
-    if isinstance(field, Image) and has_halves(field):
-        whole = WholeImages(field, dataset.scale)
-        return whole, whole.served
-    return codec_for(field, dataset.max_picture_mb), field
+    if not isinstance(field, Image) or not has_halves(field):
+        return codec_for(field, dataset.max_picture_mb), field
+    codec, size = codec_for(field), field.size
+    if field.codec == "dct":
+        codec = DctCodec(field, side_of(dataset.scale))
+        size = scaled(codec.grid.size, codec.side)
+    unset: dict[str, Any] = dict.fromkeys(("quality", "subsampling", "compression"))
+    return codec, replace(field, codec="raw", size=size, **unset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,12 +73,11 @@ class CoefficientReader(Reader):
     store: Store
     name: str
     codec: DctCodec
-    side: int
     min_rows = 16  # some 20 us each
 
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:
         """Take the slot; escapes are kept by the first row of the range that was read with them."""
-        nbytes = self.codec.row_nbytes(self.side)
+        nbytes = self.codec.row_nbytes(self.codec.side)
         flat = memory.take(self.name, num_samples * nbytes)
         parts: dict[int, Escapes] = {}
         return [torch.from_numpy(flat).view(num_samples, nbytes), flat.reshape(-1, nbytes), parts]
@@ -106,9 +91,9 @@ class CoefficientReader(Reader):
     def finish(self, values: list[Any]) -> list[Any]:
         planes, rows, parts = values
         found = sorted(parts.items())
-        at = [escapes.positions + first * rows.shape[1] for first, escapes in found]
+        at = [positions + first * rows.shape[1] for first, (positions, _) in found]
         positions = np.concatenate([*at, np.empty(0, np.int64)])
-        adds = np.concatenate([*(escapes.adds for _, escapes in found), np.empty(0, np.float32)])
+        adds = np.concatenate([*(adds for _, (_, adds) in found), np.empty(0, np.float32)])
         return [Coefficients(planes, torch.from_numpy(positions), torch.from_numpy(adds))]
 
 

@@ -22,7 +22,7 @@ from loaders.augment.ops import Crop, RandomFlip, RandomHorizontalFlip, RandomVe
 from loaders.augment.planning import check_ops, draw_geometry, fill_mask_of
 from loaders.codecs.raw import RawCodec
 from loaders.data.partial import BoxBytes, PartialRecords, RecordPart
-from loaders.datasets.reading.fixed import PART_BYTES, Layout, torch_dtype
+from loaders.datasets.reading.fixed import PART_BYTES, Layout, begin_views, torch_dtype
 from loaders.datasets.reading.known import geometry_of
 from loaders.datasets.reading.request import Reader
 from loaders.datasets.reading.samples import LIST, Form, in_form
@@ -82,7 +82,7 @@ def _has(dims: tuple[int | None, ...], lengths: tuple[int | None, ...]) -> bool:
 def crop_readers(
     store: Store,
     fields: Mapping[str, Field | None],
-    views: Mapping[str, tuple[Any, ...]],
+    views: Mapping[str, tuple[Op, ...]],
     batching: Mapping[str, Form],
 ) -> dict[str, CropReader]:
     """Return a reader for each array that the ops of some view move; SchemaError if an op cannot be carried out."""
@@ -98,30 +98,31 @@ def crop_readers(
     readers: dict[str, CropReader] = {}
     for name, num_axes in axes.items():
         field: Any = fields[name]
-        named = tuple((f"{name}{suffix}", ops) for suffix, ops in views.items())
-        shapes = []
-        for _, ops in named:
+        layouts: dict[str, Layout | None] = {}
+        for suffix, ops in views.items():
             try:
                 check_ops(ops, num_axes)
-                shapes.append(_output_shape(field.dims, ops, num_axes))
+                layouts[f"{name}{suffix}"] = _layout_of(field, ops, num_axes)
             except BatchError as error:
                 raise SchemaError(
                     f"augment cannot be applied to field {name!r}, an array with {num_axes} spatial axes: {error}. "
                     "Leave the field out (fields=[...]), or pack it with Array(spatial=0)"
                 ) from error
-        how = RawCodec(field), tuple(shapes), batching.get(name, LIST)
-        readers[name] = CropReader(store, name, field, num_axes, named, *how)
+        codec, form = RawCodec(field), batching.get(name, LIST)
+        readers[name] = CropReader(
+            store, name, num_axes, tuple(views.values()), codec, layouts, form
+        )
     return readers
 
 
-def _output_shape(
-    dims: tuple[int | None, ...], ops: tuple[Any, ...], num_axes: int
-) -> tuple[int, ...] | None:
-    """Return the shape that every array leaves with, None if it depends on the array."""
-    split = len(dims) - num_axes
-    leading = tuple(n for n in dims[:split] if n is not None)
-    lengths = output_lengths(ops, dims[split:])
-    return None if lengths is None or len(leading) < split else (*leading, *lengths)
+def _layout_of(field: Array, ops: tuple[Op, ...], num_axes: int) -> Layout | None:
+    """Return how arrays lie in a batch; None if the shape that they leave with depends on the array."""
+    split = len(field.dims) - num_axes
+    leading = tuple(n for n in field.dims[:split] if n is not None)
+    lengths = output_lengths(ops, field.dims[split:])
+    if lengths is None or len(leading) < split:
+        return None
+    return Layout(torch_dtype(field.dtype), (*leading, *lengths), is_image=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +135,12 @@ class CropReader(Reader):
 
     store: Store
     name: str
-    field: Array
     num_axes: int  # the last ones, which are cropped and flipped
-    views: tuple[tuple[str, tuple[Any, ...]], ...]  # name and ops of each
+    views: tuple[tuple[Op, ...], ...]  # the ops of each
     codec: RawCodec
-    shapes: tuple[tuple[int, ...] | None, ...]  # of every sample of a view
+    # By the names of views, in order: the field's name, with that of the view behind it where there are several. None:
+    # its samples differ in shape.
+    layouts: Mapping[str, Layout | None]
     batching: Form = LIST
     parts: PartialRecords = dataclass_field(init=False, compare=False)
     prefetched_field = None  # ``parts`` do, for what is cut
@@ -148,26 +150,17 @@ class CropReader(Reader):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The field's name, with that of the view behind it where there are several."""
-        return tuple(name for name, _ in self.views)
+        return tuple(self.layouts)
 
     @property
     def min_rows(self) -> int:
         """How many crops are worth a thread."""
-        known = [math.prod(shape) for shape in self.shapes if shape is not None]
-        nbytes = sum(known) * self.codec.dtype.itemsize
+        sizes = [math.prod(layout.shape) for layout in self.layouts.values() if layout]
+        nbytes = sum(sizes) * self.codec.dtype.itemsize
         return max(1, PART_BYTES // max(nbytes, _FLOOR_NBYTES))
 
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:
-        return [
-            [None] * num_samples
-            if shape is None
-            else self._layout(shape).slot(name, num_samples, memory)
-            for name, shape in zip(self.names, self.shapes, strict=True)
-        ]
-
-    def _layout(self, shape: tuple[int, ...]) -> Layout:
-        return Layout(torch_dtype(self.codec.dtype.name), shape, is_image=False)
+        return begin_views(self.layouts, num_samples, memory)
 
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
         cuts, start = request.shared(("cuts", self.name), self._cuts, first, last)
@@ -188,7 +181,7 @@ class CropReader(Reader):
         lengths = np.array(spatial, np.int64).reshape(-1, self.num_axes)
         plans = [
             [part.tolist() for part in geometry_of(request, ops, view, lengths, first, last)]
-            for view, (_, ops) in enumerate(self.views)
+            for view, ops in enumerate(self.views)
         ]
         numbers = rows.indices - self.store.starts[rows.shards]
         stored = zip(rows.shards.tolist(), numbers.tolist(), records, arrays, strict=True)
@@ -217,12 +210,11 @@ class CropReader(Reader):
 
     def finish(self, values: list[Any]) -> list[Any]:
         """Return a tensor for each view, or its samples in the form asked for."""
-        parts = zip(self.names, values, self.shapes, strict=True)
         return [
             in_form(value, self.batching, name)
-            if shape is None
-            else self._layout(shape).tensor(value[0], len(value[1]))
-            for name, value, shape in parts
+            if layout is None
+            else layout.tensor(value[0], len(value[1]))
+            for value, (name, layout) in zip(values, self.layouts.items(), strict=True)
         ]
 
 

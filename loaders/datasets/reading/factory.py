@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -28,12 +29,10 @@ from loaders.schema import Array, Boxes, Field, Image, Images, Keypoints, Mask
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    import numpy.typing as npt
-
+    from loaders.augment.geometry import Op
+    from loaders.augment.resampling import Fill
     from loaders.buffers import Memory
     from loaders.datasets.reading.request import Request
-
-    UInt8Array = npt.NDArray[np.uint8]
 
 
 class SampleIdReader(Reader):
@@ -73,9 +72,8 @@ def make_readers(
         elif half and isinstance(field, Image) and has_halves(field):
             nbytes = field.record_nbytes
             if nbytes is None:
-                readers.append(
-                    CoefficientReader(store, name, DctCodec(field), side_of(dataset.scale))
-                )
+                codec = DctCodec(field, side_of(dataset.scale))
+                readers.append(CoefficientReader(store, name, codec))
             else:
                 planes = Layout(torch.uint8, (nbytes,), is_image=False)
                 readers.append(FixedReader(store, name, nbytes, planes))
@@ -89,10 +87,12 @@ def make_readers(
         elif name in crops:
             readers.append(crops[name])
         elif (nbytes := field.record_nbytes) is not None:
-            fixed = store, name, nbytes, Layout.of(field)
-            is_wider = field.served_dtype != field.dtype
-            reader = WideReader(*fixed, np.dtype(field.dtype)) if is_wider else FixedReader(*fixed)
-            readers.append(reader)
+            layout = Layout.of(field)
+            if field.served_dtype == field.dtype:
+                readers.append(FixedReader(store, name, nbytes, layout))
+            else:
+                stored = np.dtype(field.dtype)
+                readers.append(WideReader(store, name, nbytes, layout, stored))
         else:
             readers.append(_object_reader(dataset, name, field, fields, batching.get(name, LIST)))
     return tuple(readers)
@@ -103,13 +103,14 @@ def _object_reader(
 ) -> ObjectReader:
     """Return the reader of a field whose records differ in size: with a picture, if that moves or drops its rows."""
     stored, lists = dataset.schema.fields, _views(dataset.augment)
-    stored_as = dataset.store, name, field, codec_for(field), form
+    store, codec = dataset.store, codec_for(field)
     drops = tuple(sanitizer_of(name, field, each, stored) for each in lists.values())
     if not any(drops) and not (isinstance(field, Boxes | Keypoints) and dataset.augment):
-        return ObjectReader(*stored_as)
+        return ObjectReader(store, name, field, codec, form)
     picture = _picture_reader(dataset, *_followed(dataset, name, fields), lists)
     is_guess = sum(isinstance(each, Image) for each in stored.values()) > 1
-    return ShapeReader(*stored_as, picture, drops, is_guess, name == first_boxes(stored))
+    is_leader = name == first_boxes(stored)
+    return ShapeReader(store, name, field, codec, form, picture, drops, is_guess, is_leader)
 
 
 def forms_of(
@@ -120,8 +121,7 @@ def forms_of(
     for reader, (name, field) in zip(readers, fields.items(), strict=True):
         form = batching.get(name)
         if isinstance(reader, CropReader):
-            pairs = zip(reader.names, reader.shapes, strict=True)
-            unequal = (name for name, shape in pairs if shape is None)
+            unequal = (name for name, layout in reader.layouts.items() if layout is None)
             forms |= dict.fromkeys(unequal, form or Form("equal"))
         elif form is not None:
             forms |= dict.fromkeys(reader.names, form)
@@ -213,7 +213,7 @@ def _refuse(name: str, given: Any) -> NoReturn:
     )
 
 
-def _views(ops: tuple[Any, ...]) -> dict[str, tuple[Any, ...]]:
+def _views(ops: tuple[Any, ...]) -> dict[str, tuple[Op, ...]]:
     """Return the ops of each view by the suffix of its name; one view without a suffix unless ``Views`` is used."""
     if not any(isinstance(op, augment.Views) for op in ops):
         return {"": ops}
@@ -225,17 +225,20 @@ def _views(ops: tuple[Any, ...]) -> dict[str, tuple[Any, ...]]:
 
 
 def _picture_reader(
-    dataset: Any, name: str, field: Image | Mask, views: dict[str, tuple[Any, ...]]
+    dataset: Any, name: str, field: Image | Mask, views: dict[str, tuple[Op, ...]]
 ) -> PictureReader:
-    named = tuple((f"{name}{suffix}", ops) for suffix, ops in views.items())
     codec, field = pixels_of(field, dataset)
-    sizes = tuple(output_size(ops, field.size) for ops in views.values())
-    fills = tuple(_fill(name, field, ops) for ops in views.values())
+    layouts: dict[str, Layout | None] = {}
+    for suffix, ops in views.items():
+        size = output_size(ops, field.size)
+        layouts[f"{name}{suffix}"] = size and Layout.of(replace(field, size=size))
+    lists = tuple(views.values())
+    fills = tuple(_fill(name, field, ops) for ops in lists)
     known = KnownHeads(dataset.store, name) if isinstance(codec, PictureCodec) else None
-    return PictureReader(dataset.store.records, name, field, named, codec, sizes, fills, known)
+    return PictureReader(dataset.store.records, name, field, lists, codec, layouts, fills, known)
 
 
-def _fill(name: str, field: Image | Mask, ops: tuple[Any, ...]) -> Any:
+def _fill(name: str, field: Image | Mask, ops: tuple[Op, ...]) -> Fill:
     """Return what lies outside of a field's pictures; SchemaError if they cannot hold it."""
     is_image, limits = isinstance(field, Image), np.iinfo(field.dtype)
     what, fill = ("fill", fill_of(ops)) if is_image else ("fill_mask", fill_mask_of(ops))

@@ -13,7 +13,7 @@ from loaders.datasets.reading.request import Reader
 from loaders.schema import Field, Image
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     import numpy as np
     import numpy.typing as npt
@@ -117,6 +117,16 @@ class Layout:
         if self.shape:
             tensor = tensor.view(num_samples, *self.shape)
         return tensor.permute(0, 3, 1, 2) if self.is_image else tensor
+
+
+def begin_views(
+    layouts: Mapping[str, Layout | None], num_samples: int, memory: Memory
+) -> list[Any]:
+    """Take memory for the views of a field, by name; those without a layout are lists."""
+    return [
+        [None] * num_samples if layout is None else layout.slot(name, num_samples, memory)
+        for name, layout in layouts.items()
+    ]
 
 
 def served(records: torch.Tensor, field: Field) -> torch.Tensor:

@@ -6,16 +6,16 @@ A dataset's ``halves`` are a plan whose batches are pairs, the batch and its mov
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from loaders.datasets.base import SamplesOf
 from loaders.datasets.reading.crops import spatial_axes
-from loaders.datasets.reading.known import known_of
+from loaders.datasets.reading.known import geometry_of
 from loaders.device.accelerator import without_autocast
-from loaders.device.augment import Moves, draw_moves, move_images, move_masks
+from loaders.device.pixels import Moves, move_images, move_masks, moves_of
 from loaders.errors import SchemaError
 from loaders.schema import Field, Image, Images, Mask
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from loaders.augment.geometry import Op
     from loaders.datasets.base import Halves
     from loaders.datasets.reading.request import Request
 
@@ -31,41 +32,36 @@ if TYPE_CHECKING:
     Sizes = Mapping[str, tuple[int, int] | Sequence[tuple[int, int]]]
 
 
-class PictureMoves(NamedTuple):
-    """The pictures of one size in a batch, and what augmentation does to them."""
-
-    names: tuple[str, ...]  # of their fields: image and mask of one size move together
-    rows: Indices | None  # of their samples, on the host; None: of all
-    moves: Moves
-
-
+# The pictures of one size in a batch: the names of their fields (image and mask of one size move together), the rows of
+# their samples, on the host (None: all), and what augmentation does to them.
+PictureMoves = tuple[list[str], "Indices | None", Moves]
 Unfinished = tuple[Any, list[PictureMoves]]  # a batch before its pictures are made and moved
 
 
-def draw_picture_moves(ops: tuple[Any, ...], sizes: Sizes, request: Request) -> list[PictureMoves]:
+def draw_picture_moves(ops: tuple[Op, ...], sizes: Sizes, request: Request) -> list[PictureMoves]:
     """Draw what happens to the pictures of some fields: of one size each, or of a size for each sample."""
     if not ops:
         return []
-    fields: dict[Any, tuple[str, ...]] = {}
-    for name, size in sizes.items():
-        distinct = [size] if isinstance(size, tuple) else [*dict.fromkeys(size)]
-        for each in distinct:
-            rows = (
-                None if len(distinct) == 1 else tuple(i for i, s in enumerate(size) if s == each)
-            )
-            fields[each, rows] = (*fields.get((each, rows), ()), name)
-    known, drawn = known_of(request, ops, 0, 0, len(request)), []
-    for (size, rows), names in fields.items():
-        which: Any = slice(None) if rows is None else np.array(rows)
-        settings: dict[str, Any] = {"seed": request.seed, "epoch": request.epoch}
-        settings["draws"] = request.draws_of(which)
-        settings["known"] = known if known is None or rows is None else known.of(which)
-        moves = draw_moves(ops, size, request.numbers[which], **settings)
-        drawn.append(PictureMoves(names, None if rows is None else which, moves))
+    groups: dict[tuple[tuple[int, int], tuple[int, ...] | None], list[str]] = {}
+    for name, given in sizes.items():
+        distinct = [given] if isinstance(given, tuple) else [*dict.fromkeys(given)]
+        for size in distinct:
+            is_size_of_all = len(distinct) == 1
+            rows = None if is_size_of_all else tuple(i for i, s in enumerate(given) if s == size)
+            groups.setdefault((size, rows), []).append(name)
+    drawn: list[PictureMoves] = []
+    for (size, rows), names in groups.items():
+        which = None if rows is None else np.array(rows)
+        part = request if which is None else request.select(which)
+        lengths = np.broadcast_to(np.array(size), (len(part), 2))
+        geometry = geometry_of(part, ops, 0, lengths, 0, len(part))
+        drawn.append((names, which, moves_of(ops, geometry, size)))
     return drawn
 
 
-def move_pictures(values: dict[str, Any], fields: Mapping[str, Field], drawn: Any) -> None:
+def move_pictures(
+    values: dict[str, Any], fields: Mapping[str, Field], drawn: list[PictureMoves]
+) -> None:
     """Replace pictures, tensors ``(N, ...)`` or lists of tensors, by what augmentation makes of them."""
     for names, rows, moves in drawn:
         for name in names:
@@ -88,13 +84,13 @@ def make_whole(
     lists: Collection[str] = (),  # fields whose pictures differ in size in the end
 ) -> Any:
     """Return a batch, a named tuple, with its pictures, where they are."""
-    batch, moves = half
-    names = dict.fromkeys([*makers, *(name for each in moves for name in each.names)])
+    batch, drawn = half
+    names = dict.fromkeys([*makers, *(name for each, _, _ in drawn for name in each)])
     values = {name: getattr(batch, name) for name in names}
     with without_autocast():
         for name, make in makers.items():
             values[name] = make(values[name])
-        move_pictures(values, fields, moves)
+        move_pictures(values, fields, drawn)
     for name, pictures in values.items():
         is_list = isinstance(pictures, list)
         if is_list != (name in lists):
@@ -102,7 +98,7 @@ def make_whole(
     return batch._replace(**values)
 
 
-def with_moves(ops: tuple[Any, ...], sizes: Sizes, batch: Any, request: Request) -> Unfinished:
+def with_moves(ops: tuple[Op, ...], sizes: Sizes, batch: Any, request: Request) -> Unfinished:
     """Add to a batch what is drawn for its pictures of some sizes."""
     return batch, draw_picture_moves(ops, sizes, request)
 

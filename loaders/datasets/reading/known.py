@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from loaders import augment
-from loaders.augment.geometry import Geometry, Known
 from loaders.augment.planning import draw_geometry, every_op
 from loaders.errors import LoadersError, SchemaError
 from loaders.rng import key64, uniform
@@ -20,6 +19,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from loaders.augment.geometry import Geometry
     from loaders.data.finder import Rows
     from loaders.data.view import View
     from loaders.datasets.reading.request import Request
@@ -128,19 +128,6 @@ def _needs_boxes(op: Any) -> bool:
     return getattr(op, "needs_boxes", False)
 
 
-def known_of(
-    request: Request, ops: Sequence[Any], view: int, first: int, last: int
-) -> Known | None:
-    """Return what ops know about a range of samples; None if no op needs anything."""
-    needs_boxes = any(map(_needs_boxes, ops))
-    if not needs_boxes and not any(getattr(op, "foreground", None) for op in ops):
-        return None
-    draw = partial(_draw_points, ops, view)
-    found, start = request.shared(("points", view), draw, first, last)
-    points = [None if each is None else each[start : start + last - first] for each in found]
-    return Known(points, boxes_of(request, first, last) if needs_boxes else None)
-
-
 def geometry_of(
     request: Request,
     ops: Sequence[Any],
@@ -161,8 +148,20 @@ def geometry_of(
         indices=request.numbers[first:last],
         draws=request.draws_of(slice(first, last)),
         view=view,
-        known=known_of(request, ops, view, first, last),
+        points=_points_of(request, ops, view, first, last),
+        boxes=boxes_of(request, first, last) if any(map(_needs_boxes, ops)) else None,
     )
+
+
+def _points_of(
+    request: Request, ops: Sequence[Any], view: int, first: int, last: int
+) -> list[Floats | None] | None:
+    """Return the points that ops crop a range of samples around, of each op; None if none asks for them."""
+    if not any(getattr(op, "foreground", None) for op in ops):
+        return None
+    draw = partial(_draw_points, ops, view)
+    found, start = request.shared(("points", view), draw, first, last)
+    return [None if each is None else each[start : start + last - first] for each in found]
 
 
 def boxes_of(request: Request, first: int, last: int) -> Sequence[npt.NDArray[np.float32]]:

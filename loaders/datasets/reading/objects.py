@@ -187,16 +187,9 @@ class ImagesReader(ListReader):
 
     def _decoded(self, files: list[UInt8Array], request: Request) -> list[Any]:
         """Return all pictures of each view."""
-        if not files:
-            return [self._none(size) for size in self.pictures.sizes]
         # All at once; their numbers are those of samples.
         reader = replace(self.pictures, read_records=lambda name, rows: files, known=None)
         values = reader.begin(len(files), Memory())
-        reader.read(values, request, 0, len(files))
+        if files:
+            reader.read(values, request, 0, len(files))
         return reader.finish(values)
-
-    def _none(self, size: tuple[int, int] | None) -> Any:
-        if size is None:
-            return []
-        field = replace(self.pictures.field, size=size)
-        return torch.from_numpy(np.empty((0, *(n or 0 for n in field.shape)), field.dtype))

@@ -21,20 +21,22 @@ from loaders.augment.pixels import (
 )
 from loaders.buffers import Memory, scratch
 from loaders.codecs.heads import HEAD, PictureHead, picture_heads
-from loaders.codecs.jpeg import blocks_of, cut_out, ends_of, first_rows
+from loaders.codecs.jpeg import cut_out, parts_of
 from loaders.codecs.picture import PictureCodec
-from loaders.datasets.reading.fixed import Layout
+from loaders.datasets.reading.fixed import Layout, begin_views
 from loaders.datasets.reading.known import geometry_of
 from loaders.datasets.reading.request import Reader
 from loaders.errors import CodecError
 from loaders.schema import Image, Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import numpy.typing as npt
 
-    from loaders.augment.geometry import Geometry, Move
+    from loaders.augment.geometry import Geometry, Move, Op
+    from loaders.augment.resampling import Fill
+    from loaders.codecs import Codec
     from loaders.data.finder import Rows
     from loaders.data.store import Store
     from loaders.datasets.reading.request import Request
@@ -45,37 +47,22 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class WantedPictures:
-    """What is wanted of N pictures, as lists of numbers: an object for each would cost garbage collection."""
+    """What is wanted of N pictures, as arrays: an object for each would cost garbage collection."""
 
     records: list[UInt8Array]  # the files
     heads: Ints  # ``(N, 7)``: what their headers say, as ``PictureHead``
     plans: list[Geometry]  # boxes, sizes and flips of each view
-    blocks: Ints  # ``(N, 10)``: which segments are enough of each, as of ``blocks_of``; zeros: none are
-    ends: list[int]  # how many rows are enough of each of the others; 0: all
-    reductions: list[int]  # by which factor the decoder may shrink each: 1, 2, 4 or 8
-    # What happens to each that is ready: for each view 8 lists of N, the numbers of a ``Step``.
-    steps: list[list[list[int]]]
-    # Whether each is a JPEG or raw bytes, with all boxes inside it and results of the batch's size; others are
-    # read one by one.
-    are_ready: list[bool]
+    parts: Ints  # ``(N, 11)``: which part is enough of each, as of ``parts_of``
+    reductions: Ints  # ``(N,)``: by which factor the decoder may shrink each: 1, 2, 4 or 8
+    steps: Ints  # ``(N, views, 8)``: what happens to each that is ready, as of ``steps_of``
+    # ``(N,)``: whether each is a JPEG or raw bytes, with all boxes inside it and results of the batch's size; others
+    # are read one by one.
+    are_ready: npt.NDArray[np.bool_]
 
     @property
     def sizes(self) -> Ints:
         """Height and width of each, ``(N, 2)``."""
         return self.heads[:, :2]
-
-    def each(self, first: int, last: int) -> Iterator[tuple[Any, ...]]:
-        """Yield of some pictures what is needed of each."""
-        lists: tuple[list[Any], ...] = (
-            self.are_ready,
-            self.records,
-            self.ends,
-            self.reductions,
-        )
-        steps = [zip(*[numbers[first:last] for numbers in view]) for view in self.steps]  # noqa: B905  # costs
-        heads, blocks = self.heads[first:last].tolist(), self.blocks[first:last].tolist()
-        parts = [column[first:last] for column in lists]
-        return zip(*parts, heads, blocks, zip(*steps), strict=True)  # noqa: B905
 
     def moves(self, i: int) -> list[Move]:
         """Return what happens to a picture in each view."""
@@ -122,149 +109,129 @@ class PictureReader(Reader):
     read_records: Callable[[str, Rows], list[UInt8Array]]
     name: str
     field: Image | Mask
-    views: tuple[tuple[str, tuple[Any, ...]], ...]  # name and ops of each; no ops: as stored
-    codec: Any
-    # Height and width of all results, by view; None: they differ, and a batch is a list of tensors.
-    sizes: tuple[tuple[int, int] | None, ...]
-    fills: tuple[Any, ...]  # of each view: what lies outside of the pictures
+    views: tuple[tuple[Op, ...], ...]  # the ops of each; none: as stored
+    codec: Codec
+    # By the names of views, in order. None: its pictures differ in size, and a batch is a list of tensors.
+    layouts: Mapping[str, Layout | None]
+    fills: tuple[Fill, ...]  # of each view: what lies outside of the pictures
     known: KnownHeads | None = None  # of the store's pictures; None: heads are read each time
     min_rows = 4
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(name for name, _ in self.views)
+        return tuple(self.layouts)
 
     def begin(self, num_samples: int, memory: Memory) -> list[Any]:
-        return [
-            [None] * num_samples if layout is None else layout.slot(name, num_samples, memory)
-            for name, layout in zip(self.names, self._layouts, strict=True)
-        ]
-
-    @cached_property
-    def _layouts(self) -> list[Layout | None]:
-        return [size and Layout.of(replace(self.field, size=size)) for size in self.sizes]
+        return begin_views(self.layouts, num_samples, memory)
 
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
         wanted, start = self.wanted(request, first, last)
-        buffer = scratch(int(wanted.sizes.prod(axis=1).max(initial=0)) * self._channels)
-        decode: Any = (
-            (lambda record, *_: self.codec.decode(record))
-            if self._is_bytes
-            else getattr(self.codec, "decode_jpeg", None)
+        part = slice(start, start + last - first)
+        rows = zip(
+            wanted.records[part],
+            wanted.heads[part].tolist(),
+            wanted.parts[part].tolist(),
+            wanted.reductions[part].tolist(),
+            wanted.steps[part].tolist(),
+            wanted.are_ready[part].tolist(),
+            *self._places(values, first, last),
+            strict=True,
         )
+        buffer = scratch(int(wanted.sizes.prod(axis=1).max(initial=0)) * self._channels)
+        decode_jpeg: Any = getattr(self.codec, "decode_jpeg", None)
+        is_bytes, is_whole = self._is_bytes, self._is_whole
         is_edited = any(plan.edits is not None for plan in wanted.plans)
-        pictures = wanted.each(start, start + last - first)
-        places, is_whole = self._places(values, first, last), self._is_whole
-        rows = zip(range(first, last), pictures, *places, strict=True)
-        # Inlined on purpose: this runs with the GIL held and a cold cache.
-        for row, picture, *outs in rows:
-            is_ready, record, end, reduction, head, block, steps = picture
+        # Flat on purpose: this runs with the GIL held and a cold cache.
+        for i, (record, head, enough, reduction, steps, is_ready, *outs) in enumerate(rows, start):
             if not is_ready:
-                self._read_any(wanted, start + row - first, values, row)
-                continue
-            height, width, height_at = head[:3]
-            if is_whole:
-                decode(record, 1, height, width, outs[0], False)
-                continue
-            ends_early = False
-            part = cut_out(record, PictureHead._make(head), block) if block[1] else None
-            if part is not None:
-                record, height, width, top, left = part
-                steps = moved_steps(steps, top // reduction, left // reduction)
-            elif end and (cut := first_rows(record, height_at, end, width)) is not None:
-                record, height, ends_early = cut, end, True
-            image = decode(record, reduction, height, width, buffer, ends_early)
-            take_steps(image, steps, outs)
-            if is_edited:
-                self._edit(wanted, start + row - first, outs)
+                self._read_any(wanted, i, values, first + i - start)
+            elif is_whole:
+                decode_jpeg(record, 1, head[0], head[1], outs[0], False)
+            else:
+                if is_bytes:
+                    image = self.codec.decode(record)
+                else:
+                    file, height, width, top, left, ends_early = cut_out(record, head, enough)
+                    image = decode_jpeg(file, reduction, height, width, buffer, ends_early)
+                    if top or left:
+                        steps = moved_steps(steps, top // reduction, left // reduction)
+                take_steps(image, steps, outs)
+                if is_edited:
+                    for plan, out in zip(wanted.plans, outs, strict=True):
+                        _edit(plan, i, out)
+
+    def _places(self, values: list[Any], first: int, last: int) -> list[Sequence[Any]]:
+        """Return for each view where its pictures go; None where their sizes differ."""
+        places: list[Sequence[Any]] = []
+        for value, layout in zip(values, self.layouts.values(), strict=True):
+            if layout is None:
+                places.append([None] * (last - first))
+            else:
+                rows = value[1][first:last]
+                places.append(rows.reshape(len(rows), -1) if self._is_whole else rows)
+        return places
 
     def _read_any(self, wanted: WantedPictures, i: int, values: list[Any], row: int) -> None:
         """Read a picture of any format and dtype, all of it."""
         height, width = wanted.sizes[i].tolist()
-        size = height, width
-        outs = [
-            None if size is None else value[1][row]
-            for value, size in zip(values, self.sizes, strict=True)
-        ]
-        for out, plan in zip(outs, wanted.plans, strict=True):
-            if out is not None and out.shape[:2] != tuple(plan.sizes[i].tolist()):  # without ops
+        image, reduction = self._decode(
+            wanted.records[i], (height, width), int(wanted.reductions[i])
+        )
+        layouts, moves = self.layouts.values(), wanted.moves(i)
+        views = zip(values, layouts, wanted.plans, moves, self.fills, strict=True)
+        for value, layout, plan, move, fill in views:
+            if layout is not None and layout.shape[:2] != tuple(move.size):  # without ops
                 what = f"the picture is {height} x {width}"
                 raise CodecError(f"{what}, the field says {self.field.size}")
-        image, reduction = self._decode(wanted.records[i], size, wanted.reductions[i])
-        for view, (out, move) in enumerate(zip(outs, wanted.moves(i), strict=True)):
             if reduction > 1:
-                numbers = map(np.array, ([move.box], [size], [reduction]))
+                numbers = map(np.array, ([move.box], [(height, width)], [reduction]))
                 move = move._replace(box=reduced_boxes(*numbers)[0].tolist())
-            if self._is_whole and out is None:
-                done = image.copy()
-            else:
-                done = carry_out(
-                    image, move, wanted.plans[view].resampling, self.fills[view],
-                    out=out, nearest=isinstance(self.field, Mask),
-                )  # fmt: skip
-            self._edit(wanted, i, [done], view)
+            out = None if layout is None else value[1][row]
+            is_mask = isinstance(self.field, Mask)
+            done = carry_out(image, move, plan.resampling, fill, out=out, nearest=is_mask)
+            _edit(plan, i, done)
             if out is None:
-                tensor = torch.from_numpy(np.ascontiguousarray(done))
-                values[view][row] = tensor.permute(2, 0, 1) if tensor.dim() == 3 else tensor
-
-    def _edit(self, wanted: WantedPictures, i: int, outs: Sequence[Any], view: int = 0) -> None:
-        """Carry out the edits of a picture, in place, of its views from one on; masks have none."""
-        for plan, out in zip(wanted.plans[view:], outs, strict=False):
-            if plan.edits is not None and isinstance(self.field, Image):
-                kinds, values = plan.edits
-                edit(out, kinds[i].tolist(), values[i].tolist())
+                tensor = torch.from_numpy(done)
+                value[row] = tensor.permute(2, 0, 1) if tensor.dim() == 3 else tensor
 
     def wanted(self, request: Request, first: int, last: int) -> tuple[WantedPictures, int]:
         """Find pictures, read their headers, and draw their crops and flips; return where row ``first`` is, too."""
         return request.shared(("wanted", self.name), self._wanted, first, last)
 
     def _wanted(self, request: Request, first: int, last: int) -> WantedPictures:
-        records = self.read_records(self.name, request.rows_of(first, last))
-        heads = self._heads(records, request.rows_of(first, last))
+        rows = request.rows_of(first, last)
+        records = self.read_records(self.name, rows)
+        heads = self._heads(records, rows)
         sizes = heads[:, :2]
         plans = [
             geometry_of(request, ops, view, sizes, first, last)
-            for view, (_, ops) in enumerate(self.views)
+            for view, ops in enumerate(self.views)
         ]
-        num = len(heads)
+        if isinstance(self.field, Mask):  # pixel ops leave them as they are
+            plans = [replace(plan, edits=None) for plan in plans]
         if self._is_bytes or self._is_whole:  # all of each
-            blocks, ends = np.zeros((num, 10), np.int64), np.zeros(num, np.int64)
-            factors = np.ones(num, np.int64)
+            parts, factors = np.zeros((len(heads), 11), np.int64), np.ones(len(heads), np.int64)
         else:
             covers, factors = _needed(plans, sizes)
-            blocks, ends = blocks_of(heads, covers, request.num_workers), ends_of(sizes, covers)
-        ready = self._steps(heads, plans, factors)
-        return WantedPictures(
-            records, heads, plans, blocks, ends.tolist(), factors.tolist(), *ready
-        )
+            parts = parts_of(heads, covers, request.num_workers)
+        steps, are_ready = self._steps(heads, plans, factors)
+        return WantedPictures(records, heads, plans, parts, factors, steps, are_ready)
 
     def _steps(
         self, heads: Ints, plans: Sequence[Geometry], reductions: Ints
-    ) -> tuple[list[list[list[int]]], list[bool]]:
+    ) -> tuple[Ints, npt.NDArray[np.bool_]]:
         """Prepare what happens to JPEGs and raw bytes; return which of them are ready, too."""
-        num = len(heads)
-        are_ready = (heads[:, 2] > 0) | self._is_bytes
-        if None in self.sizes:
-            are_ready[:] = False
-        if self._is_whole:
-            are_ready &= (heads[:, :2] == self.sizes[0]).all(axis=1)
-        if self._is_whole or not are_ready.any():
-            return [[[0] * num]] * len(plans), are_ready.tolist()
-        views: list[list[list[int]]] = []
-        for plan, size in zip(plans, self.sizes, strict=True):
-            steps, are_inside = steps_of(plan, heads[:, :2], reductions)
-            are_ready &= are_inside & (plan.sizes == size).all(axis=1)
-            views.append(steps.T.tolist())
-        return views, are_ready.tolist()
-
-    def _places(self, values: list[Any], first: int, last: int) -> Iterator[Sequence[Any]]:
-        """Yield for each view where its pictures go; None where their sizes differ."""
-        for value, size in zip(values, self.sizes, strict=True):
-            if size is None:
-                yield [None] * (last - first)
-            else:
-                rows = value[1][first:last]
-                yield tuple(rows.reshape(len(rows), -1) if self._is_whole else rows)
+        steps = np.zeros((len(heads), len(plans), 8), np.int64)
+        sizes = [layout.shape[:2] for layout in self.layouts.values() if layout is not None]
+        are_ready = ((heads[:, 2] > 0) | self._is_bytes) & (len(sizes) == len(plans))
+        if not are_ready.any():
+            return steps, are_ready
+        for view, (plan, size) in enumerate(zip(plans, sizes, strict=True)):
+            are_ready &= np.equal(plan.sizes, size).all(axis=1)
+            if not self._is_whole:
+                steps[:, view], are_inside = steps_of(plan, heads[:, :2], reductions)
+                are_ready &= are_inside
+        return steps, are_ready
 
     @cached_property
     def _channels(self) -> int:
@@ -284,7 +251,7 @@ class PictureReader(Reader):
     @cached_property
     def _is_whole(self) -> bool:
         """Whether JPEGs are decoded into their places: there are no ops."""
-        return len(self.views) == 1 and not self.views[0][1] and not self._is_bytes
+        return self.views == ((),) and not self._is_bytes
 
     def _heads(self, records: Sequence[UInt8Array], rows: Rows) -> Ints:
         if isinstance(self.codec, PictureCodec):
@@ -315,8 +282,15 @@ class PictureReader(Reader):
     def finish(self, values: list[Any]) -> list[Any]:
         return [
             value if layout is None else layout.tensor(value[0], len(value[1]))
-            for layout, value in zip(self._layouts, values, strict=True)
+            for layout, value in zip(self.layouts.values(), values, strict=True)
         ]
+
+
+def _edit(plan: Geometry, i: int, image: npt.NDArray[Any]) -> None:
+    """Carry out the edits of a picture in one view, in place."""
+    if plan.edits is not None:
+        kinds, values = plan.edits
+        edit(image, kinds[i].tolist(), values[i].tolist())
 
 
 def _needed(plans: Sequence[Geometry], lengths: Ints) -> tuple[Ints, Ints]:
