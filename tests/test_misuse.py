@@ -764,7 +764,7 @@ def test_a_loader_shows_what_it_serves_and_how(given: SimpleNamespace) -> None:
             "TokenWindows(2 windows of 48, 64 tokens, 33.33% padding)",
         ),
         (lambda g: Denormalize.of(NORMALIZE), "dtype=torch.uint8"),
-        (lambda g: BatchAugment([CROP]), "ops=[CenterCrop(size=8, fill_mask=None)], seed=0)"),
+        (lambda g: BatchAugment([CROP]), "ops=[CenterCrop(size=(8, 8), fill_mask=None)], seed=0)"),
         (lambda g: loaders.MixUp(10), "MixUp(num_classes=10, alpha=1.0, seed=0)"),
         (
             lambda g: loaders.Mosaic(Schema({"image": Image(size=(8, 8)), "boxes": Boxes()})),

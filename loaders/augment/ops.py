@@ -54,26 +54,26 @@ class Crop(Op):
     __slots__ = ()
 
     size: Lengths
+    _fits_all: bool
 
     def _set_size(self) -> None:
         size: Any = self.size
-        lengths = tuple(size) if isinstance(size, (tuple, list)) else (size,)
+        lengths = each_of(size)
         if not lengths or not all(_is_length(length) for length in lengths):
             raise ValueError(
                 f"size must be a positive int or one for each axis (height, width), got {size!r}"
             )
-        whole = tuple(int(length) for length in lengths)
-        object.__setattr__(self, "size", whole if isinstance(size, (tuple, list)) else whole[0])
+        object.__setattr__(self, "size", tuple(int(length) for length in lengths))
+        object.__setattr__(self, "_fits_all", not isinstance(size, (tuple, list)))
 
     def lengths(self, num_axes: int) -> tuple[int, ...]:
         """Return the size for samples of so many axes; BatchError if it was given for another number of them."""
-        if isinstance(self.size, int):
-            return (self.size,) * num_axes
-        if len(self.size) != num_axes:
+        assert isinstance(self.size, tuple)
+        if len(self.size) != num_axes and not self._fits_all:
             raise BatchError(
                 f"{self} crops {len(self.size)} axes, the samples have {num_axes} (Array(spatial=...) says how many)"
             )
-        return self.size
+        return self.size if len(self.size) == num_axes else self.size[:1] * num_axes
 
     def resized(self, size: tuple[int, int] | None) -> tuple[int, int]:
         height, width = self.lengths(2)
@@ -222,6 +222,7 @@ class RandomCrop(Crop):
     p: float = 0.5
     fill: Fill | None = field(default=None, kw_only=True)
     padding_mode: PaddingMode = field(default="constant", kw_only=True)
+    _fits_all: bool = field(default=False, init=False, repr=False, compare=False)
 
     num_draws: ClassVar[int] = 2
     per_axis: ClassVar[bool] = True
@@ -281,6 +282,7 @@ class CenterCrop(Crop):
 
     size: Lengths
     fill_mask: int | None = None
+    _fits_all: bool = field(default=False, init=False, repr=False, compare=False)
 
     num_draws: ClassVar[int] = 0
 
