@@ -86,7 +86,7 @@ class BatchAugment(nn.Module):
             indices: ``(N,)`` positions in the dataset, on the host (a batch's ``sample_id``).
             epoch: From 0.
             draws: ``(N,)``: which repeat of its index within the epoch each sample is.
-            moves: What ``draw_moves`` returned, in place of the three before.
+            moves: What ``draw`` returned, in place of the three before.
         """
         for tensor in (images, *masks):
             if not isinstance(tensor, torch.Tensor):
