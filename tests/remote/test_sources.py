@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,14 @@ from loaders.errors import PackError, RemoteError, SourceError
 from loaders.remote import origin
 from loaders.remote.url import URL, url_of
 from loaders.remote.wire import Entry
+from packdata.ahead import fetched_ahead
 from packdata.arrays import plan_arrays
 from packdata.bucket import Bucket
 from packdata.cli import main
 from packdata.images.plan import pack_images, plan_images
 from packdata.parts.packing import finish
 from packdata.plan import pack_plan
-from packdata.reading import RemoteFile, fetched_ahead
+from packdata.reading import RemoteFile
 from packdata.sources.listed import Listing, is_file, look_at
 from packdata.tokens.plan import TokenOptions, pack_tokens, plan_tokens
 from tests.remote.conftest import Store, storage
@@ -174,7 +176,7 @@ def test_objects_come_ahead_of_need_and_no_more_than_a_few(
         nonlocal taken
         for _ in range(5000):
             taken += 1
-            yield file.part(0, nbytes)
+            yield replace(file, end=nbytes)
 
     ahead = fetched_ahead(counted())
     assert len(next(ahead)()) == nbytes

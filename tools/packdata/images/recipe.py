@@ -24,6 +24,7 @@ from loaders.codecs.heads import MAX_PICTURE_MB, pixels_within
 from loaders.codecs.picture import DEFAULT_QUALITY, join_files
 from loaders.errors import CodecError, SchemaError, SourceError
 from loaders.schema import PICTURE_CODECS, Array, Field, Image, Images, Label, Mask, Text
+from packdata.ahead import fetched_ahead
 from packdata.describe import counted, numbered
 from packdata.files.recipe import FilesRecipe
 from packdata.images.fit import MAX_SIDE, Fit, SizeOption
@@ -37,7 +38,7 @@ from packdata.images.stored import (
     jpegtran_version,
 )
 from packdata.options import changed, check_options, opt, parse_target
-from packdata.reading import File, fetched_ahead
+from packdata.reading import File
 from packdata.recipe import Tally, Target
 
 if TYPE_CHECKING:

@@ -22,9 +22,10 @@ import numpy as np
 from loaders.errors import SourceError
 from loaders.remote.url import URL
 from loaders.schema import Array, Boxes, Json, Keypoints
+from packdata.ahead import fetched_ahead
 from packdata.describe import counted, few
 from packdata.parsing import parse_json
-from packdata.reading import LocalFile, fetched_ahead
+from packdata.reading import LocalFile
 from packdata.sources.base import (
     BOX_LABELS,
     SIDES,

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import xxhash
 
 from loaders.errors import SourceError
-from packdata.reading import File
+from packdata.reading import File, RemoteFile
 from packdata.sources.names import duplicates
 
 if TYPE_CHECKING:
@@ -116,6 +116,11 @@ class Item:
     def file(self) -> File | None:
         """The file; None where the picture is a part of one."""
         return self.read if isinstance(self.read, File) else None
+
+    @property
+    def reads(self) -> list[RemoteFile]:
+        """The object of a store that has the bytes, which ``fetched_ahead`` fetches."""
+        return [self.read] if isinstance(self.read, RemoteFile) else []
 
 
 class Source(ABC):

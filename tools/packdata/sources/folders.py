@@ -10,6 +10,7 @@ import os
 import re
 from array import array
 from collections import Counter
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -194,7 +195,7 @@ class MaskFolder:
             hint = f"The mask is looked for as {name}{self._usual}, say; mask_suffix= says how names end"
             raise SourceError("the mask is missing", item.where, hint)
         _, file = self._files[number]
-        return file.placed(f"{item.where} (mask {file.where})")
+        return replace(file, where=f"{item.where} (mask {file.where})")
 
     def name(self, key: str) -> str | None:
         """Return the path of the mask for a picture, beginning as the folder's was given."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 from array import array
+from dataclasses import replace
 from itertools import repeat
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -138,7 +139,7 @@ class ListSource(ColumnsSource):
     def _at(self, cell: str, where: str) -> File:
         """Return the file at the path or URL in a cell."""
         if self._beside is not None and (found := self._beside.find(self._inside(cell))):
-            return found.placed(where)
+            return replace(found, where=where)
         return LocalFile(os.path.join(self._folder, cell), where)
 
     def _inside(self, cell: str) -> str:

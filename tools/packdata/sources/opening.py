@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from loaders.data.manifest import MANIFEST_NAME
 from loaders.errors import SourceError
+from packdata.copies import opened_in_order
 from packdata.describe import few
-from packdata.reading import File, opened_in_order
+from packdata.reading import File
 from packdata.rows import suffix_inside
 from packdata.sources.base import PICTURES, SPLIT_NAMES, FileKind, Source, foreign_hint, suffix_of
 from packdata.sources.folders import FolderSource

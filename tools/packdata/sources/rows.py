@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from loaders.errors import SourceError
 from loaders.schema import Array
-from packdata.reading import read_file
+from packdata.reading import LocalFile
 from packdata.sources.base import (
     ROWS_OF_BOXES,
     Column,
@@ -114,7 +114,7 @@ class RowsSource(ColumnsSource):
             return partial(bytes, data)
         if not path:
             return None
-        return partial(read_file, rows.path.parent / path, f"{where} ({path})")
+        return LocalFile(str(rows.path.parent / path), f"{where} ({path})")
 
     def _column(self, name: str, field: str) -> Column:
         classes, types = self.classes, pa.types

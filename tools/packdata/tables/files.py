@@ -15,10 +15,10 @@ import xxhash
 from loaders.errors import SourceError
 from loaders.remote.url import URL
 from loaders.system.limits import available_memory
+from packdata.copies import opened_in_order
 from packdata.delimited import CsvOptions, CsvRows
 from packdata.describe import few
 from packdata.jsonl import JsonRows
-from packdata.reading import File, opened_in_order
 from packdata.rows import COMPRESSIONS, DELIMITED, JSON_LINES, RowFile, suffix_inside
 from packdata.sources.base import files_identity, foreign_hint, suffix_of
 from packdata.sources.listed import Listing, look_at
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from packdata.reading import File
     from packdata.rows import Names, Part, Rows
     from packdata.tables.options import TableOptions
     from packdata.types import Kind

@@ -7,11 +7,12 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from loaders.errors import SourceError
-from packdata.reading import LocalFile, RemoteFile, opened_in_order
+from packdata.copies import opened_in_order
+from packdata.reading import LocalFile, RemoteFile
 from packdata.rows import DELIMITED, JSON_LINES, compression_of, open_text, suffix_inside
 from packdata.sources.base import check_name, foreign_hint, suffix_of
 from packdata.sources.listed import Listing, look_at
@@ -68,7 +69,7 @@ class SourceFile:
     def read(self, start: int, stop: int) -> bytes:
         """Return a range of its bytes as stored, fewer at the end; SourceError if that fails."""
         if isinstance(self.file, RemoteFile):
-            return self.file.part(start, stop)()
+            return replace(self.file, start=start, end=stop)()
         with self.file.open() as file:
             file.seek(start)
             return file.read(stop - start)
