@@ -28,7 +28,6 @@ from packdata.parsing import parse_json
 from packdata.reading import LocalFile
 from packdata.sources.base import (
     BOX_LABELS,
-    SIDES,
     SPLIT_NAMES,
     Column,
     ExtendedSource,
@@ -294,6 +293,7 @@ def _mirrored(names: Sequence[str]) -> tuple[tuple[int, int], ...]:
 
 # -- VOC ----------------------------------------------------------------------------------------------
 
+_SIDES = ("xmin", "ymin", "xmax", "ymax")
 _VOC_READ = {"name", "bndbox", "difficult"}
 
 
@@ -303,7 +303,7 @@ def _voc(data: bytes) -> Values:
         raise ValueError(f"the root is {root.tag!r}")
     height, width = (int(root.findtext(f"size/{name}") or 0) for name in ("height", "width"))
     things = root.findall(".//object")
-    sides = [[t.findtext(f"bndbox/{side}") for side in SIDES] for t in things]
+    sides = [[t.findtext(f"bndbox/{side}") for side in _SIDES] for t in things]
     names = [(thing.findtext("name") or "").strip() for thing in things]
     if any(None in box for box in sides) or "" in names:
         raise ValueError("an object has no whole bndbox, or no name")

@@ -37,7 +37,6 @@ PICTURE_SUFFIXES = frozenset(
 )
 BOX_LABELS = "box_labels"
 SPLIT_NAMES = ("train", "training", "val", "valid", "validation", "test", "testing")
-SIDES = ("xmin", "ymin", "xmax", "ymax")  # of a box, as VOC calls them
 LABEL_NAMES = ("label", "class", "target")  # the first that a list has becomes the field "label"
 _RESERVED = frozenset(
     {"image", "array", "mask", "key", "original_size", "sample_id", "count", "index", "label"}
@@ -53,8 +52,10 @@ _FOREIGN = {
     ".mds": _OWN_LIBRARY.format("mds"),
     ".tfrecord": _OWN_LIBRARY.format("tfrecord"),
 }
-ROWS_OF_BOXES = "Group the rows by picture, with a list of boxes each: docs/masks.md shows how"
-_OWN_KEYS = f"Give each row a key of its own, in a column 'key', or remove one. A row a box: {ROWS_OF_BOXES}"
+_OWN_KEYS = (
+    "Give each row a key of its own, in a column 'key', or remove one. Where there is a row a box, group the rows by "
+    "picture, with a list of boxes each: docs/masks.md shows how"
+)
 _RENAME = "Keys are names, mostly without suffix: rename or remove one"
 _FLOAT64_WHOLE = 1 << 53  # up to here it holds every whole number
 
@@ -368,15 +369,6 @@ def first_named(columns: Sequence[str], names: Iterable[str]) -> str | None:
     """Return the column that has the first of some names, in any case."""
     by_lower = {name.strip().lower(): name for name in reversed(columns)}
     return next((by_lower[name] for name in names if name in by_lower), None)
-
-
-def sides_in(columns: Iterable[str]) -> str:
-    """Say which columns are boxes, such as ``bbox_x_min`` and three others; "" if none are."""
-    plain = [re.sub(r"[\W_]", "", name).lower() for name in columns]
-    for sides in (SIDES, ("x1", "y1", "x2", "y2"), ("left", "top", "width", "height")):
-        if all(any(name.endswith(side) for name in plain) for side in sides):
-            return f"columns {', '.join(sides)}, which no crop moves"
-    return ""
 
 
 def check_distinct(columns: Iterable[str], path: Path | str) -> None:

@@ -29,7 +29,6 @@ from packdata.reading import File, LocalFile
 from packdata.rows import DELIMITED, HEAD_BYTES, JSON_LINES, open_text, suffix_inside
 from packdata.sources.base import (
     PICTURES,
-    ROWS_OF_BOXES,
     ColumnsSource,
     FileKind,
     check_distinct,
@@ -39,7 +38,6 @@ from packdata.sources.base import (
     is_missing,
     key_of,
     shared_keys,
-    sides_in,
 )
 from packdata.sources.listed import Listing
 from packdata.types import NO_VALUES, type_of
@@ -89,11 +87,6 @@ class ListSource(ColumnsSource):
             if name not in columns:
                 hint = f"Name the column of paths with {kind.option}"
                 raise SourceError(f"no column {name!r} among {columns}", path, hint)
-        if kind is PICTURES and (sides := sides_in(columns)):
-            if "xmin" in sides:
-                raise SourceError(sides, path, ROWS_OF_BOXES)
-            # Beside a label of the whole picture they do no harm.
-            self.notes = [f"{sides}. {ROWS_OF_BOXES}"]
         self._fields = field_names(columns, (self._image, self._mask, "key"), path, label_column)
         if not self._is_json:
             fields = [self._fields.get(name, "key") for name in columns]

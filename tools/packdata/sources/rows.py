@@ -17,7 +17,6 @@ from loaders.errors import SourceError
 from loaders.schema import Array
 from packdata.reading import LocalFile
 from packdata.sources.base import (
-    ROWS_OF_BOXES,
     Column,
     ColumnsSource,
     check_distinct,
@@ -25,7 +24,6 @@ from packdata.sources.base import (
     field_names,
     files_identity,
     first_named,
-    sides_in,
 )
 from packdata.sources.row_kinds import FEW_ROWS, PART_ROWS, open_row_file, row_kind
 from packdata.types import is_text
@@ -77,8 +75,6 @@ class RowsSource(ColumnsSource):
         self.has_several = _are_pictures(schema.field(self._image).type)
         if not len(self):
             raise SourceError("no rows", first)
-        if sides := sides_in(schema.names):
-            self.notes = [f"{sides}. {ROWS_OF_BOXES}"]
         key = _plain(schema.field("key").type) if "key" in schema.names else pa.null()
         # Texts, or whole numbers as in CSV lists.
         self._keyed_by = "key" if is_text(key) or pa.types.is_integer(key) else ""
