@@ -17,8 +17,6 @@ from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
-import numpy as np
-
 from loaders.errors import SourceError
 from loaders.remote.url import URL
 from loaders.schema import Array, Boxes, Json, Keypoints
@@ -51,7 +49,6 @@ _WORD = re.compile(
 )
 _OTHER_SIDE = {"left": "right", "l": "r"}
 _POINTS_OF_POLYGON = 6  # numbers of the smallest one
-_NUMBERS_OF_POSE, _NEAR = 10, 0.01  # from where poses without a YAML are told from polygons
 _AS_COCO = "Convert poses to COCO's person_keypoints"
 _NUMBERS = Array(dtype="int64", dims=(None,))
 # Of a picture, by field: a list with a value for each box. ``size`` is the (height, width) of the picture that was
@@ -351,31 +348,11 @@ def _of_yolo(
     pictures: dict[str, Values], classes: Sequence[str], root: Path, has_yaml: bool
 ) -> Annotations:
     shapes = [each for values in pictures.values() for each in values["segmentation"] if each]
-    if _are_poses(shapes, has_yaml):
-        what = "polygons look like poses, a box and points in it"
-        hint = "" if has_yaml else "; for polygons, give class names in a data.yaml here"
-        raise SourceError(what, root, _AS_COCO + hint)
+    if shapes and not has_yaml:
+        what = "polygons or poses, which look alike, and there is no data.yaml that says which"
+        raise SourceError(what, root, f"Add it, with the names: of classes. {_AS_COCO}")
     more = {"segmentation": Column("json", field=Json())} if shapes else {}
     return Annotations("YOLO", "yolo", classes, more, pictures)
-
-
-def _are_poses(shapes: Sequence[Sequence[float]], has_yaml: bool) -> bool:
-    """Tell whether almost all may be a box in the picture, and points of two or three numbers in it, or 0, 0.
-
-    The YAML of poses has their ``kpt_shape``: where there is another, polygons are poses by visibilities alone.
-    """
-    if len({*map(len, shapes)}) != 1 or len(shapes[0]) < _NUMBERS_OF_POSE:
-        return False
-    numbers = np.array(shapes)
-    centre, half, rest = numbers[:, :2], numbers[:, 2:4] / 2 + _NEAR, numbers[:, 4:]
-    lengths = [length for length in (2, 3) if rest.shape[1] % length == 0]
-    are_poses = np.isin(rest[:, 2::3], (0, 1, 2)).all(1) & (3 in lengths)
-    in_picture = abs(centre - 0.5) + half <= 0.5 + 2 * _NEAR
-    for length in () if has_yaml else lengths:
-        points = rest.reshape(len(rest), -1, length)[:, :, :2]
-        is_inside = (abs(points - centre[:, None]) <= half[:, None]) | (points == 0)
-        are_poses |= in_picture.all(1) & is_inside.all((1, 2))
-    return bool(are_poses.mean() > 0.9)
 
 
 def _yolo_names(root: Path) -> tuple[Sequence[str], bool]:
