@@ -14,7 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from xml.etree import ElementTree
 
 from loaders.errors import SourceError
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from packdata.reading import File
     from packdata.sources.base import Item
 
+_T = TypeVar("_T")
 BOXES, _SIZE, _TAGS = "boxes", "size", "tags"
 _NO_LABELS = re.compile(r"(classes|train|val|test|readme.*)\.txt", re.IGNORECASE)
 # Of names such as left_eye, L_Eye, lefteye, eyeLeft, LEye.
@@ -133,34 +134,31 @@ def _read(path: Path | str, split: str) -> tuple[Annotations, str]:
         root, folder, files = found.root, found.root, found.files(sorted(paths))
     else:
         root, folder, files = found[0].path, found[0].path.parent, found
-    kinds = {suffix for file in files if (suffix := suffix_of(file.path.name)) in _PARSERS}
+    kinds = {suffix for file in files if (suffix := suffix_of(file.path.name)) in _READERS}
     if len(kinds) != 1:
         what = f"annotations of several kinds ({', '.join(sorted(kinds))})"
         hint = "COCO has .json files, VOC .xml files, YOLO folders of .txt files"
         raise SourceError(what if kinds else "no annotations", root, hint)
     (kind,) = kinds
     files = [file for file in files if suffix_of(file.path.name) == kind]
-    files, beside = _coco_file(root, files, split) if kind == ".json" else (files, "")
+    others: list[File] = []
+    if kind == ".json":
+        chosen, others = _coco_files(root, files, split)
+        files = [chosen]
     names = {file: os.path.relpath(str(file.path), str(folder)) for file in files}
     digest = hash_of_files((name, file.size, file.mark) for file, name in names.items())
-    # Labels of poses are refused by their YAML first.
-    classes, has_yaml = _yolo_names(root) if kind == ".txt" else ((), False)
-    pictures = _parsed(names, *_PARSERS[kind])
-    if kind == ".txt":
-        return _of_yolo(pictures, classes, root, has_yaml), digest
-    if kind == ".xml":
-        return _of_voc(pictures), digest
-    coco: Annotations = pictures.popitem()[1]
-    if beside:
-        coco.notes.append(f"files of annotations that are not read: {beside}")
-    return coco, digest
+    annotations = _READERS[kind](names, root)
+    if others:
+        unread = few(file.path.name for file in others)
+        annotations.notes.append(f"files of annotations that are not read: {unread}")
+    return annotations, digest
 
 
-def _parsed(files: Mapping[File, str], kind: str, parse: Callable[[bytes], Any]) -> dict[str, Any]:
+def _parsed(names: Mapping[File, str], kind: str, parse: Callable[[bytes], _T]) -> dict[str, _T]:
     """Return what is read from each file, by the path of its picture; files of a store are fetched ahead."""
-    found: dict[str, Any] = {}
-    with closing(fetched_ahead(iter(files))) as ahead:
-        for (file, name), read in zip(files.items(), ahead, strict=True):
+    found: dict[str, _T] = {}
+    with closing(fetched_ahead(iter(names))) as ahead:
+        for (file, name), read in zip(names.items(), ahead, strict=True):
             # YOLO's labels lie in another folder, beside that of the pictures.
             parts = PurePath(name).with_suffix("").parts
             name = "/".join("images" if part == "labels" else part for part in parts)
@@ -204,8 +202,8 @@ _COCO: dict[str, tuple[Any, Column]] = {  # what a box without it gets, and how 
 _COCO_READ = ("id", "image_id", "category_id", "bbox", "num_keypoints")
 
 
-def _coco_file(root: Path, files: Sequence[File], split: str) -> tuple[list[File], str]:
-    """Return the file that is of a split by its name or folder: of several, that of ``instances``; name the others."""
+def _coco_files(root: Path, files: Sequence[File], split: str) -> tuple[File, list[File]]:
+    """Return the file that is of a split by its name or folder: of several, that of ``instances``; and the others."""
     for word in [each for each in re.findall("[a-z]+", split.lower()) if each in SPLIT_NAMES][:1]:
         begins = re.compile(rf"(?<![a-z]){word[:3]}")  # train of training, too
         of = {f: f"{f.path.parent.name} {f.path.stem}".lower() for f in files}
@@ -214,7 +212,12 @@ def _coco_file(root: Path, files: Sequence[File], split: str) -> tuple[list[File
     if len(chosen) > 1:
         what = f"several COCO files ({few([file.path.name for file in chosen])})"
         raise SourceError(what, root, "Give the one of these pictures")
-    return [*chosen], few(file.path.name for file in files if file not in chosen)
+    return chosen[0], [file for file in files if file is not chosen[0]]
+
+
+def _read_coco(names: Mapping[File, str], root: Path) -> Annotations:
+    (annotations,) = _parsed(names, "COCO", _coco).values()
+    return annotations
 
 
 def _coco(data: bytes) -> Annotations:
@@ -313,7 +316,8 @@ def _voc(data: bytes) -> Values:
     }
 
 
-def _of_voc(pictures: dict[str, Values]) -> Annotations:
+def _read_voc(names: Mapping[File, str], root: Path) -> Annotations:
+    pictures = _parsed(names, "VOC", _voc)
     classes = sorted({name for values in pictures.values() for name in values[BOX_LABELS]})
     more = {"difficult": Column("json", field=_NUMBERS)}
     unread = set[str]().union(*(values[_TAGS] for values in pictures.values())) - _VOC_READ
@@ -344,9 +348,9 @@ def _bounds(polygon: Sequence[float]) -> list[float]:
     return [(left + right) / 2, (top + bottom) / 2, right - left, bottom - top]
 
 
-def _of_yolo(
-    pictures: dict[str, Values], classes: Sequence[str], root: Path, has_yaml: bool
-) -> Annotations:
+def _read_yolo(names: Mapping[File, str], root: Path) -> Annotations:
+    classes, has_yaml = _yolo_names(root)  # which refuses labels of poses by their YAML
+    pictures = _parsed(names, "YOLO", _yolo)
     shapes = [each for values in pictures.values() for each in values["segmentation"] if each]
     if shapes and not has_yaml:
         what = "polygons or poses, which look alike, and there is no data.yaml that says which"
@@ -402,4 +406,5 @@ def _yaml_names(given: File) -> Sequence[str]:
     return [str(numbered[number]) for number in range(len(numbered))]
 
 
-_PARSERS = {".json": ("COCO", _coco), ".xml": ("VOC", _voc), ".txt": ("YOLO", _yolo)}
+# By suffix; each takes files with their paths in the folder of annotations, and that.
+_READERS = {".json": _read_coco, ".xml": _read_voc, ".txt": _read_yolo}
