@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import packdata.sources.names
+import packdata.sources.duplicates
 from loaders.remote.wire import Entry
 from packdata.bucket import Bucket
 from packdata.files.splits import open_splits
+from packdata.sources.duplicates import duplicates
 from packdata.sources.listed import files_at
 from packdata.sources.lists import ListSource
-from packdata.sources.names import duplicates
 
 TEXTS = st.lists(st.text(max_size=4))
 
@@ -28,7 +28,7 @@ def test_duplicates_are_found(given: list[str]) -> None:
 
 
 def test_equal_hashes_are_no_equal_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packdata.sources.names, "hash_of", len)
+    monkeypatch.setattr(packdata.sources.duplicates, "hash_of", len)
 
     assert duplicates(lambda: ["aa", "bb", "c", "bb"]) == {"bb"}
 

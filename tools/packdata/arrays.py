@@ -26,8 +26,8 @@ from packdata.packing.settings import PackSettings, take
 from packdata.plan import pack_plan
 from packdata.reading import File
 from packdata.recipe import Target
-from packdata.sources.base import ARRAYS
 from packdata.sources.listed import listed_sources
+from packdata.sources.names import ARRAYS
 from packdata.sources.npy import read_array, read_header
 
 if TYPE_CHECKING:

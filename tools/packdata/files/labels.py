@@ -21,11 +21,13 @@ from loaders.remote.url import place_of
 from loaders.schema import Array, Bytes, Field, Json, Label, MultiLabel, Text
 from packdata.describe import few
 from packdata.reading import read_text
-from packdata.sources.base import Column, Item, Source, is_missing
+from packdata.sources.columns import Column, is_missing
 from packdata.sources.listed import is_file, is_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from packdata.sources.base import Item, Source
 
 LABEL = "label"
 _WHOLE = re.compile(r"[+-]?[0-9]+")

@@ -13,7 +13,7 @@ from packdata.files.splits import contents, source_notes
 from packdata.packing.engine import targets_of
 from packdata.plan import SourcePlan
 from packdata.recipe import Recipe
-from packdata.sources.base import BOX_LABELS
+from packdata.sources.columns import BOX_LABELS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

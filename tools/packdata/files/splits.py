@@ -12,15 +12,18 @@ from loaders.schema import Array, Label, MultiLabel
 from packdata.describe import counted, few, passed_over
 from packdata.files.labels import LABEL, LabelField, label_fields
 from packdata.options import opt, parse_target
-from packdata.sources.base import BOX_LABELS, LABEL_NAMES, PICTURES, FileKind, Source, suffix_of
+from packdata.sources.columns import BOX_LABELS, LABEL_NAMES
 from packdata.sources.folders import FolderSource, MaskFolder, check_classes, split_suffix
 from packdata.sources.listed import Listing, listed_sources, look_at
+from packdata.sources.names import PICTURES, FileKind, suffix_of
 from packdata.sources.opening import Found, find_splits, open_source, several_sources
 from packdata.sources.row_kinds import ROW_KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
+
+    from packdata.sources.base import Source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from packdata.images.shapes import ShapeOptions, check_same_classes
 from packdata.options import takes
 from packdata.packing.settings import PackSettings, take
 from packdata.plan import pack_plan
-from packdata.sources.base import BOX_LABELS
+from packdata.sources.columns import BOX_LABELS
 from packdata.sources.listed import listed_sources
 
 if TYPE_CHECKING:

@@ -243,8 +243,11 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
             data = item.read()
             shared = {label.name: label.encode(item) for label in self._plain}
             shared["key"] = _KEY.encode(item.key)
-            several = self._is_several
-            made = self._several(item, data) if several else self._one(item, self._decode(data))
+            made = (
+                self._several(item, data)
+                if isinstance(data, list)
+                else self._one(item, self._decode(data))
+            )
             self.tally.add(_UNLABELLED, -1 in map(item.labels.get, self._classes))
             return [pictures | shared for pictures in made]
         except CodecError as error:
@@ -390,7 +393,8 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         for item in fetched_ahead(islice(self.source.items(0), _NUM_PEEKED)):
             with suppress(SourceError, CodecError):  # it is rejected in its turn
                 data = item.read()
-                for file in data if self._is_several else [data]:
+                for file in data if isinstance(data, list) else [data]:
+                    assert isinstance(file, bytes)  # pixels are stored raw
                     name = PictureFile(file).format
                     formats[name if name in KEPT else "png"] += 1
         return max(formats, key=formats.__getitem__, default="jpeg")

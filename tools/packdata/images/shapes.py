@@ -14,7 +14,8 @@ from packdata.geometry import BOX_FORMATS, to_boxes, to_keypoints
 from packdata.options import check_options, opt, parse_target
 from packdata.parsing import parse_json
 from packdata.sources.annotations import annotated
-from packdata.sources.base import BOX_LABELS, Column, ExtendedSource, Item, Source, identifier_of
+from packdata.sources.base import ExtendedSource, Item, Source
+from packdata.sources.columns import BOX_LABELS, Column, identifier_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -24,16 +24,10 @@ from packdata.ahead import fetched_ahead
 from packdata.describe import counted, few
 from packdata.parsing import parse_json
 from packdata.reading import LocalFile
-from packdata.sources.base import (
-    BOX_LABELS,
-    SPLIT_NAMES,
-    Column,
-    ExtendedSource,
-    Source,
-    hash_of_files,
-    suffix_of,
-)
-from packdata.sources.listed import Listing, look_at
+from packdata.sources.base import ExtendedSource, Source
+from packdata.sources.columns import BOX_LABELS, Column
+from packdata.sources.listed import Listing, hash_of_files, look_at
+from packdata.sources.names import SPLIT_NAMES, suffix_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

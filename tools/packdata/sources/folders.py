@@ -16,17 +16,16 @@ from typing import TYPE_CHECKING, Any
 
 from loaders.errors import SourceError
 from packdata.describe import few
-from packdata.sources.base import (
+from packdata.sources.base import Item, Source
+from packdata.sources.columns import Column
+from packdata.sources.duplicates import check_unique
+from packdata.sources.listed import hash_of_files
+from packdata.sources.names import (
     PICTURE_SUFFIXES,
     PICTURES,
     SPLIT_NAMES,
-    Column,
     FileKind,
-    Item,
-    Source,
     check_name,
-    check_unique,
-    hash_of_files,
     key_of,
     shared_keys,
     suffix_of,

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from loaders.errors import SourceError
-from packdata.sources.base import Column, Item, Pixels, Source, files_identity
-from packdata.sources.listed import Listing
+from packdata.sources.base import Item, Pixels, Source
+from packdata.sources.columns import Column
+from packdata.sources.listed import Listing, files_identity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,18 +13,19 @@ from copy import copy
 from glob import glob
 from itertools import accumulate, chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import xxhash
 
 from loaders.errors import SourceError
 from loaders.remote.url import URL, place_of
 from loaders.remote.wire import Entry
 from packdata.bucket import Bucket
 from packdata.reading import File, LocalFile, RemoteFile
-from packdata.sources.base import is_hidden
+from packdata.sources.names import is_hidden
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -210,6 +211,27 @@ def _objects(bucket: Bucket, deep: bool, folders: set[str]) -> Iterator[_File]:
 
 def _state_of(found: os.stat_result) -> tuple[int, int]:
     return found.st_size, found.st_mtime_ns % _MARKS
+
+
+def hash_of_files(files: Iterable[tuple[str, int, int]]) -> str:
+    """Return 32 hexadecimal digits of names, sizes and marks, which change when one of the files does."""
+    state = xxhash.xxh3_128()
+    for name, size, mark in files:
+        state.update(f"{name}\0{size},{mark}\n".encode(errors="surrogateescape"))
+    return state.hexdigest()
+
+
+def files_identity(kind: str, files: Sequence[File]) -> dict[str, Any]:
+    """Return the identity of a source made of a few large files."""
+    names = relative_names([file.path for file in files])
+    states = [(name, file.size, file.mark) for file, name in zip(files, names, strict=True)]
+    return {"kind": kind, "num_files": len(files), "files": hash_of_files(states)}
+
+
+def relative_names(paths: Sequence[Path]) -> list[str]:
+    """Return the paths of files from the last folder on that holds all of them."""
+    folder = os.path.commonpath([os.path.abspath(str(path.parent)) for path in paths])
+    return [os.path.relpath(str(path), folder) for path in paths]
 
 
 def listed_sources(src: Path | str | Iterable[Path | str]) -> list[Path | str]:

@@ -27,26 +27,17 @@ from packdata.delimited import CsvOptions, CsvRows
 from packdata.jsonl import JsonRows
 from packdata.reading import File, LocalFile
 from packdata.rows import DELIMITED, HEAD_BYTES, JSON_LINES, open_text, suffix_inside
-from packdata.sources.base import (
-    PICTURES,
-    ColumnsSource,
-    FileKind,
-    check_distinct,
-    field_names,
-    first_named,
-    hash_of_files,
-    is_missing,
-    key_of,
-    shared_keys,
-)
-from packdata.sources.listed import Listing
+from packdata.sources.columns import check_distinct, field_names, first_named, is_missing
+from packdata.sources.listed import Listing, hash_of_files
+from packdata.sources.names import PICTURES, FileKind, key_of, shared_keys
+from packdata.sources.rows import ColumnsSource
 from packdata.types import NO_VALUES, type_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from packdata.rows import RowFile
-    from packdata.sources.base import Row
+    from packdata.sources.rows import Row
 
 LIST_SUFFIXES = (*DELIMITED, *JSON_LINES)
 _encode = json.JSONEncoder(ensure_ascii=False).encode

@@ -12,17 +12,19 @@ from packdata.copies import opened_in_order
 from packdata.describe import few
 from packdata.reading import File
 from packdata.rows import suffix_inside
-from packdata.sources.base import PICTURES, SPLIT_NAMES, FileKind, Source, foreign_hint, suffix_of
 from packdata.sources.folders import FolderSource
 from packdata.sources.idx import IDX_SUFFIXES, IdxSource
 from packdata.sources.listed import Listing, look_at
 from packdata.sources.lists import LIST_SUFFIXES, ListSource
+from packdata.sources.names import PICTURES, SPLIT_NAMES, FileKind, foreign_hint, suffix_of
 from packdata.sources.row_kinds import ROW_KINDS, listed_files, row_kind, saved_splits
 from packdata.sources.rows import RowsSource
 from packdata.sources.tars import TAR_SUFFIX, TarSource
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from packdata.sources.base import Source
 
 _SPLIT_FILE = re.compile(rf"({'|'.join(SPLIT_NAMES)}|t10k)([-_.].*)?", re.IGNORECASE)
 _ARCHIVES = (

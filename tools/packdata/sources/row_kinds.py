@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from loaders.errors import SourceError
 from packdata.reading import RemoteFile
 from packdata.rows import NO_KINDS, Kinds, Part, RowFile, Rows
-from packdata.sources.base import STREAMING_HINT, suffix_of
+from packdata.sources.names import STREAMING_HINT, suffix_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Files of rows, such as Parquet, with encoded pictures.
+"""Rows with a column of files; those of Parquet and Arrow, with encoded pictures.
 
 Pictures are a binary column, or Hugging Face's struct of ``bytes`` and ``path``; or lists of either: any
 number of pictures a row.
@@ -6,6 +6,8 @@ number of pictures a row.
 
 from __future__ import annotations
 
+import os
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import repeat
@@ -16,26 +18,34 @@ import pyarrow as pa
 from loaders.errors import SourceError
 from loaders.schema import Array
 from packdata.reading import LocalFile
-from packdata.sources.base import (
+from packdata.sources.base import Item, Source, fail
+from packdata.sources.columns import (
     Column,
-    ColumnsSource,
     check_distinct,
     column_of,
     field_names,
-    files_identity,
     first_named,
 )
+from packdata.sources.duplicates import check_unique
+from packdata.sources.listed import files_identity, relative_names
 from packdata.sources.row_kinds import FEW_ROWS, PART_ROWS, open_row_file, row_kind
 from packdata.types import is_text
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from packdata.reading import File
     from packdata.rows import RowFile
-    from packdata.sources.base import Row
     from packdata.sources.row_kinds import TypedRows
 
+    Row = tuple[RowFile, int, tuple[Any, ...]]
+    Read = Callable[[], bytes]
+
+_OWN_KEYS = (
+    "Give each row a key of its own, in a column 'key', or remove one. Where there is a row a box, group the rows by "
+    "picture, with a list of boxes each: docs/masks.md shows how"
+)
 _IMAGE_NAMES = ("image", "img", "picture", "photo", "jpg", "jpeg", "png", "webp", "bytes")
 _IMAGES_NAMES = ("images", "imgs", "pictures", "photos", "frames", *_IMAGE_NAMES)
 _LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
@@ -43,6 +53,105 @@ _BINARY = (
     *(pa.types.is_binary, pa.types.is_large_binary),
     *(pa.types.is_binary_view, pa.types.is_fixed_size_binary),
 )
+
+
+class ColumnsSource(Source):
+    """Rows with a column of files, or of lists of them, and others of keys, masks and labels.
+
+    A subclass says how rows come, and what reads the file of a cell.
+    """
+
+    _files: Sequence[RowFile]
+    _image: str
+    _mask: str | None
+    _keyed_by: str  # the column of keys; "" where rows are numbered
+    _fields: Mapping[str, str]  # of the columns of labels, by name
+
+    @abstractmethod
+    def _rows(self, names: Sequence[str], start: int = 0) -> Iterator[Row]:
+        """Yield rows from ``start`` on: the file, the number in it, and the values of columns, None if missing."""
+
+    @abstractmethod
+    def _file(self, value: Any, where: str, what: str, rows: RowFile) -> Read | None:
+        """Return what reads the picture or mask (``what``) of a cell; None if there is none."""
+
+    def _describe(self) -> None:
+        """Say what the columns of labels hold, and check the keys."""
+        paths = [file.path for file in self._files]
+        self._stems = dict(zip(paths, _stems(paths), strict=True))
+        self.has_masks = self._mask is not None
+        self.labels = {field: self._column(name, field) for name, field in self._fields.items()}
+        if self._keyed_by:
+            check_unique(self._keyed, paths[0], _OWN_KEYS)
+
+    def _column(self, name: str, field: str) -> Column:
+        return column_of(field, self._values(name))
+
+    def _values(self, name: str) -> Iterator[Any]:
+        return (value for _, _, (value,) in self._rows([name]))
+
+    def _keyed(self) -> Iterator[tuple[str, str]]:
+        """Yield the key and the place of each row."""
+        for file, number, (value,) in self._rows([self._keyed_by]):
+            yield self._key(file, number, value), file.place(number)
+
+    def _key(self, file: RowFile, number: int, value: Any) -> str:
+        if not self._keyed_by:
+            return f"{self._stems[file.path]}/{number:08d}"
+        if value is None:
+            raise SourceError(f"no value in column {self._keyed_by!r}", file.place(number))
+        return str(value)
+
+    def keys(self) -> Iterator[str]:
+        return (key for key, _ in self._keyed()) if self._keyed_by else super().keys()
+
+    def items(self, start: int = 0) -> Iterator[Item]:
+        used = filter(None, (self._image, self._mask, self._keyed_by))
+        names = [*dict.fromkeys([*used, *self._fields])]
+        for file, number, values in self._rows(names, start):
+            row, where = dict(zip(names, values, strict=True)), file.place(number)
+            key = self._key(file, number, row.get(self._keyed_by))
+            labels = {field: self._value(field, row[name]) for name, field in self._fields.items()}
+            cells = self._cells(row[self._image])
+            if self.has_several:
+                each = [self._read(f"picture {n}", c, where, file) for n, c in enumerate(cells)]
+                yield Item(key, where, partial(_read_each, each), labels)
+                continue
+            where += f" ({cells[0]})" if isinstance(cells[0], str) else ""
+            mask = self._mask and self._read("mask", row[self._mask], where, file)
+            yield Item(
+                key, where, self._read("picture", cells[0], where, file), labels, mask or None
+            )
+
+    def _cells(self, value: Any) -> list[Any]:
+        """Return the cells with pictures of a row: any number where there may be several."""
+        if self.has_several:
+            return value if isinstance(value, list) else [] if value is None else [value]
+        return [value]
+
+    def _read(self, what: str, cell: Any, where: str, file: RowFile) -> Read:
+        if (read := self._file(cell, where, what, file)) is not None:
+            return read
+        hint = "Fill the column in, or leave the sample or column out of the source"
+        return partial(fail, SourceError(f"the {what} is missing", where, hint))
+
+    def _value(self, field: str, value: Any) -> Any:
+        column = self.labels[field]
+        if column.kind == "text":
+            return "" if value is None else str(value)
+        is_name = column.kind == "class" and not column.numbered and value is not None
+        return str(value) if is_name else value
+
+
+def _read_each(reads: Sequence[Read]) -> list[bytes]:
+    return [read() for read in reads]
+
+
+def _stems(paths: Sequence[Path]) -> list[str]:
+    """Return what the keys of each file's rows begin with: its name, or as much of its path as differs."""
+    files = relative_names(paths)
+    ways = [path.stem for path in paths], [os.path.splitext(file)[0] for file in files]
+    return next((way for way in ways if len(set(way)) == len(paths)), files)
 
 
 class RowsSource(ColumnsSource):
@@ -103,7 +212,7 @@ class RowsSource(ColumnsSource):
             return super().keys()
         return (self._key(file, n, None) for file in self._typed for n in range(file.num_rows))
 
-    def _file(self, value: Any, where: str, what: str, rows: RowFile) -> Any:
+    def _file(self, value: Any, where: str, what: str, rows: RowFile) -> Read | None:
         cell = value if isinstance(value, Mapping) else {"bytes": value}
         data, path = cell.get("bytes"), cell.get("path")
         if data is not None:

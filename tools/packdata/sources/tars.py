@@ -21,19 +21,11 @@ from loaders.errors import SourceError
 from packdata.describe import few
 from packdata.parsing import parse_json
 from packdata.reading import open_file
-from packdata.sources.base import (
-    LABEL_NAMES,
-    PICTURE_SUFFIXES,
-    Column,
-    Item,
-    Source,
-    check_name,
-    check_unique,
-    column_of,
-    fail,
-    files_identity,
-    is_hidden,
-)
+from packdata.sources.base import Item, Source, fail
+from packdata.sources.columns import LABEL_NAMES, Column, column_of
+from packdata.sources.duplicates import check_unique
+from packdata.sources.listed import files_identity
+from packdata.sources.names import PICTURE_SUFFIXES, check_name, is_hidden
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

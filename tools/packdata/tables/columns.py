@@ -12,7 +12,7 @@ import numpy as np
 from loaders.errors import SchemaError, SourceError
 from loaders.schema import Array, Categories, Features, Field, Label, Schema
 from packdata.moments import Moments
-from packdata.sources.base import identifier_of
+from packdata.sources.columns import identifier_of
 from packdata.sources.row_kinds import TypedRows
 from packdata.tables.files import check_names
 

@@ -20,8 +20,8 @@ from packdata.delimited import CsvOptions, CsvRows
 from packdata.describe import few
 from packdata.jsonl import JsonRows
 from packdata.rows import COMPRESSIONS, DELIMITED, JSON_LINES, RowFile, suffix_inside
-from packdata.sources.base import files_identity, foreign_hint, suffix_of
-from packdata.sources.listed import Listing, look_at
+from packdata.sources.listed import Listing, files_identity, look_at
+from packdata.sources.names import foreign_hint, suffix_of
 from packdata.sources.opening import check_folder
 from packdata.sources.row_kinds import PART_ROWS, ArrowRows, ParquetRows, listed_files
 from packdata.types import plain, shown

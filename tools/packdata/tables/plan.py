@@ -24,8 +24,7 @@ from packdata.packing.shards import TABLE_SHARD_BYTES, Format
 from packdata.plan import SourcePlan, pack_plan
 from packdata.reading import LocalFile
 from packdata.rows import Part
-from packdata.sources.base import files_identity
-from packdata.sources.listed import listed_sources
+from packdata.sources.listed import files_identity, listed_sources
 from packdata.tables.columns import (
     OPTIONS,
     TARGETS,

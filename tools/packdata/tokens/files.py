@@ -14,8 +14,8 @@ from loaders.errors import SourceError
 from packdata.copies import opened_in_order
 from packdata.reading import LocalFile, RemoteFile
 from packdata.rows import DELIMITED, JSON_LINES, compression_of, open_text, suffix_inside
-from packdata.sources.base import check_name, foreign_hint, suffix_of
 from packdata.sources.listed import Listing, look_at
+from packdata.sources.names import check_name, foreign_hint, suffix_of
 from packdata.sources.opening import check_folder
 from packdata.sources.row_kinds import ROW_KINDS, listed_files
 
