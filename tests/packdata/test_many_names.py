@@ -15,9 +15,11 @@ import packdata.sources.duplicates
 from loaders.remote.wire import Entry
 from packdata.bucket import Bucket
 from packdata.files.splits import open_splits
+from packdata.sources.columns import ColumnNames
 from packdata.sources.duplicates import duplicates
 from packdata.sources.listed import files_at
 from packdata.sources.lists import ListSource
+from packdata.sources.names import PICTURES
 
 TEXTS = st.lists(st.text(max_size=4))
 
@@ -70,7 +72,7 @@ def test_a_row_of_a_list_takes_little_memory(
     before = pa.total_allocated_bytes()
     tracemalloc.start()
 
-    source = ListSource(files_at(path)[0])
+    source = ListSource(files_at(path)[0], PICTURES, ColumnNames())
 
     kept, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()

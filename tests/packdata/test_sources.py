@@ -17,7 +17,7 @@ from loaders.schema import Array
 from packdata import TokenOptions, pack_tokens
 from packdata.files.splits import open_splits
 from packdata.sources.base import Item, Source
-from packdata.sources.columns import Column
+from packdata.sources.columns import Column, ColumnNames
 from packdata.sources.folders import FolderSource, MaskFolder
 from packdata.sources.listed import Listing
 from packdata.sources.names import ARRAYS
@@ -537,16 +537,16 @@ class TestLists:
         touch(tmp_path, "1", "2")
         (tmp_path / "l.csv").write_text("photo,path,seg\n1,other.jpg,2\n")
 
-        source = open_source(tmp_path / "l.csv", image_column="photo", mask_column="seg")
+        source = open_source(tmp_path / "l.csv", columns=ColumnNames("photo", "seg"))
         (item,) = source.items()
 
         assert item.read() == b"1"
         assert item.read_mask is not None
         assert item.read_mask() == b"2"
         with pytest.raises(SourceError, check=At("l.csv")):
-            open_source(tmp_path / "l.csv", image_column="nope")
+            open_source(tmp_path / "l.csv", columns=ColumnNames("nope"))
         with pytest.raises(SourceError, check=At("l.csv")):
-            open_source(tmp_path / "l.csv", image_column="photo", mask_column="nope")
+            open_source(tmp_path / "l.csv", columns=ColumnNames("photo", "nope"))
 
     def test_paths_that_differ_in_the_suffix_alone_keep_it_in_their_keys(
         self, tmp_path: Path
@@ -686,16 +686,18 @@ class TestTars:
         path = write_tar(tmp_path / "a.tar", members)
 
         for name in (None, "other"):
-            source = open_source(path, label_column=name)
+            source = open_source(path, columns=ColumnNames(label=name))
             assert source.labels == {"json": Column("json"), "label": column}
             assert [item.labels["label"] for item in source.items()] == values
         with pytest.raises(SourceError, check=At("a.tar")):
-            open_source(path, label_column="lost")
+            open_source(path, columns=ColumnNames(label="lost"))
 
     def test_another_label_inside_json_is_another_source(self, tmp_path: Path) -> None:
         write_tar(tmp_path / "a.tar", {"1.jpg": b"", "1.json": b'{"a": 1, "b": 2}'})
 
-        sources = [open_source(tmp_path / "a.tar", label_column=name) for name in "ab"]
+        sources = [
+            open_source(tmp_path / "a.tar", columns=ColumnNames(label=name)) for name in "ab"
+        ]
 
         assert list(map(labels, sources)) == [[1], [2]]
         assert sources[0].labels == sources[1].labels
@@ -708,7 +710,7 @@ class TestTars:
 
         assert labels(open_source(path)) == [5]
         for each in path, named:
-            assert labels(open_source(each, label_column="label")) == [7]
+            assert labels(open_source(each, columns=ColumnNames(label="label"))) == [7]
 
     def test_several_files_and_patterns(self, tmp_path: Path) -> None:
         for i in range(3):
@@ -1000,7 +1002,7 @@ class TestParquet:
         with pytest.raises(SourceError, check=At("a.parquet")):
             open_source(path)
         with pytest.raises(SourceError, check=At("a.parquet")):
-            open_source(path, image_column="x")
+            open_source(path, columns=ColumnNames("x"))
 
         twice = pa.Table.from_arrays([pa.array([b"1"])] * 2, ["image", "image"])
         pq.write_table(twice, path)
@@ -1111,7 +1113,7 @@ class TestRecognition:
             (["a/1.jpg", "a/1.png", "a/1.jpg.png"], "", {}),  # two have one key
             (["manifest.json", "shard-00000.parquet"], "", {}),
             (["a.tar", "b.parquet"], "", {}),
-            (["a.jpg"], "", {"image_column": "x"}),
+            (["a.jpg"], "", {"columns": ColumnNames("x")}),
         ],
         ids=str,
     )

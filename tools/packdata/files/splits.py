@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 from loaders.errors import SourceError
 from loaders.remote.url import place_of
@@ -12,7 +13,7 @@ from loaders.schema import Array, Label, MultiLabel
 from packdata.describe import counted, few, passed_over
 from packdata.files.labels import LABEL, LabelField, label_fields
 from packdata.options import opt, parse_target
-from packdata.sources.columns import BOX_LABELS, LABEL_NAMES
+from packdata.sources.columns import BOX_LABELS, LABEL_NAMES, ColumnNames
 from packdata.sources.folders import FolderSource, MaskFolder, check_classes, split_suffix
 from packdata.sources.listed import Listing, listed_sources, look_at
 from packdata.sources.names import PICTURES, FileKind, suffix_of
@@ -92,14 +93,10 @@ def open_splits(
     """
     options = options or SourceOptions()
     parts, beside = _parts_of(listed_sources(src), kind)
-    how: Any = {
-        "kind": kind,
-        "without": split_suffix(options.mask_suffix)[1] if options.masks is None else "",
-        "image_column": options.column,
-        "mask_column": options.mask_column,
-        "label_column": options.label_column,
-    }
-    sources = {name: open_source(each, **how) for name, each in parts.items()}
+    without = split_suffix(options.mask_suffix)[1] if options.masks is None else ""
+    columns = ColumnNames(options.column, options.mask_column, options.label_column)
+    opened = partial(open_source, kind=kind, without=without, columns=columns)
+    sources = {name: opened(each) for name, each in parts.items()}
     in_folders = [s for s in sources.values() if isinstance(s, FolderSource) and s.labels]
     # Of splits with several classes: the only one of another, such as ``images``, is one of these.
     named = [s.labels[LABEL].classes for s in in_folders]

@@ -28,6 +28,15 @@ ColumnKind = Literal["class", "int", "float", "text", "json", "bytes"]
 
 
 @dataclass(frozen=True, slots=True)
+class ColumnNames:
+    """The columns that options name; None for the usual ones."""
+
+    file: str | None = None  # of files, or of their paths
+    mask: str | None = None
+    label: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Column:
     """One column of labels."""
 

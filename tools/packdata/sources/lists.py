@@ -27,7 +27,13 @@ from packdata.delimited import CsvOptions, CsvRows
 from packdata.jsonl import JsonRows
 from packdata.reading import File, LocalFile
 from packdata.rows import DELIMITED, HEAD_BYTES, JSON_LINES, open_text, suffix_inside
-from packdata.sources.columns import check_distinct, field_names, first_named, is_missing
+from packdata.sources.columns import (
+    ColumnNames,
+    check_distinct,
+    field_names,
+    first_named,
+    is_missing,
+)
 from packdata.sources.listed import Listing, hash_of_files
 from packdata.sources.names import PICTURES, FileKind, key_of, shared_keys
 from packdata.sources.rows import ColumnsSource
@@ -55,15 +61,7 @@ class ListSource(ColumnsSource):
 
     kind = "list"
 
-    def __init__(
-        self,
-        file: File,
-        kind: FileKind = PICTURES,
-        *,
-        image_column: str | None = None,
-        mask_column: str | None = None,
-        label_column: str | None = None,
-    ) -> None:
+    def __init__(self, file: File, kind: FileKind, names: ColumnNames) -> None:
         path = file.path
         self.name, self._folder = path.name, str(path.parent.absolute())
         self._is_json = suffix_inside(path.name) in JSON_LINES
@@ -72,13 +70,13 @@ class ListSource(ColumnsSource):
         # Arrow's columns, of texts in JSON: dictionaries of tens of millions of rows would take all memory.
         self._lines, self._table = _read_rows(rows)
         columns = self._table.column_names
-        self._image = image_column or first_named(columns, kind.columns) or kind.columns[0]
-        self._mask = mask_column or ("mask" if "mask" in columns else None)
+        self._image = names.file or first_named(columns, kind.columns) or kind.columns[0]
+        self._mask = names.mask or ("mask" if "mask" in columns else None)
         for name in filter(None, (self._image, self._mask)):
             if name not in columns:
                 hint = f"Name the column of paths with {kind.option}"
                 raise SourceError(f"no column {name!r} among {columns}", path, hint)
-        self._fields = field_names(columns, (self._image, self._mask, "key"), path, label_column)
+        self._fields = field_names(columns, (self._image, self._mask, "key"), path, names.label)
         if not self._is_json:
             fields = [self._fields.get(name, "key") for name in columns]
             self._table = pa.table([*map(_typed, self._table.columns, fields)], columns)

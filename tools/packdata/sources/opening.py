@@ -12,6 +12,7 @@ from packdata.copies import opened_in_order
 from packdata.describe import few
 from packdata.reading import File
 from packdata.rows import suffix_inside
+from packdata.sources.columns import ColumnNames
 from packdata.sources.folders import FolderSource
 from packdata.sources.idx import IDX_SUFFIXES, IdxSource
 from packdata.sources.listed import Listing, look_at
@@ -33,8 +34,7 @@ _ARCHIVES = (
 )
 # Of Delta Lake, Iceberg and Hudi, by how a file in them ends: files of rows that were deleted since stay in the folder.
 _LOGS = {"_delta_log": ".json", "metadata": ".metadata.json", ".hoodie": "hoodie.properties"}
-# The columns that a kind of source can be given; any of what is no source.
-_COLUMNS = {"folder": (), "idx": (), "tar": ("label_column",)}
+_USUAL = ColumnNames()
 Found = Listing | list[File]  # a folder, or files that are one source
 
 
@@ -46,9 +46,7 @@ def open_source(
     kind: FileKind = PICTURES,
     # Files of a folder whose names end so are skipped: masks beside their pictures.
     without: str = "",
-    # ``image_column`` of paths in a list, or of pictures in Parquet, ``mask_column``, ``label_column``; None for the
-    # usual names.
-    **columns: str | None,
+    columns: ColumnNames = _USUAL,
 ) -> Source:
     """Recognize what lies at a path and list its items.
 
@@ -63,22 +61,26 @@ def open_source(
         place, files = found[0].path, found
         name = place.parent.name if files[1:] else place.name
     archive = _kind_of_all(files, kind) if files else "folder"
-    takes = _COLUMNS.get(archive, columns)
-    if unused := [value for column, value in columns.items() if value and column not in takes]:
-        raise SourceError(f"no columns, so none is called {unused[0]!r}", place)
+    unused = {
+        "folder": (columns.file, columns.mask, columns.label),
+        "idx": (columns.file, columns.mask, columns.label),
+        "tar": (columns.file, columns.mask),
+    }
+    if asked := [column for column in unused.get(archive, ()) if column]:
+        raise SourceError(f"no columns, so none is called {asked[0]!r}", place)
     if isinstance(found, Listing) and not files:
         return FolderSource(found, kind, without)
     opened_in_order(files)
     if archive == "tar":
-        return TarSource(files, name, label_column=columns.get("label_column"))
+        return TarSource(files, name, columns.label)
     if archive in ROW_KINDS:
-        return RowsSource(files, name, **columns)
+        return RowsSource(files, name, columns)
     if files[1:]:
         raise several_sources([file.path for file in files])
     if archive == "idx":
         return IdxSource(files[0])
     if suffix_inside(place.name) in LIST_SUFFIXES:
-        return ListSource(files[0], kind, **columns)
+        return ListSource(files[0], kind, columns)
     hint = foreign_hint(place.name) or (
         f"Give a folder of {kind.names} ({' '.join(sorted(kind.suffixes))}) or of one folder per class, a .csv, .tsv "
         f"or .jsonl list of such files{_ARCHIVES if kind is PICTURES else '; packdata.pack takes lists in columns'}"

@@ -21,6 +21,7 @@ from packdata.reading import LocalFile
 from packdata.sources.base import Item, Source, fail
 from packdata.sources.columns import (
     Column,
+    ColumnNames,
     check_distinct,
     column_of,
     field_names,
@@ -161,15 +162,7 @@ class RowsSource(ColumnsSource):
     for labels.
     """
 
-    def __init__(
-        self,
-        files: Sequence[File],
-        name: str,
-        *,
-        image_column: str | None = None,
-        mask_column: str | None = None,
-        label_column: str | None = None,
-    ) -> None:
+    def __init__(self, files: Sequence[File], name: str, names: ColumnNames) -> None:
         self.name, first = name, files[0].path
         self.kind = str(row_kind(first.name))
         self._files = self._typed = opened = [open_row_file(file) for file in files]
@@ -178,7 +171,7 @@ class RowsSource(ColumnsSource):
         self._schema, self.classes = opened[0].schema, opened[0].classes
         schema = self._schema
         check_distinct(schema.names, first)
-        self._image, self._mask = _find_columns(schema, image_column, mask_column, first)
+        self._image, self._mask = _find_columns(schema, names.file, names.mask, first)
         columns = {"columns": [self._image, self._mask]} if self._mask else {}
         self.identity = files_identity(self.kind, files) | columns
         self.has_several = _are_pictures(schema.field(self._image).type)
@@ -188,7 +181,7 @@ class RowsSource(ColumnsSource):
         # Texts, or whole numbers as in CSV lists.
         self._keyed_by = "key" if is_text(key) or pa.types.is_integer(key) else ""
         taken = (self._image, self._mask, self._keyed_by)
-        self._fields = field_names(schema.names, taken, first, label_column)
+        self._fields = field_names(schema.names, taken, first, names.label)
         self._describe()
 
     def __len__(self) -> int:

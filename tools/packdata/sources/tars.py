@@ -84,11 +84,9 @@ class TarSource(Source):
 
     kind = "tar"
 
-    def __init__(
-        self, files: Sequence[File], name: str, *, label_column: str | None = None
-    ) -> None:
+    def __init__(self, files: Sequence[File], name: str, label_key: str | None) -> None:
         self.name, self._path = name, files[0].path
-        label = {"label": label_column} if label_column else {}
+        label = {"label": label_key} if label_key else {}
         self.identity = {**files_identity(self.kind, files), **label}
         ignored: Counter[str] = Counter()
         self._samples = [sample for tar in files for sample in _scan_tar(tar, ignored)]
@@ -103,7 +101,7 @@ class TarSource(Source):
                 raise SourceError(what, sample.tar.path, hint)
         self.ignored = dict(ignored)
         self.has_masks = _MASK in roles
-        self._label_key = self._find_label_key(label_column, roles)
+        self._label_key = self._find_label_key(label_key, roles)
         # The label of .json takes the place of that of .cls.
         taken = "cls" if self._label_key else None
         self._roles = [role for role in _FIELDS if role in roles - {taken}]
