@@ -202,6 +202,26 @@ def test_objects_come_ahead_in_parts_and_in_another_order(
     assert len(asked) < 20
 
 
+def test_pictures_come_ahead_with_their_masks(
+    raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each in its own questions, as they lie in two folders."""
+    shutil.copytree(raw, raw.parent / "masks")
+    plan, ask, asked = plan_images(RAW, masks="s3://raw/masks"), Bucket.objects, list[int]()
+
+    def spy(origin: Bucket, wanted: Sequence[Any]) -> list[bytes | str]:
+        asked.append(len(wanted))
+        return ask(origin, wanted)
+
+    monkeypatch.setattr(Bucket, "objects", spy)
+    for item in fetched_ahead(plan.recipes[0].source.items()):
+        assert item.read_mask is not None
+        assert item.read_mask() == item.read()
+
+    assert sum(asked) == 200
+    assert len(asked) < 20
+
+
 def test_the_first_objects_are_not_kept_waiting_by_those_behind_them(
     raw: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

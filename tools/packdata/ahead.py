@@ -6,7 +6,6 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import chain, groupby, islice
-from operator import attrgetter
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
@@ -64,13 +63,17 @@ def _questions(items: Iterator[T]) -> Iterator[list[T]]:
 
 def _ask(pool: ThreadPoolExecutor, items: Iterable[object]) -> None:
     """Fetch what items read on another thread, with a question to each bucket."""
-    files = (file for item in items for file in _reads(item))
-    for bucket, some in groupby(files, attrgetter("bucket")):
+    files = sorted((file for item in items for file in _reads(item)), key=_bucket_of)
+    for _, some in groupby(files, _bucket_of):
         asked = list(some)
         ranges = [(file.entry, file.start, file.end) for file in asked]
-        answer = pool.submit(bucket.objects, ranges)
+        answer = pool.submit(asked[0].bucket.objects, ranges)
         for number, file in enumerate(asked):
             file.coming = partial(_of_answer, answer, number)
+
+
+def _bucket_of(file: RemoteFile) -> int:
+    return id(file.bucket)
 
 
 def _of_answer(answer: Future[list[bytes | str]], number: int) -> bytes | str:

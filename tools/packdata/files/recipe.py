@@ -36,10 +36,10 @@ class FilesRecipe(Recipe, Generic[_O]):
 
     def __init__(self, split: Split, options: _O) -> None:
         self.split, self.options = split, options
-        self.source, self.labels, self.masks = split.source, split.labels, split.masks
+        self.source, self.labels = split.source, split.labels
 
     def _set_targets(self, targets: Sequence[Target], options: Mapping[str, Any]) -> None:
-        source, masks = self.source, self.masks
+        source = self.source
         # With classes given, another separator may leave the schema as it is.
         separators = [label.separator for label in self.labels if label.separator]
         options = {**options, "multi_label": separators[0]} if separators else options
@@ -48,14 +48,13 @@ class FilesRecipe(Recipe, Generic[_O]):
             "recipe": self.command,
             "source": source.identity,
             "options": options,
-            "masks": masks and masks.identity,
             "schemas": [target.schema.to_json() for target in targets],
         }
         self.provenance = {
             "recipe": self.command,
             "source": source.name,
             "kind": source.kind,
-            "masks": masks and masks.root.name,
+            "masks": source.mask_folder or None,
             **options,
         }
 
@@ -95,7 +94,7 @@ class FilesPlan(SourcePlan, Generic[_R]):
         format: Format,
         open_again: Callable[[], Iterable[Split]],
     ) -> None:
-        listed = _identities(lambda: [recipe.split for _, recipe in splits])
+        listed = [recipe.source.identity for _, recipe in splits]
         again = partial(_identities, open_again)
         super().__init__([*map(place_of, sources)], splits, format, listed, again)
 
@@ -137,4 +136,4 @@ class FilesPlan(SourcePlan, Generic[_R]):
 
 
 def _identities(opened: Callable[[], Iterable[Split]]) -> list[Any]:
-    return [(each.source.identity, each.masks and each.masks.identity) for each in opened()]
+    return [split.source.identity for split in opened()]

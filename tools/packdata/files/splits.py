@@ -65,13 +65,11 @@ class SourceOptions:
 
 
 class Split(NamedTuple):
-    """One split: its source, labels and masks."""
+    """One split: its source and labels."""
 
     name: str  # its own; ``""`` where the source has none
-    source: Source  # lists its files
+    source: Source  # lists its files, with their masks
     labels: tuple[LabelField, ...]  # the fields of the source's columns
-    # Where the masks are; None to take those of the source, if it has any.
-    masks: MaskFolder | None
     beside: Mapping[str, int]  # files that lie beside the folders of the splits, by suffix
 
 
@@ -106,14 +104,10 @@ def open_splits(
         check_classes(source, is_all=is_all, has_annotations=has_annotations)
     if extend is not None:
         sources = {name: extend(source, name) for name, source in sources.items()}
+    if options.masks is not None or options.mask_suffix:
+        sources = _masked(sources, options, kind)
     labels = label_fields(sources, options.classes, options.multi_label)
-    splits = [
-        Split(name, source, labels[name], _masks_of(options, name, source, kind), beside)
-        for name, source in sources.items()
-    ]
-    if len(splits) > 1:
-        _check_masks_apart(splits)
-    return splits
+    return [Split(name, source, labels[name], beside) for name, source in sources.items()]
 
 
 def _parts_of(
@@ -132,13 +126,29 @@ def _parts_of(
     return splits, Counter(map(suffix_of, folder.names() if are_folders else ()))
 
 
-def _masks_of(
-    options: SourceOptions, split: str, source: Source, kind: FileKind
-) -> MaskFolder | None:
+def _masked(
+    sources: Mapping[str, Source], options: SourceOptions, kind: FileKind
+) -> dict[str, Source]:
+    """Return the sources of splits with the masks of folders.
+
+    SourceError if splits share a mask: where all masks lie in one folder, names may repeat.
+    """
+    masked: dict[str, Source] = {}
+    taken: dict[str, str] = {}
+    for split, source in sources.items():
+        masks = _masks_of(options, split, source, kind)
+        for file in filter(None, map(masks.name, source.keys())) if len(sources) > 1 else ():
+            if (other := taken.setdefault(file, split)) != split:
+                what = f"{file} would be a mask of both {other} and {split}"
+                hint = "Give the masks of each split a folder of its name in this one"
+                raise SourceError(what, masks.root, hint)
+        masked[split] = masks.masked(source)
+    return masked
+
+
+def _masks_of(options: SourceOptions, split: str, source: Source, kind: FileKind) -> MaskFolder:
     masks, suffix = options.masks, options.mask_suffix
     if masks is None:
-        if not suffix:
-            return None
         if source.listing is None:
             what = "mask_suffix= is for masks in a folder"
             raise SourceError(what, source.name, "Pass masks=, or mask_column= of a list")
@@ -148,19 +158,6 @@ def _masks_of(
         raise SourceError("masks= takes a folder", place_of(masks))
     has_own = split and split in listing.subfolders()
     return MaskFolder(listing.below(split) if has_own else listing, kind, suffix)
-
-
-def _check_masks_apart(splits: Sequence[Split]) -> None:
-    """Raise SourceError if splits share a mask: where all masks lie in one folder, names may repeat."""
-    taken: dict[str, str] = {}
-    for name, source, _, masks, _ in splits:
-        if masks is None:
-            continue
-        for file in filter(None, map(masks.name, source.keys())):
-            if (other := taken.setdefault(file, name)) != name:
-                what = f"{file} would be a mask of both {other} and {name}"
-                hint = "Give the masks of each split a folder of its name in this one"
-                raise SourceError(what, masks.root, hint)
 
 
 def source_notes(splits: Sequence[Split]) -> list[str]:

@@ -209,7 +209,7 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
 
     def __init__(self, split: Split, options: ImageOptions) -> None:
         super().__init__(split, options)
-        has_masks = self.masks is not None or self.source.has_masks
+        has_masks = self.source.has_masks
         if options.class_map is not None and not has_masks:
             names = " and ".join(options.class_map.names)
             raise SchemaError(f"{names} is for masks, and there are none: pass masks=")
@@ -335,8 +335,7 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
 
     def _read_mask(self, item: Item) -> tuple[npt.NDArray[Any], str]:
         """Return an item's mask, and its place; SourceError."""
-        read = item.read_mask if self.masks is None else self.masks.find(item)
-        if read is None:
+        if (read := item.read_mask) is None:
             hint = "Leave the picture out; or pack such without masks from Python: docs/masks.md"
             raise SourceError("the mask is missing", item.where, hint)
         where = read.where if isinstance(read, File) else f"{item.where} (mask)"

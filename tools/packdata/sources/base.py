@@ -48,8 +48,8 @@ class Item:
 
     @property
     def reads(self) -> list[RemoteFile]:
-        """The object of a store that has the bytes, which ``fetched_ahead`` fetches."""
-        return [self.read] if isinstance(self.read, RemoteFile) else []
+        """The objects of a store that it is read from, which ``fetched_ahead`` fetches."""
+        return [each for each in (self.read, self.read_mask) if isinstance(each, RemoteFile)]
 
 
 class Source(ABC):
@@ -61,6 +61,7 @@ class Source(ABC):
     identity: Mapping[str, Any]
     labels: Mapping[str, Column]  # the label columns by field name; the same for every item
     has_masks: bool = False  # True if items come with ``read_mask``
+    mask_folder: str = ""  # the name of the folder of masks, if they come from one
     has_several: bool = False  # True if items have any number of pictures each
     # (height, width) of every item, where ``read`` gives pixels; else None.
     pixels: tuple[int, int] | None = None
@@ -102,7 +103,8 @@ class ExtendedSource(Source):
         columns = [source.identity["columns"], identity] if is_second else identity
         self.identity = {**source.identity, "columns": columns}
         self.has_masks, self.has_several = source.has_masks, source.has_several
-        self.pixels, self.ignored, self.classes = source.pixels, source.ignored, source.classes
+        self.pixels = source.pixels
+        self.ignored, self.classes = dict(source.ignored), dict(source.classes)
         self.notes = [*source.notes, *notes]
 
     def __len__(self) -> int:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from loaders.errors import SourceError
 from packdata.describe import few
-from packdata.sources.base import Item, Source
+from packdata.sources.base import ExtendedSource, Item, Source
 from packdata.sources.columns import Column
 from packdata.sources.duplicates import check_unique
 from packdata.sources.listed import hash_of_files
@@ -186,6 +186,16 @@ class MaskFolder:
         self.identity: dict[str, Any] = self._files.identity
         if suffix:
             self.identity["suffix"] = suffix
+
+    def masked(self, source: Source) -> Source:
+        """Return a source whose items have these masks."""
+        identity = {"masks": self.identity}
+        masked = ExtendedSource(source, source.labels, identity, self._with_mask)
+        masked.has_masks, masked.mask_folder = True, self.root.name
+        return masked
+
+    def _with_mask(self, item: Item) -> Item:
+        return replace(item, read_mask=self.find(item))
 
     def find(self, item: Item) -> File:
         """Return the mask for a picture; SourceError if there is none."""
