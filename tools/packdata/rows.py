@@ -117,7 +117,7 @@ def suffix_inside(name: str) -> str:
 
 
 @contextmanager
-def open_text(file: File) -> Iterator[Any]:
+def open_text(file: File) -> Iterator[BinaryIO]:
     """Open a file of text, decompressed as it is read; SourceError if that fails."""
     compression = compression_of(file.path.name)
     try:
@@ -155,6 +155,13 @@ class TextRows(RowFile):
     @abstractmethod
     def records(self, part: Part) -> Iterator[tuple[int, Any, str]]:
         """Yield the rows of a part one by one in Python: the line of each, what it holds, and why it cannot be read."""
+
+    def _by_hand(self, part: Part, table: Callable[[list[Any]], pa.Table]) -> Rows:
+        """Return the rows that can be read, as the table of what they hold; the others are bad."""
+        found = [*self.records(part)]
+        bad = [(line, why) for line, _, why in found if why]
+        good = [(line, row) for line, row, why in found if not why]
+        return Rows(table([row for _, row in good]), [line for line, _ in good].__getitem__, bad)
 
     @cached_property
     def _unpacked(self) -> Path:

@@ -135,5 +135,5 @@ class FilesPlan(SourcePlan, Generic[_R]):
         return [*([] if packed is None else contents(opened)), *source_notes(opened)]
 
 
-def _identities(opened: Callable[[], Iterable[Split]]) -> list[Any]:
+def _identities(opened: Callable[[], Iterable[Split]]) -> list[Mapping[str, Any]]:
     return [split.source.identity for split in opened()]

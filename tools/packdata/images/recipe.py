@@ -168,10 +168,15 @@ class ImageOptions:
 
     def image(self, channels: int, size: Size | None, codec: str) -> Image:
         """Return the field of the pictures."""
-        dct: dict[str, Any] = {"subsampling": self.subsampling, "compression": self.compression}
-        if codec == "dct":
-            dct["quality"] = self.quality
-        return Image(channels=channels, size=size, dtype=self.dtype, codec=codec, **dct)
+        return Image(
+            channels=channels,
+            size=size,
+            dtype=self.dtype,
+            codec=codec,
+            quality=self.quality if codec == "dct" else None,
+            subsampling=self.subsampling,
+            compression=self.compression,
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the options that are not the default, as JSON types."""

@@ -61,8 +61,9 @@ class ShapeOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
-        given: Any = self.flip_pairs or ()
-        points = Keypoints(flip_pairs=_pairs(given) if isinstance(given, str) else given)
+        given = self.flip_pairs or ()
+        pairs = _pairs(given) if isinstance(given, str) else given
+        points = Keypoints(flip_pairs=tuple(pairs))
         object.__setattr__(self, "flip_pairs", points.flip_pairs)
         if (self.box_labels and not self.boxes) or (self.flip_pairs and not self.keypoints):
             raise SchemaError("box_labels go with boxes=, flip_pairs with keypoints=: pass both")
@@ -127,11 +128,12 @@ class ShapeOptions:
         return ExtendedSource(source, labels, identity, extend)
 
 
-def _pairs(text: str) -> Any:
+def _pairs(text: str) -> list[tuple[int, int]]:
     """Return the pairs of points in a text such as ``1-2,3-4``."""
     if not re.fullmatch(r"\d+-\d+(,\d+-\d+)*", text):
         raise SchemaError(f"flip_pairs are pairs of points such as 1-2,3-4, got {text!r}")
-    return [pair.split("-") for pair in text.split(",")]
+    pairs = (pair.split("-") for pair in text.split(","))
+    return [(int(one), int(other)) for one, other in pairs]
 
 
 def _split_format(text: str) -> tuple[str, str]:

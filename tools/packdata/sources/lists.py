@@ -113,7 +113,7 @@ class ListSource(ColumnsSource):
         key = super()._key(file, number, value)
         return key if self._shared is None else key_of(self._inside(key), self._shared)
 
-    def _file(self, value: Any, where: str, what: str, rows: RowFile) -> Any:
+    def _file(self, value: Any, where: str, what: str, rows: RowFile) -> File | None:
         if value is None:
             return None
         return self._at(str(value), where if what == "picture" else f"{where} ({what} {value})")
@@ -160,8 +160,8 @@ def _open_csv(given: File) -> CsvRows:
         head = file.read(HEAD_BYTES).decode(errors="replace")
     first = head.lstrip("\ufeff\r\n").partition("\n")[0]
     delimiter = max(",\t;", key=first.count)  # the comma where none occurs
-    dialect: Any = {"skipinitialspace": f"{delimiter} " in first, "strict": True}
-    rows = CsvRows(given, CsvOptions(delimiter=delimiter), **dialect)
+    options, skips_blanks = CsvOptions(delimiter=delimiter), f"{delimiter} " in first
+    rows = CsvRows(given, options, strict=True, skips_blanks=skips_blanks)
     check_distinct(rows.columns, given.path)
     return rows
 

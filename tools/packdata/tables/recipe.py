@@ -83,7 +83,7 @@ class TablesRecipe(Recipe):
             table = _Table(rows.table, file.path)
             arrays = self._arrays(table)
             all_rows, left_out = np.arange(len(rows.table)), list(table.wrong)
-            kept: Any = np.setdiff1d(all_rows, left_out) if left_out else slice(None)
+            kept = np.setdiff1d(all_rows, left_out) if left_out else slice(None)
             pieces.append({name: array[kept] for name, array in arrays.items()})
             for what, flags in table.counted:
                 self.tally.add(what, int(np.count_nonzero(flags[kept])))
