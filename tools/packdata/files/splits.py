@@ -169,7 +169,7 @@ def source_notes(splits: Sequence[Split]) -> list[str]:
         source = split.source
         ignored.update(source.ignored)
         gaps.update({label.name: label.column.num_missing for label in split.labels})
-        if source.kind in {"list", *ROW_KINDS} and LABEL not in source.labels:
+        if source.kind in {"list", *ROW_KINDS.values()} and LABEL not in source.labels:
             unlabelled |= {name: None for name, c in source.labels.items() if c.field is None}
         notes += source.notes
     numbers = [f"{name} ({num:,})" for name, num in gaps.items() if num]

@@ -73,7 +73,7 @@ def open_source(
     opened_in_order(files)
     if archive == "tar":
         return TarSource(files, name, columns.label)
-    if archive in ROW_KINDS:
+    if archive in ROW_KINDS.values():
         return RowsSource(files, name, columns)
     if files[1:]:
         raise several_sources([file.path for file in files])

@@ -226,23 +226,23 @@ def open_arrow(file: File) -> pa.Table:
 
 
 _KINDS: dict[str, Callable[[File], TypedRows]] = {"parquet": ParquetRows, "arrow": ArrowRows}
-ROW_KINDS = frozenset(_KINDS)
+# By suffix.
+ROW_KINDS = {".parquet": "parquet", **dict.fromkeys((".arrow", ".feather", ".ipc"), "arrow")}
 
 
-def row_kind(name: str) -> str | None:
-    """Return which kind of file of rows has such a name; None if it is none.
+def row_kind(name: str) -> str:
+    """Return which kind of file of rows has such a name; "" if it is none.
 
     Example:
         >>> row_kind("train-00000.parquet"), row_kind("a.csv")
-        ('parquet', None)
+        ('parquet', '')
     """
-    suffix = suffix_of(name)[1:]
-    return suffix if suffix in ROW_KINDS else None
+    return ROW_KINDS.get(suffix_of(name), "")
 
 
 def open_row_file(file: File) -> TypedRows:
     """Open a file of rows as what it is; SourceError if it cannot be read."""
-    return _KINDS[row_kind(file.path.name) or ""](file)
+    return _KINDS[row_kind(file.path.name)](file)
 
 
 def saved_splits(listing: Listing) -> dict[str, Listing]:

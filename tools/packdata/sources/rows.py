@@ -164,7 +164,7 @@ class RowsSource(ColumnsSource):
 
     def __init__(self, files: Sequence[File], name: str, names: ColumnNames) -> None:
         self.name, first = name, files[0].path
-        self.kind = str(row_kind(first.name))
+        self.kind = row_kind(first.name)
         self._files = self._typed = opened = [open_row_file(file) for file in files]
         for file in opened[1:]:
             _check_alike(file, opened[0])

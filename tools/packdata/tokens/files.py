@@ -32,10 +32,10 @@ _KINDS = {
     ".npy": "npy",
     ".bin": "bin",
     ".ds": "ds",
-    **{f".{kind}": kind for kind in sorted(ROW_KINDS)},
+    **ROW_KINDS,
 }
 IDS_KINDS = ("npy", "bin", "ds")
-LINE_KINDS = frozenset({"jsonl", "csv", *ROW_KINDS})  # of named columns
+LINE_KINDS = frozenset({"jsonl", "csv", *ROW_KINDS.values()})  # of named columns
 _COMPRESSED = ("text", "jsonl", "csv")
 _NOT_READ = (
     *(".npz", ".pt", ".pkl", ".safetensors", ".h5", ".hdf5", ".idx"),
