@@ -66,7 +66,7 @@ def _ask(pool: ThreadPoolExecutor, items: Iterable[object]) -> None:
     files = sorted((file for item in items for file in _reads(item)), key=_bucket_of)
     for _, some in groupby(files, _bucket_of):
         asked = list(some)
-        ranges = [(file.entry, file.start, file.end) for file in asked]
+        ranges = [(file.name, file.start, file.end, file.mark) for file in asked]
         answer = pool.submit(asked[0].bucket.objects, ranges)
         for number, file in enumerate(asked):
             file.coming = partial(_of_answer, answer, number)

@@ -17,8 +17,6 @@ from packdata.bucket import Bucket
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from loaders.remote.wire import Entry
-
 _BUFFER_BYTES, _RANGE_BYTES = 2 << 20, 8 << 20  # of an object that is read as a file; of one range
 
 
@@ -57,8 +55,10 @@ class RemoteFile:
     """Reads an object as it was listed, or a range of it, which may have been fetched ahead."""
 
     bucket: Bucket
-    entry: Entry
+    name: str  # in the bucket
     where: str
+    size: int  # of the object
+    mark: int  # changes when the object does
     start: int = 0
     end: int = 1 << 62  # at most its size
     # Return its bytes, or why there are none, and the object as a file of this machine: once these are fetched ahead.
@@ -66,31 +66,23 @@ class RemoteFile:
     copy: Callable[[], Path] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self.end = min(self.end, self.entry.size)
+        self.end = min(self.end, self.size)
 
     def __call__(self) -> bytes:
         """Return its bytes, many by several ranges; SourceError if it is not what was listed."""
         if self.coming is not None:
             return _checked(self.coming(), self.where)
-        starts = range(self.start, self.end, _RANGE_BYTES)
-        ranges = [(self.entry, each, min(each + _RANGE_BYTES, self.end)) for each in starts]
+        ranges = [
+            (self.name, start, min(start + _RANGE_BYTES, self.end), self.mark)
+            for start in range(self.start, self.end, _RANGE_BYTES)
+        ]
         got = self.bucket.objects(ranges) if ranges else ()
         return b"".join(_checked(each, self.where) for each in got)
 
     @property
     def path(self) -> Path:
         """The URL of the object."""
-        return self.bucket.url / self.entry.name
-
-    @property
-    def size(self) -> int:
-        """Bytes of the object."""
-        return self.entry.size
-
-    @property
-    def mark(self) -> int:
-        """What changes when the object does."""
-        return self.entry.mark
+        return self.bucket.url / self.name
 
     @property
     def reads(self) -> list[RemoteFile]:

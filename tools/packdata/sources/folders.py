@@ -21,7 +21,6 @@ from packdata.sources.columns import Column
 from packdata.sources.duplicates import check_unique
 from packdata.sources.listed import hash_of_files
 from packdata.sources.names import (
-    PICTURE_SUFFIXES,
     PICTURES,
     SPLIT_NAMES,
     FileKind,
@@ -171,7 +170,6 @@ class MaskFolder:
     def __init__(self, listing: Listing, kind: FileKind = PICTURES, suffix: str = "") -> None:
         self.root, self._files = listing.root, _Chosen(listing, kind)
         self._old, self._new = split_suffix(suffix)
-        self._usual = min(kind.suffixes - PICTURE_SUFFIXES, default=".png")
         self._numbers: dict[str, int] = {}
         for number, path in enumerate(self._files):
             if (key := key_of(path)).endswith(self._new):
@@ -201,7 +199,7 @@ class MaskFolder:
         """Return the mask for a picture; SourceError if there is none."""
         if (number := self._numbers.get(item.key)) is None:
             name = os.path.join(self.root, item.key.removesuffix(self._old) + self._new)
-            hint = f"The mask is looked for as {name}{self._usual}, say; mask_suffix= says how names end"
+            hint = f"The mask is looked for as {name}, with any suffix; mask_suffix= says how names end"
             raise SourceError("the mask is missing", item.where, hint)
         _, file = self._files[number]
         return replace(file, where=f"{item.where} (mask {file.where})")

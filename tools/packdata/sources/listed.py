@@ -22,13 +22,14 @@ import xxhash
 
 from loaders.errors import SourceError
 from loaders.remote.url import URL, place_of
-from loaders.remote.wire import Entry
 from packdata.bucket import Bucket
 from packdata.reading import File, LocalFile, RemoteFile
 from packdata.sources.names import is_hidden
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+
+    from loaders.remote.wire import Entry
 
 
 _MARKS = 1 << 64
@@ -158,7 +159,7 @@ class Listing:
     def _file(self, path: str, number: int, root: str) -> File:
         where, state = os.path.join(str(self.root), path), self.state(number)
         if self._bucket is not None:
-            return RemoteFile(self._bucket, Entry(path, *state), where)
+            return RemoteFile(self._bucket, path, where, *state)
         return LocalFile(os.path.join(root, path), where, *state)
 
 
@@ -261,8 +262,8 @@ def files_at(path: Path) -> list[File]:
     if isinstance(path, URL):
         if path.parent.parent.name:  # a bucket is no object
             bucket = Bucket(path.parent)
-            entry = bucket.look(path.name)
-            files = [RemoteFile(bucket, entry, str(path))] if entry else []
+            if (found := bucket.look(path.name)) is not None:
+                files = [RemoteFile(bucket, found.name, str(path), found.size, found.mark)]
     else:
         is_there = os.path.exists(path)
         matches = [str(path)] if is_there else sorted(glob(str(path), recursive=True))
