@@ -422,7 +422,7 @@ def test_a_missing_mask_is_named_with_the_place_it_is_looked_for(tmp_path: Path)
     message = assert_refused(src, tmp_path / "dst", masks=masks)
 
     assert "b.npy: the mask is missing" in message
-    assert str(masks / "b.npy") in message
+    assert f"{masks / 'b'}, with any suffix" in message
 
 
 def test_a_single_array_is_not_its_own_mask(tmp_path: Path) -> None:

@@ -86,8 +86,7 @@ def open_splits(
 
     Raises:
         SourceError: The source cannot be listed or recognized, its folders are no classes and
-            ``options`` name none, or the classes do not fit it, or one mask is that of files in two
-            splits.
+            ``options`` name none, or the classes do not fit it, or a split has no masks.
     """
     options = options or SourceOptions()
     parts, beside = _parts_of(listed_sources(src), kind)
@@ -105,7 +104,10 @@ def open_splits(
     if extend is not None:
         sources = {name: extend(source, name) for name, source in sources.items()}
     if options.masks is not None or options.mask_suffix:
-        sources = _masked(sources, options, kind)
+        sources = {
+            name: _masks_of(name, source, options, kind).masked(source)
+            for name, source in sources.items()
+        }
     labels = label_fields(sources, options.classes, options.multi_label)
     return [Split(name, source, labels[name], beside) for name, source in sources.items()]
 
@@ -126,38 +128,20 @@ def _parts_of(
     return splits, Counter(map(suffix_of, folder.names() if are_folders else ()))
 
 
-def _masked(
-    sources: Mapping[str, Source], options: SourceOptions, kind: FileKind
-) -> dict[str, Source]:
-    """Return the sources of splits with the masks of folders.
-
-    SourceError if splits share a mask: where all masks lie in one folder, names may repeat.
-    """
-    masked: dict[str, Source] = {}
-    taken: dict[str, str] = {}
-    for split, source in sources.items():
-        masks = _masks_of(options, split, source, kind)
-        for file in filter(None, map(masks.name, source.keys())) if len(sources) > 1 else ():
-            if (other := taken.setdefault(file, split)) != split:
-                what = f"{file} would be a mask of both {other} and {split}"
-                hint = "Give the masks of each split a folder of its name in this one"
-                raise SourceError(what, masks.root, hint)
-        masked[split] = masks.masked(source)
-    return masked
-
-
-def _masks_of(options: SourceOptions, split: str, source: Source, kind: FileKind) -> MaskFolder:
-    masks, suffix = options.masks, options.mask_suffix
-    if masks is None:
+def _masks_of(split: str, source: Source, options: SourceOptions, kind: FileKind) -> MaskFolder:
+    """Return the masks of a split, which lie in a folder of its name; SourceError if there are none."""
+    if options.masks is None:
         if source.listing is None:
             what = "mask_suffix= is for masks in a folder"
             raise SourceError(what, source.name, "Pass masks=, or mask_column= of a list")
-        return MaskFolder(source.listing, kind, suffix)
-    listing = look_at(masks)
+        return MaskFolder(source.listing, kind, options.mask_suffix)
+    listing = look_at(options.masks)
     if not isinstance(listing, Listing):
-        raise SourceError("masks= takes a folder", place_of(masks))
-    has_own = split and split in listing.subfolders()
-    return MaskFolder(listing.below(split) if has_own else listing, kind, suffix)
+        raise SourceError("masks= takes a folder", place_of(options.masks))
+    if split and split not in listing.subfolders():
+        hint = "Give the masks of each split a folder of its name, or pack the splits one by one"
+        raise SourceError(f"no folder {split!r} with the masks of this split", listing.root, hint)
+    return MaskFolder(listing.below(split) if split else listing, kind, options.mask_suffix)
 
 
 def source_notes(splits: Sequence[Split]) -> list[str]:

@@ -80,10 +80,6 @@ class Source(ABC):
     def items(self, start: int = 0) -> Iterator[Item]:
         """Yield items from number ``start`` on, always in the same order."""
 
-    def keys(self) -> Iterator[str]:
-        """Yield the keys of all items; nothing else is read where that takes long."""
-        return (item.key for item in self.items())
-
 
 class ExtendedSource(Source):
     """The items of a source, with columns added or said to be something else."""
@@ -109,9 +105,6 @@ class ExtendedSource(Source):
 
     def __len__(self) -> int:
         return len(self.source)
-
-    def keys(self) -> Iterator[str]:
-        return self.source.keys()
 
     def items(self, start: int = 0) -> Iterator[Item]:
         for item in self.source.items(start):

@@ -203,8 +203,3 @@ class MaskFolder:
             raise SourceError("the mask is missing", item.where, hint)
         _, file = self._files[number]
         return replace(file, where=f"{item.where} (mask {file.where})")
-
-    def name(self, key: str) -> str | None:
-        """Return the path of the mask for a picture, beginning as the folder's was given."""
-        number = self._numbers.get(key)
-        return None if number is None else self._files[number][1].where

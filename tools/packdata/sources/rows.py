@@ -103,9 +103,6 @@ class ColumnsSource(Source):
             raise SourceError(f"no value in column {self._keyed_by!r}", file.place(number))
         return str(value)
 
-    def keys(self) -> Iterator[str]:
-        return (key for key, _ in self._keyed()) if self._keyed_by else super().keys()
-
     def items(self, start: int = 0) -> Iterator[Item]:
         used = filter(None, (self._image, self._mask, self._keyed_by))
         names = [*dict.fromkeys([*used, *self._fields])]
@@ -199,11 +196,6 @@ class RowsSource(ColumnsSource):
                     columns = (column.to_pylist() for column in rest.columns)
                     yield from zip(repeat(file), numbers, zip(*columns, strict=True), strict=False)
             start = max(0, start - file.num_rows)
-
-    def keys(self) -> Iterator[str]:
-        if self._keyed_by:
-            return super().keys()
-        return (self._key(file, n, None) for file in self._typed for n in range(file.num_rows))
 
     def _file(self, value: Any, where: str, what: str, rows: RowFile) -> Read | None:
         cell = value if isinstance(value, Mapping) else {"bytes": value}

@@ -152,9 +152,6 @@ class TarSource(Source):
     def __len__(self) -> int:
         return len(self._samples)
 
-    def keys(self) -> Iterator[str]:
-        return (sample.key for sample in self._samples)
-
     def items(self, start: int = 0) -> Iterator[Item]:
         return (self._item(sample, file) for sample, file in self._opened(start))
 
