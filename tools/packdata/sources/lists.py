@@ -65,35 +65,34 @@ class ListSource(ColumnsSource):
         path = file.path
         self.name, self._folder = path.name, str(path.parent.absolute())
         self._is_json = suffix_inside(path.name) in JSON_LINES
-        rows = JsonRows(file) if self._is_json else _open_csv(file)
-        self._files = [rows]
+        self._list = JsonRows(file) if self._is_json else _open_csv(file)
         # Arrow's columns, of texts in JSON: dictionaries of tens of millions of rows would take all memory.
-        self._lines, self._table = _read_rows(rows)
+        self._lines, self._table = _read_rows(self._list)
         columns = self._table.column_names
-        self._image = names.file or first_named(columns, kind.columns) or kind.columns[0]
-        self._mask = names.mask or ("mask" if "mask" in columns else None)
-        for name in filter(None, (self._image, self._mask)):
+        image = names.file or first_named(columns, kind.columns) or kind.columns[0]
+        mask = names.mask or ("mask" if "mask" in columns else None)
+        for name in filter(None, (image, mask)):
             if name not in columns:
                 hint = f"Name the column of paths with {kind.option}"
                 raise SourceError(f"no column {name!r} among {columns}", path, hint)
-        self._fields = field_names(columns, (self._image, self._mask, "key"), path, names.label)
+        fields = field_names(columns, (image, mask, "key"), path, names.label)
         if not self._is_json:
-            fields = [self._fields.get(name, "key") for name in columns]
-            self._table = pa.table([*map(_typed, self._table.columns, fields)], columns)
-        cells = self._values(self._image) if kind is PICTURES and self._is_json else ()
+            roles = [fields.get(name, "key") for name in columns]
+            self._table = pa.table([*map(_typed, self._table.columns, roles)], columns)
+        cells = self._values(image) if kind is PICTURES and self._is_json else ()
         self.has_several = any(isinstance(cell, list) for cell in cells)
         self._beside = Listing(path.parent) if isinstance(path, URL) else None
         # What several files would have as key; None where keys are no paths.
         self._shared: frozenset[str] | None = None
-        self._keyed_by = "key" if "key" in columns else ""
-        if not self._keyed_by and not self.has_several:
-            self._keyed_by = self._image
-            self._shared = shared_keys(lambda: (self._inside(path) for path, _ in self._keyed()))
-        self._describe()
+        keyed_by = "key" if "key" in columns else ""
+        if not keyed_by and not self.has_several:
+            keyed_by = image
+            self._shared = shared_keys(lambda: map(self._inside, map(str, self._values(image))))
+        super().__init__([self._list], image, mask, keyed_by, fields)
         self.identity = {
             "kind": self.kind,
             "list": hash_file(file.local()),
-            "columns": [self._image, self._mask],
+            "columns": [image, mask],
             "files": hash_of_files(self._states()),
         }
 
@@ -106,7 +105,7 @@ class ListSource(ColumnsSource):
             lists = (c.to_pylist() for c in self._table.slice(start, num).select(names).columns)
             columns = (map(_json, each) for each in lists) if self._is_json else lists
             lines = self._lines[start : start + num]
-            yield from zip(repeat(self._files[0]), lines, zip(*columns, strict=True), strict=False)
+            yield from zip(repeat(self._list), lines, zip(*columns, strict=True), strict=False)
             start, num = start + num, min(2 * num, _AT_ONCE)
 
     def _key(self, file: RowFile, number: int, value: Any) -> str:

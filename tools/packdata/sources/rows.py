@@ -62,11 +62,21 @@ class ColumnsSource(Source):
     A subclass says how rows come, and what reads the file of a cell.
     """
 
-    _files: Sequence[RowFile]
-    _image: str
-    _mask: str | None
-    _keyed_by: str  # the column of keys; "" where rows are numbered
-    _fields: Mapping[str, str]  # of the columns of labels, by name
+    def __init__(
+        self,
+        files: Sequence[RowFile],
+        image: str,
+        mask: str | None,
+        keyed_by: str,  # the column of keys; "" where rows are numbered
+        fields: Mapping[str, str],  # of the columns of labels, by name
+    ) -> None:
+        paths = [file.path for file in files]
+        self._stems = dict(zip(paths, _stems(paths), strict=True))
+        self._image, self._mask, self._keyed_by, self._fields = image, mask, keyed_by, fields
+        self.has_masks = mask is not None
+        self.labels = {field: self._column(name, field) for name, field in fields.items()}
+        if keyed_by:
+            check_unique(self._keyed, paths[0], _OWN_KEYS)
 
     @abstractmethod
     def _rows(self, names: Sequence[str], start: int = 0) -> Iterator[Row]:
@@ -75,15 +85,6 @@ class ColumnsSource(Source):
     @abstractmethod
     def _file(self, value: Any, where: str, what: str, rows: RowFile) -> Read | None:
         """Return what reads the picture or mask (``what``) of a cell; None if there is none."""
-
-    def _describe(self) -> None:
-        """Say what the columns of labels hold, and check the keys."""
-        paths = [file.path for file in self._files]
-        self._stems = dict(zip(paths, _stems(paths), strict=True))
-        self.has_masks = self._mask is not None
-        self.labels = {field: self._column(name, field) for name, field in self._fields.items()}
-        if self._keyed_by:
-            check_unique(self._keyed, paths[0], _OWN_KEYS)
 
     def _column(self, name: str, field: str) -> Column:
         return column_of(field, self._values(name))
@@ -162,31 +163,30 @@ class RowsSource(ColumnsSource):
     def __init__(self, files: Sequence[File], name: str, names: ColumnNames) -> None:
         self.name, first = name, files[0].path
         self.kind = row_kind(first.name)
-        self._files = self._typed = opened = [open_row_file(file) for file in files]
-        for file in opened[1:]:
-            _check_alike(file, opened[0])
-        self._schema, self.classes = opened[0].schema, opened[0].classes
+        self._files = [open_row_file(file) for file in files]
+        for file in self._files[1:]:
+            _check_alike(file, self._files[0])
+        self._schema, self.classes = self._files[0].schema, self._files[0].classes
         schema = self._schema
         check_distinct(schema.names, first)
-        self._image, self._mask = _find_columns(schema, names.file, names.mask, first)
-        columns = {"columns": [self._image, self._mask]} if self._mask else {}
+        image, mask = _find_columns(schema, names.file, names.mask, first)
+        columns = {"columns": [image, mask]} if mask else {}
         self.identity = files_identity(self.kind, files) | columns
-        self.has_several = _are_pictures(schema.field(self._image).type)
+        self.has_several = _are_pictures(schema.field(image).type)
         if not len(self):
             raise SourceError("no rows", first)
         key = _plain(schema.field("key").type) if "key" in schema.names else pa.null()
         # Texts, or whole numbers as in CSV lists.
-        self._keyed_by = "key" if is_text(key) or pa.types.is_integer(key) else ""
-        taken = (self._image, self._mask, self._keyed_by)
-        self._fields = field_names(schema.names, taken, first, names.label)
-        self._describe()
+        keyed_by = "key" if is_text(key) or pa.types.is_integer(key) else ""
+        fields = field_names(schema.names, (image, mask, keyed_by), first, names.label)
+        super().__init__(self._files, image, mask, keyed_by, fields)
 
     def __len__(self) -> int:
-        return sum(file.num_rows for file in self._typed)
+        return sum(file.num_rows for file in self._files)
 
     def _rows(self, names: Sequence[str], start: int = 0) -> Iterator[Row]:
         at_once = FEW_ROWS if self._image in names else PART_ROWS
-        for file in self._typed:
+        for file in self._files:
             for group in file.groups:
                 number = group.line
                 for batch in file.batches(group, names, at_once) if start < group.stop else ():
