@@ -126,7 +126,10 @@ def label_fields(
             return LabelField(name, column, MultiLabel(lists[name]), separator)
         return LabelField(name, column, _field(name, column, lists.get(name), name in gaps))
 
-    return {s: tuple(label(*pair) for pair in labels.items()) for s, labels in by_split.items()}
+    return {
+        split: tuple(label(name, column) for name, column in labels.items())
+        for split, labels in by_split.items()
+    }
 
 
 def _names_in(cell: str, separator: str) -> list[str]:

@@ -7,7 +7,6 @@ the folders below it sorted by path, in each of those the files sorted by name.
 from __future__ import annotations
 
 import os
-import re
 from array import array
 from collections import Counter
 from dataclasses import replace
@@ -22,9 +21,9 @@ from packdata.sources.duplicates import check_unique
 from packdata.sources.listed import hash_of_files
 from packdata.sources.names import (
     PICTURES,
-    SPLIT_NAMES,
     FileKind,
     check_name,
+    is_split,
     key_of,
     shared_keys,
     suffix_of,
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from packdata.sources.listed import Listing
 
 
-_SPLIT = re.compile(rf"({'|'.join(SPLIT_NAMES)})[-_.]?v?[0-9.]*", re.IGNORECASE)  # train2017
 _BESIDE_IMAGES = frozenset({"masks", "labels", "annotations"})
 
 
@@ -134,7 +132,7 @@ def check_classes(source: FolderSource, *, is_all: bool, has_annotations: bool) 
     names = {name.lower(): name for name in folders}
     if not has_annotations:
         names |= {name.lower(): name for name in source.other_folders}
-    splits = [name for name in folders if _SPLIT.fullmatch(name)]
+    splits = [name for name in folders if is_split(name)]
     beside = sorted(names[name] for name in _BESIDE_IMAGES & names.keys())
     if splits:
         what, hint = (

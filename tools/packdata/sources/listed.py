@@ -157,10 +157,11 @@ class Listing:
         return [file for file in map(self.find, paths) if file is not None]
 
     def _file(self, path: str, number: int, root: str) -> File:
-        where, state = os.path.join(str(self.root), path), self.state(number)
+        where = os.path.join(str(self.root), path)
+        size, mark = self.state(number)
         if self._bucket is not None:
-            return RemoteFile(self._bucket, path, where, *state)
-        return LocalFile(os.path.join(root, path), where, *state)
+            return RemoteFile(self._bucket, path, where, size, mark)
+        return LocalFile(os.path.join(root, path), where, size, mark)
 
 
 def _key(path: str) -> bytes:
@@ -279,7 +280,8 @@ def _file_at(path: str) -> File:
         found = os.stat(path)
     except OSError as error:  # such as a link that leads nowhere
         raise SourceError(f"cannot be read ({error.strerror})", path) from error
-    return LocalFile(path, path, *_state_of(found))
+    size, mark = _state_of(found)
+    return LocalFile(path, path, size, mark)
 
 
 def is_file(path: Path) -> bool:

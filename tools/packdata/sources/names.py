@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,9 @@ PICTURE_SUFFIXES = frozenset(
     | {".ppm", ".pgm", ".pbm", ".pnm", ".avif", ".jp2", ".heic", ".heif", ".hif", ".jxl"}
 )
 SPLIT_NAMES = ("train", "training", "val", "valid", "validation", "test", "testing")
+_SPLIT = "|".join(SPLIT_NAMES)
+_SPLIT_FOLDER = re.compile(rf"({_SPLIT})[-_.]?v?[0-9.]*", re.IGNORECASE)  # train2017
+_SPLIT_FILE = re.compile(rf"({_SPLIT}|t10k)([-_.].*)?", re.IGNORECASE)  # of MNIST: t10k
 _SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini", "__macosx"})
 
 _OWN_LIBRARY = "The format has a library, whose samples packdata.pack takes: examples/from_{}.py"
@@ -72,6 +76,17 @@ def check_name(name: str, path: Path | str) -> None:
 def foreign_hint(name: str) -> str:
     """Return how to pack a file that is not read; "" for others."""
     return next((hint for mark, hint in _FOREIGN.items() if mark in name.lower()), "")
+
+
+def is_split(folder: str) -> bool:
+    """Tell whether a folder is called as a split, whatever its number or version."""
+    return _SPLIT_FOLDER.fullmatch(folder) is not None
+
+
+def split_of(file: str) -> str | None:
+    """Return the split that the name of a file begins with, in lower case."""
+    match = _SPLIT_FILE.fullmatch(file)
+    return match and ("test" if match[1].lower() == "t10k" else match[1].lower())
 
 
 def key_of(relative: str, shared: Container[str] = ()) -> str:

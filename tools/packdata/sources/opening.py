@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +16,14 @@ from packdata.sources.folders import FolderSource
 from packdata.sources.idx import IDX_SUFFIXES, IdxSource
 from packdata.sources.listed import Listing, look_at
 from packdata.sources.lists import LIST_SUFFIXES, ListSource
-from packdata.sources.names import PICTURES, SPLIT_NAMES, FileKind, foreign_hint, suffix_of
+from packdata.sources.names import (
+    PICTURES,
+    SPLIT_NAMES,
+    FileKind,
+    foreign_hint,
+    split_of,
+    suffix_of,
+)
 from packdata.sources.row_kinds import ROW_KINDS, listed_files, row_kind, saved_splits
 from packdata.sources.rows import RowsSource
 from packdata.sources.tars import TAR_SUFFIX, TarSource
@@ -27,7 +33,6 @@ if TYPE_CHECKING:
 
     from packdata.sources.base import Source
 
-_SPLIT_FILE = re.compile(rf"({'|'.join(SPLIT_NAMES)}|t10k)([-_.].*)?", re.IGNORECASE)
 _ARCHIVES = (
     ", WebDataset .tar files, .parquet files with pictures, folders of datasets.save_to_disk, or MNIST's "
     "images-idx3-ubyte"
@@ -131,10 +136,10 @@ def find_splits(listing: Listing, kind: FileKind = PICTURES) -> Mapping[str, Fou
         others = [name for name in others if _holds(kind, listing.below(name))]
     if splits and not (others and len(splits) == 1):
         known = {None, *(name.lower() for name in splits)}
-        others += [f.path.name for f in archives if _named_split(f.path.name) not in known]
+        others += [f.path.name for f in archives if split_of(f.path.name) not in known]
         others += [name for name in listing.names() if suffix_of(name) in kind.suffixes]
     else:
-        of = [(_named_split(file.path.name), file) for file in archives]
+        of = [(split_of(file.path.name), file) for file in archives]
         splits = {name: [file for split, file in of if split == name] for name, _ in of if name}
         if len(splits) < 2:
             return None
@@ -150,12 +155,6 @@ def find_splits(listing: Listing, kind: FileKind = PICTURES) -> Mapping[str, Fou
 
 def _holds(kind: FileKind, listing: Listing) -> bool:
     return any(suffix_of(path) in kind.suffixes for path in listing)
-
-
-def _named_split(name: str) -> str | None:
-    """Return the split that a file's name begins with, in lower case."""
-    match = _SPLIT_FILE.fullmatch(name)
-    return match and ("test" if match[1].lower() == "t10k" else match[1].lower())
 
 
 def _check_alone(listing: Listing, archives: Sequence[File]) -> None:
