@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from itertools import chain, groupby, islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Iterable, Iterator, Sequence
 
+    from packdata.bucket import Bucket
     from packdata.reading import RemoteFile
 
 T = TypeVar("T")
@@ -63,17 +64,14 @@ def _questions(items: Iterator[T]) -> Iterator[list[T]]:
 
 def _ask(pool: ThreadPoolExecutor, items: Iterable[object]) -> None:
     """Fetch what items read on another thread, with a question to each bucket."""
-    files = sorted((file for item in items for file in _reads(item)), key=_bucket_of)
-    for _, some in groupby(files, _bucket_of):
-        asked = list(some)
-        ranges = [(file.name, file.start, file.end, file.mark) for file in asked]
-        answer = pool.submit(asked[0].bucket.objects, ranges)
-        for number, file in enumerate(asked):
+    by_bucket: dict[Bucket, list[RemoteFile]] = {}
+    for file in chain.from_iterable(map(_reads, items)):
+        by_bucket.setdefault(file.bucket, []).append(file)
+    for bucket, files in by_bucket.items():
+        ranges = [(file.name, file.start, file.end, file.mark) for file in files]
+        answer = pool.submit(bucket.objects, ranges)
+        for number, file in enumerate(files):
             file.coming = partial(_of_answer, answer, number)
-
-
-def _bucket_of(file: RemoteFile) -> int:
-    return id(file.bucket)
 
 
 def _of_answer(answer: Future[list[bytes | str]], number: int) -> bytes | str:

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import re
 from collections import Counter
-from itertools import chain
+from itertools import chain, starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -126,10 +126,7 @@ def label_fields(
             return LabelField(name, column, MultiLabel(lists[name]), separator)
         return LabelField(name, column, _field(name, column, lists.get(name), name in gaps))
 
-    return {
-        split: tuple(label(name, column) for name, column in labels.items())
-        for split, labels in by_split.items()
-    }
+    return {split: tuple(starmap(label, found.items())) for split, found in by_split.items()}
 
 
 def _names_in(cell: str, separator: str) -> list[str]:

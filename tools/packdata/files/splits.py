@@ -101,13 +101,13 @@ def open_splits(
     for source, own in zip(in_folders, named, strict=True) if options.classes is None else ():
         is_all = "" in parts or (bool(several) and several.isdisjoint(own))
         check_classes(source, is_all=is_all, has_annotations=has_annotations)
-    if extend is not None:
-        sources = {name: extend(source, name) for name, source in sources.items()}
     if options.masks is not None or options.mask_suffix:
         sources = {
             name: _masks_of(name, source, options, kind).masked(source)
             for name, source in sources.items()
         }
+    if extend is not None:
+        sources = {name: extend(source, name) for name, source in sources.items()}
     labels = label_fields(sources, options.classes, options.multi_label)
     return [Split(name, source, labels[name], beside) for name, source in sources.items()]
 
@@ -131,7 +131,7 @@ def _parts_of(
 def _masks_of(split: str, source: Source, options: SourceOptions, kind: FileKind) -> MaskFolder:
     """Return the masks of a split, which lie in a folder of its name; SourceError if there are none."""
     if options.masks is None:
-        if source.listing is None:
+        if not isinstance(source, FolderSource):
             what = "mask_suffix= is for masks in a folder"
             raise SourceError(what, source.name, "Pass masks=, or mask_column= of a list")
         return MaskFolder(source.listing, kind, options.mask_suffix)

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from packdata.sources.columns import Column
-    from packdata.sources.listed import Listing
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -70,7 +69,6 @@ class Source(ABC):
     # How many other files were skipped, by suffix.
     ignored: Mapping[str, int] = MappingProxyType({})
     notes: Sequence[str] = ()
-    listing: Listing | None = None  # of the folder that it is, if it is one
 
     @abstractmethod
     def __len__(self) -> int:
@@ -94,11 +92,12 @@ class ExtendedSource(Source):
         notes: Sequence[str] = (),
     ) -> None:
         self.source, self.labels, self._extend = source, labels, extend
-        self.kind, self.name, self.listing = source.kind, source.name, source.listing
+        self.kind, self.name = source.kind, source.name
         is_second = isinstance(source, ExtendedSource)
         columns = [source.identity["columns"], identity] if is_second else identity
         self.identity = {**source.identity, "columns": columns}
-        self.has_masks, self.has_several = source.has_masks, source.has_several
+        self.has_masks, self.mask_folder = source.has_masks, source.mask_folder
+        self.has_several = source.has_several
         self.pixels = source.pixels
         self.ignored, self.classes = dict(source.ignored), dict(source.classes)
         self.notes = [*source.notes, *notes]

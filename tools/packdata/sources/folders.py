@@ -89,8 +89,6 @@ class FolderSource(Source):
     Files whose names end, before the suffix, in ``without`` are skipped: masks beside their pictures.
     """
 
-    listing: Listing
-
     def __init__(self, listing: Listing, kind: FileKind = PICTURES, without: str = "") -> None:
         self.listing, self.name = listing, listing.name
         self._files = files = _Chosen(listing, kind, without)
