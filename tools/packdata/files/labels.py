@@ -21,7 +21,7 @@ from loaders.remote.url import place_of
 from loaders.schema import Array, Bytes, Field, Json, Label, MultiLabel, Text
 from packdata.describe import few
 from packdata.reading import read_text
-from packdata.sources.columns import Column, is_missing
+from packdata.sources.columns import LABEL, Column, is_missing
 from packdata.sources.listed import is_file, is_folder
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     from packdata.sources.base import Item, Source
 
-LABEL = "label"
 _WHOLE = re.compile(r"[+-]?[0-9]+")
 
 

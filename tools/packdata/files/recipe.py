@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from loaders.remote.url import place_of
 from loaders.schema import Field, Schema
 from packdata.describe import counted
-from packdata.files.labels import LABEL
 from packdata.files.splits import contents, source_notes
 from packdata.packing.engine import targets_of
 from packdata.plan import SourcePlan
 from packdata.recipe import Recipe
-from packdata.sources.columns import BOX_LABELS
+from packdata.sources.columns import BOX_LABELS, LABEL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

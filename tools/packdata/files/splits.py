@@ -11,9 +11,9 @@ from loaders.errors import SourceError
 from loaders.remote.url import place_of
 from loaders.schema import Array, Label, MultiLabel
 from packdata.describe import counted, few, passed_over
-from packdata.files.labels import LABEL, LabelField, label_fields
+from packdata.files.labels import LabelField, label_fields
 from packdata.options import opt, parse_target
-from packdata.sources.columns import BOX_LABELS, LABEL_NAMES, ColumnNames
+from packdata.sources.columns import BOX_LABELS, LABEL, LABEL_NAMES, ColumnNames
 from packdata.sources.folders import FolderSource, MaskFolder, check_classes, split_suffix
 from packdata.sources.listed import Listing, listed_sources, look_at
 from packdata.sources.names import PICTURES, FileKind, suffix_of

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from loaders.schema import Field
 
-BOX_LABELS = "box_labels"
+LABEL, BOX_LABELS = "label", "box_labels"
 LABEL_NAMES = ("label", "class", "target")  # the first that a list has becomes the field "label"
 _RESERVED = frozenset(
     {"image", "array", "mask", "key", "original_size", "sample_id", "count", "index", "label"}
@@ -81,7 +81,7 @@ def field_names(
         raise SourceError(what, path, "Columns of paths and keys cannot be labels")
     fields: dict[str, str] = {}
     for column in columns:
-        name = "label" if column == label else identifier_of(column)
+        name = LABEL if column == label else identifier_of(column)
         if name in fields.values():
             other = next(first for first, taken in fields.items() if taken == name)
             what = f"columns {other!r} and {column!r} would both be the field {name!r}"
@@ -111,7 +111,7 @@ def column_of(field: str, values: Iterable[Any], declared: ColumnKind | None = N
     ``declared`` what they are. In the field ``label``, strings (also among numbers) are the names of classes, sorted.
     """
     kinds, names = set[ColumnKind](), set[str]()
-    largest, num_missing, is_label = 0, 0, field == "label"
+    largest, num_missing, is_label = 0, 0, field == LABEL
     for value in values:
         if value is None:
             num_missing += not is_label

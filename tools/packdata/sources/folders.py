@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from loaders.errors import SourceError
 from packdata.describe import few
 from packdata.sources.base import ExtendedSource, Item, Source
-from packdata.sources.columns import Column
+from packdata.sources.columns import LABEL, Column
 from packdata.sources.duplicates import check_unique
 from packdata.sources.listed import hash_of_files
 from packdata.sources.names import (
@@ -99,7 +99,7 @@ class FolderSource(Source):
             hint = "Move them into the folder of their class, or out of this one"
             raise SourceError(what, listing.root, hint)
         self.kind = "classes" if classes else "folder"
-        self.labels = {"label": Column("class", tuple(classes))} if classes else {}
+        self.labels = {LABEL: Column("class", tuple(classes))} if classes else {}
         self.other_folders = [name for name in folders if name not in files.classes]
         self.ignored = dict(files.ignored)
         names = folders if classes else []
@@ -114,7 +114,7 @@ class FolderSource(Source):
     def items(self, start: int = 0) -> Iterator[Item]:
         for number in range(start, len(self)):
             path, file = self._files[number]
-            labels = {"label": path.partition("/")[0]} if self.labels else {}
+            labels = {LABEL: path.partition("/")[0]} if self.labels else {}
             yield Item(key_of(path, self._shared), file.where, file, labels)
 
 
@@ -126,7 +126,7 @@ def check_classes(source: FolderSource, *, is_all: bool, has_annotations: bool) 
         is_all: True if no split may have more classes.
         has_annotations: Whether there are annotations, with which folders are no classes.
     """
-    folders, root = source.labels["label"].classes, source.listing.root
+    folders, root = source.labels[LABEL].classes, source.listing.root
     names = {name.lower(): name for name in folders}
     if not has_annotations:
         names |= {name.lower(): name for name in source.other_folders}

@@ -28,6 +28,7 @@ from packdata.jsonl import JsonRows
 from packdata.reading import File, LocalFile
 from packdata.rows import DELIMITED, HEAD_BYTES, JSON_LINES, open_text, suffix_inside
 from packdata.sources.columns import (
+    LABEL,
     ColumnNames,
     check_distinct,
     field_names,
@@ -195,13 +196,13 @@ def _json(cell: str | None) -> Any:
 def _typed(texts: pa.ChunkedArray, field: str) -> pa.ChunkedArray:
     """Return a column of CSV by the rules of ``packdata.types``; that of a path or key is ``key``."""
     kind = "text" if field == "key" else type_of(texts)
-    if kind == "text" and field not in ("key", "label"):
+    if kind == "text" and field not in ("key", LABEL):
         return texts
     texts = pc.utf8_trim_whitespace(texts)  # blanks around what names something do not count
     if kind != "text":
         texts = pc.utf8_ltrim(texts, "+")
         nothing = pc.is_in(texts, value_set=pa.array(["", *NO_VALUES]))
     else:
-        nothing = pc.match_substring_regex(texts, _NO_LABEL if field == "label" else "^$")
+        nothing = pc.match_substring_regex(texts, _NO_LABEL if field == LABEL else "^$")
     texts = pc.if_else(nothing, pa.scalar(None, pa.string()), texts)
     return pc.cast(pc.cast(texts, pa.bool_()) if kind == "flag" else texts, _STORED[kind])

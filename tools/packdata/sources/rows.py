@@ -20,6 +20,7 @@ from loaders.schema import Array
 from packdata.reading import LocalFile
 from packdata.sources.base import Item, Source, fail
 from packdata.sources.columns import (
+    LABEL,
     Column,
     ColumnNames,
     check_distinct,
@@ -218,7 +219,7 @@ class RowsSource(ColumnsSource):
             return column_of(field, self._values(name), "int")
         if types.is_floating(kind):
             return column_of(field, self._values(name), "float")
-        if field == "label" and is_text(kind):
+        if field == LABEL and is_text(kind):
             return super()._column(name, field)
         if _is_binary(kind):
             return Column("bytes")
