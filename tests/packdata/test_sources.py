@@ -691,6 +691,9 @@ class TestTars:
             assert [item.labels["label"] for item in source.items()] == values
         with pytest.raises(SourceError, check=At("a.tar")):
             open_source(path, columns=ColumnNames(label="lost"))
+        for names in (ColumnNames("lost"), ColumnNames(mask="lost")):  # a tar has a label alone
+            with pytest.raises(SourceError, match="no columns"):
+                open_source(path, columns=names)
 
     def test_another_label_inside_json_is_another_source(self, tmp_path: Path) -> None:
         write_tar(tmp_path / "a.tar", {"1.jpg": b"", "1.json": b'{"a": 1, "b": 2}'})
