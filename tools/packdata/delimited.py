@@ -66,14 +66,9 @@ class CsvRows(TextRows):
     """Rows of cells with a separator, below a line of names if there is one.
 
     A quote opens a cell only at its beginning, as in Arrow and in Python's ``csv``; inside quotes, line ends belong to
-    the cell and two quotes are one. Blank lines are skipped.
-
-    Args:
-        file: The file.
-        options: How it is read.
-        missing: Texts that stand for no value, as an empty cell does.
-        strict: Whether characters behind a cell in quotes are an error of the file, in ``records``.
-        skips_blanks: Whether blanks in front of cells are no part of them, in ``records``.
+    the cell and two quotes are one. Blank lines are skipped. Texts that are ``missing`` stand for no value, as an empty
+    cell does. For ``records`` alone: where it is ``strict``, characters behind a cell in quotes are an error of the
+    file; where it ``skips_blanks``, those in front of a cell are no part of it.
     """
 
     guesses = frozenset[Kind](("number", "code", "flag", "date", "zoned"))

@@ -66,13 +66,9 @@ def open_source(
         place, files = found[0].path, found
         name = place.parent.name if files[1:] else place.name
     archive = _kind_of_all(files, kind) if files else "folder"
-    unused = {
-        "folder": (columns.file, columns.mask, columns.label),
-        "idx": (columns.file, columns.mask, columns.label),
-        "tar": (columns.file, columns.mask),
-    }
-    if asked := [column for column in unused.get(archive, ()) if column]:
-        raise SourceError(f"no columns, so none is called {asked[0]!r}", place)
+    asked = [columns.file, columns.mask, None if archive == "tar" else columns.label]
+    if archive in ("folder", "idx", "tar") and (named := [*filter(None, asked)]):
+        raise SourceError(f"no columns, so none is called {named[0]!r}", place)
     if isinstance(found, Listing) and not files:
         return FolderSource(found, kind, without)
     opened_in_order(files)
