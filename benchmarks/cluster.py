@@ -331,7 +331,12 @@ def stored_finish_case(folder: Path, num_parts: int) -> Case:
         began = time.perf_counter()
         entries = [entry for some in origin.below() for entry in some]
         with ThreadPoolExecutor(16) as pool:
-            list(pool.map(lambda entry: origin.objects([(entry, 0, entry.size)]), entries))
+            list(
+                pool.map(
+                    lambda entry: origin.objects([(entry.name, 0, entry.size, entry.mark)]),
+                    entries,
+                )
+            )
             list(pool.map(lambda entry: origin.delete(entry.name), entries))
         return num_parts / (time.perf_counter() - began)
 

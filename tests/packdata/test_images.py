@@ -771,18 +771,17 @@ class TestMasks:
 
         assert [int(only(recipe)["mask"].max()) for _, recipe in recipes] == [1, 2]
 
-    def test_splits_may_share_a_folder_of_masks_but_no_mask(self, tmp_path: Path) -> None:
+    def test_splits_with_masks_in_one_folder_are_packed_one_by_one(self, tmp_path: Path) -> None:
         for split, name in (("train", "a"), ("val", "b")):
             save(tmp_path / f"images/{split}/{name}.png", photo(4, 4))
             save(tmp_path / f"masks/{name}.png", np.zeros((4, 4), np.uint8))
-        found = plan_images(tmp_path / "images", masks=tmp_path / "masks")
-        assert len(found.splits) == 2
-        assert found.notes() == []
-
-        save(tmp_path / "images/val/a.png", photo(4, 4))
 
         with pytest.raises(SourceError, check=At("masks")):
             plan_images(tmp_path / "images", masks=tmp_path / "masks")
+        found = plan_images(tmp_path / "images/val", masks=tmp_path / "masks")
+
+        assert found.notes() == []
+        assert [item.read_mask is not None for item in found.recipes[0].source.items()] == [True]
 
     def test_a_column_of_masks(self, tmp_path: Path) -> None:
         save(tmp_path / "a.png", photo(4, 4))

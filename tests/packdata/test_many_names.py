@@ -3,6 +3,7 @@
 import json
 import pickle
 import tracemalloc
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import packdata.sources.names
+import packdata.sources.duplicates
 from loaders.remote.wire import Entry
 from packdata.bucket import Bucket
 from packdata.files.splits import open_splits
+from packdata.sources.columns import ColumnNames
+from packdata.sources.duplicates import duplicates
 from packdata.sources.listed import files_at
 from packdata.sources.lists import ListSource
-from packdata.sources.names import duplicates
+from packdata.sources.names import PICTURES
 
 TEXTS = st.lists(st.text(max_size=4))
 
@@ -28,7 +31,7 @@ def test_duplicates_are_found(given: list[str]) -> None:
 
 
 def test_equal_hashes_are_no_equal_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packdata.sources.names, "hash_of", len)
+    monkeypatch.setattr(packdata.sources.duplicates, "hash_of", len)
 
     assert duplicates(lambda: ["aa", "bb", "c", "bb"]) == {"bb"}
 
@@ -45,10 +48,14 @@ def test_a_listing_is_sent_and_reads_the_same(monkeypatch: pytest.MonkeyPatch) -
     sent = pickle.loads(stream, buffers=buffers)
 
     assert len(stream) < 16 * num
-    assert [item.read.entry for item in sent.items()] == entries
+
+    def listed(items: Iterable[Any]) -> list[Entry]:
+        return [Entry(file.name, file.size, file.mark) for file in (item.file for item in items)]
+
+    assert listed(sent.items()) == entries
     assert [item.key for item in sent.items()] == [item.key for item in split.source.items()]
     again = pickle.loads(pickle.dumps(sent, 2))
-    assert [item.read.entry for item in again.items(num - 5)] == entries[-5:]
+    assert listed(again.items(num - 5)) == entries[-5:]
 
 
 @pytest.mark.parametrize("suffix", ["csv", "jsonl"])
@@ -70,7 +77,7 @@ def test_a_row_of_a_list_takes_little_memory(
     before = pa.total_allocated_bytes()
     tracemalloc.start()
 
-    source = ListSource(files_at(path)[0])
+    source = ListSource(files_at(path)[0], PICTURES, ColumnNames())
 
     kept, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()

@@ -16,9 +16,11 @@ from loaders.errors import SourceError
 from loaders.schema import Array
 from packdata import TokenOptions, pack_tokens
 from packdata.files.splits import open_splits
-from packdata.sources.base import ARRAYS, Column, Item, Source
+from packdata.sources.base import Item, Source
+from packdata.sources.columns import Column, ColumnNames
 from packdata.sources.folders import FolderSource, MaskFolder
 from packdata.sources.listed import Listing
+from packdata.sources.names import ARRAYS
 from packdata.sources.opening import find_splits, open_source
 from tests.packdata.breaking import deny_looking
 from tests.refusals import At
@@ -57,7 +59,7 @@ class TestFolders:
                 expected += [str(Path(root, file).relative_to(tmp_path)) for file in sorted(files)]
         assert source.kind == "classes"
         assert source.labels == {"label": Column("class", ("A", "a", "b"))}
-        assert [bytes(item.read()).decode() for item in source.items()] == expected
+        assert [item.read() for item in source.items()] == [name.encode() for name in expected]
         assert [item.key for item in source.items()] == [
             name.rsplit(".", 1)[0] for name in expected
         ]
@@ -535,16 +537,16 @@ class TestLists:
         touch(tmp_path, "1", "2")
         (tmp_path / "l.csv").write_text("photo,path,seg\n1,other.jpg,2\n")
 
-        source = open_source(tmp_path / "l.csv", image_column="photo", mask_column="seg")
+        source = open_source(tmp_path / "l.csv", columns=ColumnNames("photo", "seg"))
         (item,) = source.items()
 
         assert item.read() == b"1"
         assert item.read_mask is not None
         assert item.read_mask() == b"2"
         with pytest.raises(SourceError, check=At("l.csv")):
-            open_source(tmp_path / "l.csv", image_column="nope")
+            open_source(tmp_path / "l.csv", columns=ColumnNames("nope"))
         with pytest.raises(SourceError, check=At("l.csv")):
-            open_source(tmp_path / "l.csv", image_column="photo", mask_column="nope")
+            open_source(tmp_path / "l.csv", columns=ColumnNames("photo", "nope"))
 
     def test_paths_that_differ_in_the_suffix_alone_keep_it_in_their_keys(
         self, tmp_path: Path
@@ -684,16 +686,21 @@ class TestTars:
         path = write_tar(tmp_path / "a.tar", members)
 
         for name in (None, "other"):
-            source = open_source(path, label_column=name)
+            source = open_source(path, columns=ColumnNames(label=name))
             assert source.labels == {"json": Column("json"), "label": column}
             assert [item.labels["label"] for item in source.items()] == values
         with pytest.raises(SourceError, check=At("a.tar")):
-            open_source(path, label_column="lost")
+            open_source(path, columns=ColumnNames(label="lost"))
+        for names in (ColumnNames("lost"), ColumnNames(mask="lost")):  # a tar has a label alone
+            with pytest.raises(SourceError, match="no columns"):
+                open_source(path, columns=names)
 
     def test_another_label_inside_json_is_another_source(self, tmp_path: Path) -> None:
         write_tar(tmp_path / "a.tar", {"1.jpg": b"", "1.json": b'{"a": 1, "b": 2}'})
 
-        sources = [open_source(tmp_path / "a.tar", label_column=name) for name in "ab"]
+        sources = [
+            open_source(tmp_path / "a.tar", columns=ColumnNames(label=name)) for name in "ab"
+        ]
 
         assert list(map(labels, sources)) == [[1], [2]]
         assert sources[0].labels == sources[1].labels
@@ -706,7 +713,7 @@ class TestTars:
 
         assert labels(open_source(path)) == [5]
         for each in path, named:
-            assert labels(open_source(each, label_column="label")) == [7]
+            assert labels(open_source(each, columns=ColumnNames(label="label"))) == [7]
 
     def test_several_files_and_patterns(self, tmp_path: Path) -> None:
         for i in range(3):
@@ -998,7 +1005,7 @@ class TestParquet:
         with pytest.raises(SourceError, check=At("a.parquet")):
             open_source(path)
         with pytest.raises(SourceError, check=At("a.parquet")):
-            open_source(path, image_column="x")
+            open_source(path, columns=ColumnNames("x"))
 
         twice = pa.Table.from_arrays([pa.array([b"1"])] * 2, ["image", "image"])
         pq.write_table(twice, path)
@@ -1056,7 +1063,9 @@ class TestIdx:
         assert keys(source, 9) == ["09", "10", "11"]
         assert np.array_equal(np.stack([item.read() for item in source.items()]), IMAGES)
         for start in (1, 11, 12):
-            rest = [(item.labels["label"], item.read()[0, 0]) for item in source.items(start)]
+            rest = [
+                (item.labels["label"], np.array(item.read())[0, 0]) for item in source.items(start)
+            ]
             assert rest == [(i, IMAGES[i, 0, 0]) for i in range(start, 12)]
 
     def test_the_folder_of_mnist_has_two_splits(self, tmp_path: Path) -> None:
@@ -1107,7 +1116,7 @@ class TestRecognition:
             (["a/1.jpg", "a/1.png", "a/1.jpg.png"], "", {}),  # two have one key
             (["manifest.json", "shard-00000.parquet"], "", {}),
             (["a.tar", "b.parquet"], "", {}),
-            (["a.jpg"], "", {"image_column": "x"}),
+            (["a.jpg"], "", {"columns": ColumnNames("x")}),
         ],
         ids=str,
     )

@@ -26,13 +26,16 @@ from loaders.data.manifest import read_manifest
 from loaders.errors import RemoteError, SourceError
 from loaders.remote import origin
 from loaders.remote.url import url_of
+from packdata import copies as copying
 from packdata import reading
+from packdata.ahead import fetched_ahead
 from packdata.arrays import pack_arrays, plan_arrays
 from packdata.cli import main
+from packdata.copies import Copies, opened_in_order
 from packdata.images.plan import pack_images, plan_images
 from packdata.packing.engine import pack_recipes
 from packdata.parts.packing import finish
-from packdata.reading import Copies, RemoteFile, fetched_ahead, opened_in_order
+from packdata.reading import RemoteFile
 from packdata.sources import row_kinds
 from packdata.sources.listed import Listing, files_at
 from packdata.tables.plan import pack_tables, plan_tables
@@ -401,8 +404,8 @@ def test_what_is_fetched_goes_when_room_ends_and_when_it_was_read(
 ) -> None:
     for i in range(6):
         (raw / f"{i}.bin").write_bytes(bytes([i]) * 1_000)
-    monkeypatch.setattr(reading, "_SAFE_S", -1.0)
-    monkeypatch.setattr(reading, "_AHEAD_BYTES", 0)
+    monkeypatch.setattr(copying, "_SAFE_S", -1.0)
+    monkeypatch.setattr(copying, "_AHEAD_BYTES", 0)
     leave_room(2_500, monkeypatch)
     copies = Copies(stored(*(f"{i}.bin" for i in range(6))))
     path = copies.path(0)
@@ -426,7 +429,7 @@ def test_the_next_objects_come_while_one_is_read_and_no_more_than_a_few(
         (raw / f"{i:02}.bin").write_bytes(bytes([i]) * 1_000)
     soon = storage(store.proxy.endpoint, timeout=1, retry_timeout=2)
     origin.set_defaults(store.cache, soon)
-    monkeypatch.setattr(reading, "_AHEAD_BYTES", 3_000)
+    monkeypatch.setattr(copying, "_AHEAD_BYTES", 3_000)
     files = stored(*(f"{i:02}.bin" for i in range(20)))
     opened_in_order(files)
 
@@ -485,7 +488,7 @@ def test_what_comes_ahead_in_many_ranges_ends_with_the_packing(
     (raw / "a.bin").write_bytes(bytes(10))
     (raw / "b.bin").write_bytes(bytes(4_000))
     copies = Copies(stored("a.bin", "b.bin"))
-    monkeypatch.setattr(reading, "_READ_BYTES", 100)
+    monkeypatch.setattr(copying, "_READ_BYTES", 100)
     store.proxy.set(latency_s=0.2)
     assert copies.path(0).read_bytes() == bytes(10)
     wait_until(lambda: len(store.proxy.requests("b.bin")) > 0)
@@ -526,7 +529,7 @@ def test_what_comes_ahead_takes_no_room_that_there_is_not(
     for _ in range(2):
         path = copies.path(0)
         assert path.read_bytes() == b"a" * 2_000
-        wait_until(lambda: all(coming.done() for coming in copies._coming.values()))
+        wait_until(lambda: all(copy.fetched.done() for copy in copies._copies.values()))
         assert [other.name for other in path.parent.iterdir()] == ["0"]
 
     assert copies.path(1).read_bytes() == b"b" * 2_000
@@ -553,6 +556,7 @@ def test_an_object_that_was_replaced_is_not_read_as_what_was_listed(
     data = (raw / "ids.npy").read_bytes()
     (raw / "ids.npy").write_bytes(data[:-1] + b"x")
 
+    opened_in_order([file])
     with pytest.raises(SourceError) as caught:
         file.local()
 
@@ -564,7 +568,8 @@ def test_what_is_left_of_a_killed_process_is_removed(
 ) -> None:
     code = (
         "import os, signal, sys; from loaders.remote import origin; from packdata.sources.listed import *\n"
-        "origin.set_defaults(sys.argv[1], eval(sys.argv[2])); (file,) = files_at(place_of(sys.argv[3]))\n"
+        "from packdata.copies import *; origin.set_defaults(sys.argv[1], eval(sys.argv[2]))\n"
+        "(file,) = files_at(place_of(sys.argv[3])); opened_in_order([file])\n"
         "file.local(); os.kill(os.getpid(), signal.SIGKILL)"
     )
     about = [str(store.cache), repr(storage(store.proxy.endpoint)), f"{RAW}/ids.npy"]
@@ -627,7 +632,7 @@ def test_a_part_of_tables_fetches_its_own_files_and_the_first_which_names_the_co
     argv = ["tables", f"{RAW}/many", "s3://out/many", *store.options]
     assert main([*argv, "--dry-run", "--json"]) == 0
     (tmp_path / "plan.json").write_text(capsys.readouterr().out)
-    monkeypatch.setattr(reading, "_AHEAD", 1)
+    monkeypatch.setattr(copying, "_AHEAD", 1)
     store.proxy.set()
 
     assert main([*argv, "--part", "5/9", "--plan", str(tmp_path / "plan.json")]) == 0

@@ -9,6 +9,7 @@ import tarfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,14 @@ from loaders.errors import PackError, RemoteError, SourceError
 from loaders.remote import origin
 from loaders.remote.url import URL, url_of
 from loaders.remote.wire import Entry
+from packdata.ahead import fetched_ahead
 from packdata.arrays import plan_arrays
 from packdata.bucket import Bucket
 from packdata.cli import main
 from packdata.images.plan import pack_images, plan_images
 from packdata.parts.packing import finish
 from packdata.plan import pack_plan
-from packdata.reading import RemoteFile, fetched_ahead
+from packdata.reading import RemoteFile
 from packdata.sources.listed import Listing, is_file, look_at
 from packdata.tables.plan import plan_tables
 from packdata.tokens.plan import TokenOptions, pack_tokens, plan_tokens
@@ -215,7 +217,7 @@ def test_objects_come_ahead_of_need_and_no_more_than_a_few(
         nonlocal taken
         for _ in range(5000):
             taken += 1
-            yield file.part(0, nbytes)
+            yield replace(file, end=nbytes)
 
     ahead = fetched_ahead(counted())
     assert len(next(ahead)()) == nbytes
@@ -238,6 +240,26 @@ def test_objects_come_ahead_in_parts_and_in_another_order(
     assert main(["images", RAW, str(tmp_path / "out"), "--codec", "png", *options]) == 0
 
     assert sum(asked) == num
+    assert len(asked) < 20
+
+
+def test_pictures_come_ahead_with_their_masks(
+    raw: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each in its own questions, as they lie in two folders."""
+    shutil.copytree(raw, raw.parent / "masks")
+    plan, ask, asked = plan_images(RAW, masks="s3://raw/masks"), Bucket.objects, list[int]()
+
+    def spy(origin: Bucket, wanted: Sequence[Any]) -> list[bytes | str]:
+        asked.append(len(wanted))
+        return ask(origin, wanted)
+
+    monkeypatch.setattr(Bucket, "objects", spy)
+    for item in fetched_ahead(plan.recipes[0].source.items()):
+        assert item.read_mask is not None
+        assert item.read_mask() == item.read()
+
+    assert sum(asked) == 200
     assert len(asked) < 20
 
 

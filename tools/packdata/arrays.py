@@ -26,8 +26,8 @@ from packdata.packing.settings import PackSettings, take
 from packdata.plan import pack_plan
 from packdata.reading import File
 from packdata.recipe import Target
-from packdata.sources.base import ARRAYS
 from packdata.sources.listed import listed_sources
+from packdata.sources.names import ARRAYS
 from packdata.sources.npy import read_array, read_header
 
 if TYPE_CHECKING:
@@ -194,8 +194,7 @@ class ArraysRecipe(FilesRecipe[ArrayOptions]):
     @property
     def _has_masks(self) -> bool:
         """True if every array has a mask."""
-        given = self.masks is not None or self.options.mask_array is not None
-        return given or self.source.has_masks
+        return self.source.has_masks or self.options.mask_array is not None
 
     def _read(
         self, item: Item, read: Callable[[File, str | None], _T]
@@ -215,12 +214,12 @@ class ArraysRecipe(FilesRecipe[ArrayOptions]):
 
     def _mask_of(self, item: Item) -> File:
         """Return the file of an item's mask."""
-        file: Any = item.read_mask or _file_of(item)
-        if self.masks is not None:
-            file = self.masks.find(item)
-        if file == item.file:  # of a single array ``mask_array`` would be the array itself
-            with file.open() as opened:
-                file = file if zipfile.is_zipfile(opened) else None
+        file, own = item.read_mask, _file_of(item)
+        if file is None or (isinstance(file, File) and file.path == own.path):
+            with (
+                own.open() as opened
+            ):  # of a single array ``mask_array`` would be the array itself
+                file = own if zipfile.is_zipfile(opened) else None
         if isinstance(file, File):  # none of an empty cell
             return file
         hint = "masks= and mask_column= say where masks are, mask_array= in an .npz"
@@ -245,7 +244,8 @@ def _one_dtype(name: str, found: Mapping[str, str]) -> str:
 
 def _file_of(item: Item) -> File:
     if item.file is None:
-        raise SourceError("not a file", item.where)
+        item.read()  # says why there is none
+    assert item.file is not None
     return item.file
 
 

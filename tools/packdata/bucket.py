@@ -112,9 +112,12 @@ class Bucket:
         found: tuple[Entry, str | None] | None = self._ask("look", name=name)
         return found and found[0]
 
-    def objects(self, wanted: Sequence[tuple[Entry, int, int]]) -> list[bytes | str]:
-        """Return ranges of objects as they were listed; in the place of one that is not there, or is another, why."""
-        return self._origin.ranges([(e.name, i, j, e.mark) for e, i, j in wanted])
+    def objects(self, wanted: Sequence[tuple[str, int, int, int]]) -> list[bytes | str]:
+        """Return ranges of objects as they were listed; in the place of one that is not there, or is another, why.
+
+        Of each is wanted: its name, where the range begins and ends, and its mark.
+        """
+        return self._origin.ranges(wanted)
 
 
 def _etag(path: Path, in_parts: bool) -> str:

@@ -5,11 +5,14 @@ A part that Arrow refuses, as rows have more or fewer cells, is read by Python r
 
 from __future__ import annotations
 
+import csv
+import io
 import re
+import threading
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import starmap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +21,7 @@ import pyarrow.csv
 
 from loaders.errors import SourceError
 from packdata.options import check_options, opt, unescaped
-from packdata.parsing import UTF8_HINT, csv_rows
+from packdata.parsing import UTF8_HINT
 from packdata.rows import MAX_ROW_BYTES, NO_KINDS, Rows, TextRows, suffix_inside
 from packdata.types import Kind
 
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 
 _BOM = b"\xef\xbb\xbf"
 _QUOTE = ord('"')
+_csv_limit = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +66,9 @@ class CsvRows(TextRows):
     """Rows of cells with a separator, below a line of names if there is one.
 
     A quote opens a cell only at its beginning, as in Arrow and in Python's ``csv``; inside quotes, line ends belong to
-    the cell and two quotes are one. Blank lines are skipped.
-
-    Texts that are ``missing`` stand for no value, as an empty cell does; ``dialect`` is of rows that Python reads.
+    the cell and two quotes are one. Blank lines are skipped. Texts that are ``missing`` stand for no value, as an empty
+    cell does. For ``records`` alone: where it is ``strict``, characters behind a cell in quotes are an error of the
+    file; where it ``skips_blanks``, those in front of a cell are no part of it.
     """
 
     guesses = frozenset[Kind](("number", "code", "flag", "date", "zoned"))
@@ -74,13 +78,15 @@ class CsvRows(TextRows):
         file: File,
         options: CsvOptions | None = None,
         missing: Sequence[str] = (),
-        **dialect: Any,
+        *,
+        strict: bool = False,
+        skips_blanks: bool = False,
     ) -> None:
         options = CsvOptions() if options is None else options
         usual = "\t" if suffix_inside(file.path.name) == ".tsv" else ","
         self.delimiter = options.delimiter or usual
         self.header = options.header and not options.names
-        self._missing, self._dialect = missing, {"delimiter": self.delimiter, **dialect}
+        self._missing, self._strict, self._skips_blanks = missing, strict, skips_blanks
         super().__init__(file)
         self._begin, self._line, cells = self._first_row(options.skip_rows)
         given = [cell.strip() if self.header else "" for cell in cells]
@@ -110,9 +116,7 @@ class CsvRows(TextRows):
             raise SourceError(what, self.path, "CSV has a line of names, and rows below")
         place = f"{self.path}, line {line}"
         try:
-            (_, cells), *others = csv_rows(
-                row.decode(), self.path, first_line=line, **self._dialect
-            )
+            (_, cells), *others = self._cells(row.decode(), line)
         except UnicodeDecodeError as error:
             raise SourceError(f"the first row is not UTF-8 ({error})", place, UTF8_HINT) from error
         if others:  # which would be lost
@@ -136,7 +140,7 @@ class CsvRows(TextRows):
         data, names = self._bytes(part), [*(self.columns if columns is None else columns)]
         table = self._parsed(data, names)
         if table is None:  # a row of more or less cells, or no UTF-8
-            yield self._by_hand(part, names)
+            yield self._by_hand(part, partial(self._table, names=names))
             return
 
         # The part is read once more when a message says where a row is.
@@ -165,23 +169,41 @@ class CsvRows(TextRows):
     def records(self, part: Part) -> Iterator[tuple[int, list[str], str]]:
         """Yield the cells of each row that is not blank."""
         text, num = self._bytes(part).decode(errors="surrogateescape"), len(self.columns)
-        for line, cells in csv_rows(text, self.path, first_line=part.line, **self._dialect):
+        for line, cells in self._cells(text, part.line):
             if len(cells) != num:
                 yield line, cells, f"the row has {len(cells)} cells, the first row {num}"
                 continue
             named_cells = zip(self.columns, cells, strict=True)
             yield line, cells, next(filter(None, starmap(_not_utf8, named_cells)), "")
 
-    def _by_hand(self, part: Part, names: list[str]) -> Rows:
-        """Return the rows of as many cells as there are columns, of text; the others are bad."""
-        found, none = [*self.records(part)], {"", *self._missing}
-        bad = [(line, why) for line, _, why in found if why]
-        kept = [(line, cells) for line, cells, why in found if not why]
-        places = {name: place for place, name in enumerate(self.columns)}
-        columns = ([cells[places[name]] for _, cells in kept] for name in names)
+    def _cells(self, text: str, first_line: int) -> list[tuple[int, list[str]]]:
+        """Return the rows of whole lines that are not blank, each with the line on which it begins; SourceError."""
+        rows, line = [], first_line
+        with _csv_limit:  # the limit is one of the process
+            before = csv.field_size_limit(len(text) + 1)
+            try:
+                reader = csv.reader(
+                    io.StringIO(text, newline=""),
+                    delimiter=self.delimiter,
+                    skipinitialspace=self._skips_blanks,
+                    strict=self._strict,
+                )
+                for cells in reader:
+                    if cells:
+                        rows.append((line, cells))
+                    line = first_line + reader.line_num
+            except csv.Error as error:
+                raise SourceError(str(error), self.place(line)) from error
+            finally:
+                csv.field_size_limit(before)
+        return rows
+
+    def _table(self, rows: Sequence[list[str]], names: list[str]) -> pa.Table:
+        """Return the columns of rows as texts, null where a cell is empty."""
+        none, places = {"", *self._missing}, {name: i for i, name in enumerate(self.columns)}
+        columns = ([cells[places[name]] for cells in rows] for name in names)
         texts = ([None if cell in none else cell for cell in column] for column in columns)
-        table = pa.Table.from_arrays([pa.array(each, pa.string()) for each in texts], names=names)
-        return Rows(table, [line for line, _ in kept].__getitem__, bad)
+        return pa.Table.from_arrays([pa.array(each, pa.string()) for each in texts], names=names)
 
 
 def _not_utf8(name: str, cell: str) -> str:

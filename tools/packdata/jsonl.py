@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,7 @@ class JsonRows(TextRows):
     def read(self, part: Part, columns: Names = None, kinds: Kinds = NO_KINDS) -> Iterator[Rows]:
         """Parse a part: by Arrow, or where it refuses a line or reads something else, line by line."""
         if (table := _parsed(self._bytes(part), kinds)) is None:
-            rows = self._by_hand(part, kinds)
+            rows = self._by_hand(part, partial(_table, kinds=kinds))
         else:
             rows = Rows(table, lambda row: next(islice(self._lines(part), row, None))[0])
         yield replace(rows, table=_some_of(rows.table, columns))
@@ -51,18 +52,14 @@ class JsonRows(TextRows):
             except ValueError as error:
                 yield line, {}, str(error)
 
-    def _by_hand(self, part: Part, kinds: Kinds) -> Rows:
-        """Take what JSON says as it is; lines without an object are bad."""
-        found = [*self.records(part)]
-        bad = [(line, why) for line, _, why in found if why]
-        good = [(line, row) for line, row, why in found if not why]
-        names = dict.fromkeys(name for _, row in good for name in row)
-        columns = ([row.get(name) for _, row in good] for name in names)
-        arrays = [_column(c, kinds.get(name)) for name, c in zip(names, columns, strict=True)]
-        table = pa.Table.from_arrays(arrays, [*names])
-        if not names:  # rows there may be
-            table = pa.table({"": pa.nulls(len(good))}).select([])
-        return Rows(table, [line for line, _ in good].__getitem__, bad)
+
+def _table(rows: Sequence[dict[str, Any]], kinds: Kinds) -> pa.Table:
+    """Take what JSON says as it is."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    if not names:  # rows there may be
+        return pa.table({"": pa.nulls(len(rows))}).select([])
+    arrays = [_column([row.get(name) for row in rows], kinds.get(name)) for name in names]
+    return pa.Table.from_arrays(arrays, [*names])
 
 
 def _some_of(table: pa.Table, columns: Sequence[str] | None) -> pa.Table:

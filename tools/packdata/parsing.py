@@ -1,23 +1,17 @@
-"""Parsing CSV and JSON lines: text to rows, cells and objects."""
+"""Parsing JSON, and lines of it: text to objects and columns."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import re
-import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.json
 
-from loaders.errors import SourceError
-
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 UTF8_HINT = (
     "Convert the text from the encoding in which it was saved, which only its author knows: "
@@ -25,33 +19,6 @@ UTF8_HINT = (
 )
 _MOST_NESTED = 64  # Arrow's parser is recursive, and ends the process where the stack does
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-_csv_limit = threading.Lock()
-
-
-def csv_rows(
-    text: str, where: Path | str, *, first_line: int = 1, **dialect: Any
-) -> list[tuple[int, list[str]]]:
-    """Return the rows of a CSV text that are not blank, each with the line on which it begins.
-
-    The text is whole rows with their line ends, from ``first_line`` on; ``dialect`` is as ``csv.reader`` takes it.
-
-    Raises:
-        SourceError: It is none by this dialect; it names ``where``.
-    """
-    rows, line = [], first_line
-    with _csv_limit:  # the limit is one of the process
-        before = csv.field_size_limit(len(text) + 1)
-        try:
-            reader = csv.reader(io.StringIO(text, newline=""), **dialect)
-            for cells in reader:
-                if cells:
-                    rows.append((line, cells))
-                line = first_line + reader.line_num
-        except csv.Error as error:
-            raise SourceError(str(error), f"{where}, line {line}") from error
-        finally:
-            csv.field_size_limit(before)
-    return rows
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -16,20 +16,19 @@ from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import pyarrow as pa
 
 from loaders.errors import SourceError
-from loaders.system.regular import regular
 from packdata.parsing import UTF8_HINT
-from packdata.reading import LocalFile
+from packdata.reading import LocalFile, open_file
 from packdata.types import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
     from packdata.reading import File
 
@@ -117,15 +116,14 @@ def suffix_inside(name: str) -> str:
 
 
 @contextmanager
-def open_text(file: File) -> Iterator[Any]:
+def open_text(file: File) -> Iterator[BinaryIO]:
     """Open a file of text, decompressed as it is read; SourceError if that fails."""
     compression = compression_of(file.path.name)
     try:
-        with open(file.local(), "rb", opener=regular) as opened:
+        with open_file(file) as opened:
             yield pa.CompressedInputStream(opened, compression) if compression else opened
     except (OSError, pa.ArrowException) as error:
-        reason = getattr(error, "strerror", None) or error
-        what = f"the file cannot be {'decompressed' if compression else 'read'} ({reason})"
+        what = f"the file cannot be {'decompressed' if compression else 'read'} ({error})"
         raise SourceError(what, file.path, "Is the file complete?") from error
 
 
@@ -147,27 +145,30 @@ class TextRows(RowFile):
         """Leave what was unpacked where it is: another process unpacks the file itself."""
         return {name: value for name, value in vars(self).items() if name != "_unpacked"}
 
-    @property
-    def _plain(self) -> Path:
-        """The file with its text."""
-        return self.file.local() if compression_of(self.path.name) is None else self._unpacked
-
     @abstractmethod
     def records(self, part: Part) -> Iterator[tuple[int, Any, str]]:
         """Yield the rows of a part one by one in Python: the line of each, what it holds, and why it cannot be read."""
 
+    def _by_hand(self, part: Part, table: Callable[[list[Any]], pa.Table]) -> Rows:
+        """Return the rows that can be read, as the table of what they hold; the others are bad."""
+        found = [*self.records(part)]
+        bad = [(line, why) for line, _, why in found if why]
+        good = [(line, row) for line, row, why in found if not why]
+        return Rows(table([row for _, row in good]), [line for line, _ in good].__getitem__, bad)
+
     @cached_property
-    def _unpacked(self) -> Path:
+    def _unpacked(self) -> LocalFile:
         """Its decompressed copy, which is removed with this object."""
         number, name = tempfile.mkstemp(prefix="packdata-")
         weakref.finalize(self, os.unlink, name)
         with open_text(self.file) as source, open(number, "wb") as file:
             shutil.copyfileobj(source, file, 1 << 20)
-        return Path(name)
+        return LocalFile(name, str(self.path))
 
     def _open(self) -> BinaryIO:
         """Open the text; SourceError if it is not there."""
-        return LocalFile(str(self._plain), str(self.path)).open()
+        is_plain = compression_of(self.path.name) is None
+        return open_file(self.file if is_plain else self._unpacked)
 
     def _bytes(self, part: Part) -> bytes:
         with self._open() as file:

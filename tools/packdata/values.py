@@ -199,7 +199,7 @@ class Preparer:
         if isinstance(value, str | Path):
             path = Path(value)
             place = path.absolute()  # now: the working folder may change before a thread reads it
-            return Work(lambda: self._stored(read_file(place, str(path)), field, path))
+            return Work(lambda: self._stored(read_file(place, where=str(path)), field, path))
         data = bytes(value)
         return Work(lambda: self._stored(data, field), nbytes=len(data))
 

@@ -14,7 +14,7 @@ import pytest
 from loaders.codecs.picture import encode_jpeg
 from packdata.images.pictures import decode_picture
 from packdata.reading import LocalFile
-from packdata.sources.base import key_of
+from packdata.sources.names import key_of
 from packdata.sources.npy import read_header as read_array_header
 
 EXIF = b"Exif\0\0" + struct.pack("<2sHIHHHIHHI", b"II", 42, 8, 1, 0x0112, 3, 1, 6, 0, 0)

@@ -92,7 +92,7 @@ class TestSuffixes:
                 masks=tmp_path / "masks",
                 mask_suffix="_rgb=_seg",
             )
-        assert f"{tmp_path}/masks/2_seg.png" in caught.value.hint
+        assert f"{tmp_path}/masks/2_seg, with any suffix" in caught.value.hint
         with pytest.raises(SourceError, check=At("masks")):
             MaskFolder(Listing(tmp_path / "masks"), suffix="_mask")
 

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import re
 from collections import Counter
-from itertools import chain
+from itertools import chain, starmap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,13 +21,14 @@ from loaders.remote.url import place_of
 from loaders.schema import Array, Bytes, Field, Json, Label, MultiLabel, Text
 from packdata.describe import few
 from packdata.reading import read_text
-from packdata.sources.base import Column, Item, Source, is_missing
+from packdata.sources.columns import LABEL, Column, is_missing
 from packdata.sources.listed import is_file, is_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-LABEL = "label"
+    from packdata.sources.base import Item, Source
+
 _WHOLE = re.compile(r"[+-]?[0-9]+")
 
 
@@ -73,7 +74,7 @@ class LabelField:
     def _flags(self, value: Any, where: str) -> npt.NDArray[np.uint8]:
         """Return a 1 for each class that a cell names."""
         flags = np.zeros(len(self._numbers), np.uint8)
-        for name in parts_of("" if value is None else str(value), self.separator):
+        for name in _names_in("" if value is None else str(value), self.separator):
             flags[self._number(name, where)] = 1
         return flags
 
@@ -124,10 +125,10 @@ def label_fields(
             return LabelField(name, column, MultiLabel(lists[name]), separator)
         return LabelField(name, column, _field(name, column, lists.get(name), name in gaps))
 
-    return {s: tuple(label(*pair) for pair in labels.items()) for s, labels in by_split.items()}
+    return {split: tuple(starmap(label, found.items())) for split, found in by_split.items()}
 
 
-def parts_of(cell: str, separator: str) -> list[str]:
+def _names_in(cell: str, separator: str) -> list[str]:
     """Return the names in a cell."""
     return [part.strip() for part in cell.split(separator) if part.strip()]
 
@@ -140,7 +141,7 @@ def _split_classes(source: Source, separator: str) -> Mapping[str, Column]:
     if column is None or column.kind != "class" or column.numbered:
         hint = "multi_label= is for texts of several names, such as 'cat|dog'"
         raise SourceError("no texts in the column of labels", source.name, hint)
-    names = {part for cell in column.classes for part in parts_of(cell, separator)}
+    names = {part for cell in column.classes for part in _names_in(cell, separator)}
     return {**source.labels, LABEL: dataclasses.replace(column, classes=tuple(sorted(names)))}
 
 

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from loaders.remote.url import place_of
 from loaders.schema import Field, Schema
 from packdata.describe import counted
-from packdata.files.labels import LABEL
 from packdata.files.splits import contents, files_of_splits, source_notes
 from packdata.packing.engine import targets_of
 from packdata.plan import SourcePlan
 from packdata.recipe import Recipe
-from packdata.sources.base import BOX_LABELS, files_identity
+from packdata.sources.columns import BOX_LABELS, LABEL
+from packdata.sources.listed import files_identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from packdata.packing.summary import Summary
     from packdata.reading import File
     from packdata.recipe import Target
-    from packdata.sources.base import FileKind, Item
+    from packdata.sources.base import Item
+    from packdata.sources.names import FileKind
 
 _O = TypeVar("_O")  # the options of a recipe: what becomes of each file
 _R = TypeVar("_R", bound="FilesRecipe[Any]")
@@ -36,10 +37,10 @@ class FilesRecipe(Recipe, Generic[_O]):
 
     def __init__(self, split: Split, options: _O) -> None:
         self.split, self.options = split, options
-        self.source, self.labels, self.masks = split.source, split.labels, split.masks
+        self.source, self.labels = split.source, split.labels
 
     def _set_targets(self, targets: Sequence[Target], options: Mapping[str, Any]) -> None:
-        source, masks = self.source, self.masks
+        source = self.source
         # With classes given, another separator may leave the schema as it is.
         separators = [label.separator for label in self.labels if label.separator]
         options = {**options, "multi_label": separators[0]} if separators else options
@@ -48,14 +49,13 @@ class FilesRecipe(Recipe, Generic[_O]):
             "recipe": self.command,
             "source": source.identity,
             "options": options,
-            "masks": masks and masks.identity,
             "schemas": [target.schema.to_json() for target in targets],
         }
         self.provenance = {
             "recipe": self.command,
             "source": source.name,
             "kind": source.kind,
-            "masks": masks and masks.root.name,
+            "masks": source.mask_folder or None,
             **options,
         }
 
@@ -99,10 +99,9 @@ class FilesPlan(SourcePlan, Generic[_R]):
     ) -> None:
         opened = [recipe.split for _, recipe in splits]
         places = [*map(place_of, sources)]
-        files = [each.source.files for each in opened]
-        if all(files) and not any(each.masks for each in opened):
+        if all(split.source.files for split in opened):
             # What is in large files is not read again, nor fetched from a store.
-            listed = _states(files)
+            listed = _states(split.source.files for split in opened)
             again = lambda: _states(files_of_splits(places, kind))  # noqa: E731
         else:
             listed, again = _identities(opened), lambda: _identities(open_again())
@@ -146,7 +145,7 @@ class FilesPlan(SourcePlan, Generic[_R]):
 
 
 def _identities(opened: Iterable[Split]) -> list[Any]:
-    return [(each.source.identity, each.masks and each.masks.identity) for each in opened]
+    return [split.source.identity for split in opened]
 
 
 def _states(files: Iterable[Sequence[File]]) -> list[Any]:

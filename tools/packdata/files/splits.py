@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 from loaders.errors import SourceError
 from loaders.remote.url import place_of
 from loaders.schema import Array, Label, MultiLabel
 from packdata.describe import counted, few, passed_over
-from packdata.files.labels import LABEL, LabelField, label_fields, parts_of
+from packdata.files.labels import LabelField, label_fields
 from packdata.options import opt, parse_target
-from packdata.sources.base import BOX_LABELS, LABEL_NAMES, PICTURES, FileKind, Source, suffix_of
+from packdata.sources.columns import BOX_LABELS, LABEL, LABEL_NAMES, ColumnNames
 from packdata.sources.folders import FolderSource, MaskFolder, check_classes, split_suffix
 from packdata.sources.listed import Listing, listed_sources, look_at
+from packdata.sources.names import PICTURES, FileKind, suffix_of
 from packdata.sources.opening import Found, files_of, find_splits, open_source, several_sources
 from packdata.sources.row_kinds import ROW_KINDS
 
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from packdata.reading import File
+    from packdata.sources.base import Source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,13 +66,11 @@ class SourceOptions:
 
 
 class Split(NamedTuple):
-    """One split: its source, labels and masks."""
+    """One split: its source and labels."""
 
     name: str  # its own; ``""`` where the source has none
-    source: Source  # lists its files
+    source: Source  # lists its files, with their masks
     labels: tuple[LabelField, ...]  # the fields of the source's columns
-    # Where the masks are; None to take those of the source, if it has any.
-    masks: MaskFolder | None
     beside: Mapping[str, int]  # files that lie beside the folders of the splits, by suffix
 
 
@@ -86,19 +87,14 @@ def open_splits(
 
     Raises:
         SourceError: The source cannot be listed or recognized, its folders are no classes and
-            ``options`` name none, or the classes do not fit it, or one mask is that of files in two
-            splits.
+            ``options`` name none, or the classes do not fit it, or a split has no masks.
     """
     options = options or SourceOptions()
     parts, beside = _parts_of(listed_sources(src), kind)
-    how: Any = {
-        "kind": kind,
-        "without": split_suffix(options.mask_suffix)[1] if options.masks is None else "",
-        "image_column": options.column,
-        "mask_column": options.mask_column,
-        "label_column": options.label_column,
-    }
-    sources = {name: open_source(each, **how) for name, each in parts.items()}
+    without = split_suffix(options.mask_suffix)[1] if options.masks is None else ""
+    columns = ColumnNames(options.column, options.mask_column, options.label_column)
+    opened = partial(open_source, kind=kind, without=without, columns=columns)
+    sources = {name: opened(each) for name, each in parts.items()}
     in_folders = [s for s in sources.values() if isinstance(s, FolderSource) and s.labels]
     # Of splits with several classes: the only one of another, such as ``images``, is one of these.
     named = [s.labels[LABEL].classes for s in in_folders]
@@ -106,16 +102,15 @@ def open_splits(
     for source, own in zip(in_folders, named, strict=True) if options.classes is None else ():
         is_all = "" in parts or (bool(several) and several.isdisjoint(own))
         check_classes(source, is_all=is_all, has_annotations=has_annotations)
+    if options.masks is not None or options.mask_suffix:
+        sources = {
+            name: _masks_of(name, source, options, kind).masked(source)
+            for name, source in sources.items()
+        }
     if extend is not None:
         sources = {name: extend(source, name) for name, source in sources.items()}
     labels = label_fields(sources, options.classes, options.multi_label)
-    splits = [
-        Split(name, source, labels[name], _masks_of(options, name, source, kind), beside)
-        for name, source in sources.items()
-    ]
-    if len(splits) > 1:
-        _check_masks_apart(splits)
-    return splits
+    return [Split(name, source, labels[name], beside) for name, source in sources.items()]
 
 
 def _parts_of(
@@ -140,35 +135,20 @@ def files_of_splits(src: Sequence[Path | str], kind: FileKind) -> list[list[File
     return [files_of(found, kind) for found in parts.values()]
 
 
-def _masks_of(
-    options: SourceOptions, split: str, source: Source, kind: FileKind
-) -> MaskFolder | None:
-    masks, suffix = options.masks, options.mask_suffix
-    if masks is None:
-        if not suffix:
-            return None
-        if source.listing is None:
+def _masks_of(split: str, source: Source, options: SourceOptions, kind: FileKind) -> MaskFolder:
+    """Return the masks of a split, which lie in a folder of its name; SourceError if there are none."""
+    if options.masks is None:
+        if not isinstance(source, FolderSource):
             what = "mask_suffix= is for masks in a folder"
             raise SourceError(what, source.name, "Pass masks=, or mask_column= of a list")
-        return MaskFolder(source.listing, kind, suffix)
-    listing = look_at(masks)
+        return MaskFolder(source.listing, kind, options.mask_suffix)
+    listing = look_at(options.masks)
     if not isinstance(listing, Listing):
-        raise SourceError("masks= takes a folder", place_of(masks))
-    has_own = split and split in listing.subfolders()
-    return MaskFolder(listing.below(split) if has_own else listing, kind, suffix)
-
-
-def _check_masks_apart(splits: Sequence[Split]) -> None:
-    """Raise SourceError if splits share a mask: where all masks lie in one folder, names may repeat."""
-    taken: dict[str, str] = {}
-    for name, source, _, masks, _ in splits:
-        if masks is None:
-            continue
-        for file in filter(None, map(masks.name, source.keys())):
-            if (other := taken.setdefault(file, name)) != name:
-                what = f"{file} would be a mask of both {other} and {name}"
-                hint = "Give the masks of each split a folder of its name in this one"
-                raise SourceError(what, masks.root, hint)
+        raise SourceError("masks= takes a folder", place_of(options.masks))
+    if split and split not in listing.subfolders():
+        hint = "Give the masks of each split a folder of its name, or pack the splits one by one"
+        raise SourceError(f"no folder {split!r} with the masks of this split", listing.root, hint)
+    return MaskFolder(listing.below(split) if split else listing, kind, options.mask_suffix)
 
 
 def source_notes(splits: Sequence[Split]) -> list[str]:
@@ -180,7 +160,7 @@ def source_notes(splits: Sequence[Split]) -> list[str]:
         source = split.source
         ignored.update(source.ignored)
         gaps.update({label.name: label.column.num_missing for label in split.labels})
-        if source.kind in {"list", *ROW_KINDS} and LABEL not in source.labels:
+        if source.kind in {"list", *ROW_KINDS.values()} and LABEL not in source.labels:
             unlabelled |= {name: None for name, c in source.labels.items() if c.field is None}
         notes += source.notes
     numbers = [f"{name} ({num:,})" for name, num in gaps.items() if num]
@@ -210,40 +190,19 @@ def contents(splits: Sequence[Split]) -> list[str]:
 
 
 def _class_notes(splits: Sequence[Split]) -> Iterator[str]:
-    """Say what names of classes seem to be, and are not."""
-    classes: Sequence[str] = ()
+    """Say that classes called by numbers have others."""
     for column in BOX_LABELS, LABEL:
         labels = [label for split in splits for label in split.labels if label.name == column]
+        if any(label.column.numbered for label in labels):
+            continue
         fields = [label.field for label in labels if isinstance(label.field, Label | Array)]
         # All splits have the same ones.
         classes = next((field.classes for field in fields if field.classes), ())
-        if not any(label.column.numbered for label in labels):
-            yield from _number_notes(classes)
-    yield from _joined_notes(classes)
-
-
-def _number_notes(classes: Sequence[str]) -> Iterator[str]:
-    """Say that classes called by numbers have others."""
-    are_numbers = all(map(str.isdecimal, classes)) and [*classes] == sorted(classes)
-    wrong = (pair for pair in enumerate(classes) if are_numbers and int(pair[1]) != pair[0])
-    if first := next(wrong, None):
-        number, name = first
-        yield (
-            f"classes are called by numbers, but numbered as names are sorted: {name!r} is class {number} "
-            "(as in torchvision); classes= with a file, a name a line, fixes an order"
-        )
-
-
-def _joined_notes(classes: Sequence[str]) -> Iterator[str]:
-    """Say that classes seem to be combinations of few labels, such as ``A|B``."""
-    if classes and all(name[:1] + name[-1:] in ("[]", "{}", "()") for name in classes):
-        yield f"classes such as {classes[0]!r} are lists: texts such as 'cat|dog' with multi_label='|' store each name"
-    for mark in "|", ";", ",", " ":
-        parts = {part for name in classes for part in parts_of(name, mark)}
-        joined = next((name for name in classes if mark in name), "")
-        if joined and len(parts) < len(classes):
+        are_numbers = all(map(str.isdecimal, classes)) and [*classes] == sorted(classes)
+        wrong = (pair for pair in enumerate(classes) if are_numbers and int(pair[1]) != pair[0])
+        if first := next(wrong, None):
+            number, name = first
             yield (
-                f"{len(classes)} classes such as {joined!r} combine {len(parts)} labels: multi_label={mark!r} "
-                "stores each of them"
+                f"classes are called by numbers, but numbered as names are sorted: {name!r} is class {number} "
+                "(as in torchvision); classes= with a file, a name a line, fixes an order"
             )
-            return

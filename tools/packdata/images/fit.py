@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import cv2
 import numpy as np
@@ -27,6 +27,12 @@ Fit = Literal["shorter", "cover", "contain", "stretch"]
 MAX_SIDE = 65_535  # of a JPEG
 _NO_FLIP = (False, False)
 MIN_REDUCED = 4  # pixels of a side that ``_scale`` can bring a reduced picture to exactly
+
+
+class _Steps(NamedTuple):
+    part: Box  # of a picture, which is scaled
+    scaled: Size  # the size that it gets
+    result: Box  # the part of that
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,26 +108,32 @@ class SizeOption:
         size = size or (pixels.shape[0], pixels.shape[1])
         if self.keeps(size):
             return np.ascontiguousarray(pixels)
-        (top, left, height, width), to, cut = self._steps(size)
+        steps = self._steps(size)
+        top, left, height, width = steps.part
         pixels = pixels[top : top + height, left : left + width]
         if nearest:
-            pixels = apply(pixels, (0, 0, height, width), to, _NO_FLIP, nearest=True)
+            pixels = apply(pixels, (0, 0, height, width), steps.scaled, _NO_FLIP, nearest=True)
         else:
-            pixels = _scale(pixels, (height, width), to)
-        return pixels if to == cut[2:] else apply(pixels, cut, cut[2:], _NO_FLIP)
+            pixels = _scale(pixels, (height, width), steps.scaled)
+        result = steps.result[2:]
+        if steps.scaled == result:
+            return pixels
+        return apply(pixels, steps.result, result, _NO_FLIP)
 
     def move(self, size: Size) -> Move:
         """Return how what lies in a picture of a size comes to the result."""
-        (top, left, *inner), to, (y, x, *result) = self._steps(size)
-        down, across = to[0] / inner[0], to[1] / inner[1]
-        box = top + y / down, left + x / across, result[0] / down, result[1] / across
-        return Move(box, (result[0], result[1]), _NO_FLIP)
+        steps = self._steps(size)
+        top, left, part_height, part_width = steps.part
+        y, x, height, width = steps.result
+        down, across = steps.scaled[0] / part_height, steps.scaled[1] / part_width
+        box = top + y / down, left + x / across, height / down, width / across
+        return Move(box, (height, width), _NO_FLIP)
 
-    def _steps(self, size: Size) -> tuple[Box, Size, Box]:
-        """Return which part of a picture is scaled, to which size, and which part of that is the result.
+    def _steps(self, size: Size) -> _Steps:
+        """Return how a picture of a size comes to the result.
 
-        Parts are (top, left, height, width). Before a picture is enlarged to cover a size, what lies far outside is
-        left out: 20,000 x 1 would grow to millions. Of a side that is padded, the odd pixel is behind.
+        Before it is enlarged to cover a size, what lies far outside is left out: 20,000 x 1 would grow to millions. Of
+        a side that is padded, the odd pixel is behind.
         """
         scale, top, left = max(self.height / size[0], self.width / size[1]), 0, 0
         if self.fit == "cover" and scale > 1:
@@ -131,7 +143,7 @@ class SizeOption:
         to = self.scaled(inner)
         height, width = self.fixed or to
         y, x = int((to[0] - height) / 2), int((to[1] - width) / 2)
-        return (top, left, *inner), to, (y, x, height, width)
+        return _Steps((top, left, *inner), to, (y, x, height, width))
 
 
 def _scale(pixels: Array, full: Size, size: Size) -> Array:

@@ -108,7 +108,7 @@ class ClassMap:
 
 def _palette(palette: Path | str) -> dict[int, int]:
     """Return the number by colour; lines without one, such as a header, are passed over."""
-    text = read_file(palette, str(palette), _COLORS_HINT).decode(errors="replace")
+    text = read_file(palette, _COLORS_HINT).decode(errors="replace")
     colors = []
     for line in text.splitlines():
         if found := _HEX.search(line):
@@ -122,7 +122,7 @@ def _palette(palette: Path | str) -> dict[int, int]:
 
 def _label_map(label_map: Path | str) -> dict[int, int]:
     """Return the new number by the old one."""
-    text = read_file(label_map, str(label_map), _NUMBERS_HINT).decode(errors="replace")
+    text = read_file(label_map, _NUMBERS_HINT).decode(errors="replace")
     lines = _TWO.findall(text)
     pairs = {int(old): int(new) for old, new in lines}
     if not pairs or len(pairs) < len(lines) or max(*pairs, *pairs.values()) > 65_535:

@@ -181,13 +181,13 @@ class PictureFile:
     ) -> tuple[Array, bytes | None]:
         """Return the pixels of a JPEG, and what was mended of the file to get them; see ``decode_picture``."""
         if self.head.mode == "CMYK":  # Pillow, which makes colours of it, hears no warning
-            decode_strictly(self.data, colorspace="CMYK")
+            decode_strictly(self.data, "CMYK")
             return self.pixels(), None
         factor = 1 if needed is None else self._reduction(needed(self.size))
         height, width = self.head.height, self.head.width
-        least = {"min_height": -(-height // factor), "min_width": -(-width // factor)}
         colorspace = "GRAY" if channels == 1 else "RGB"
-        return decode_strictly(self.data, colorspace=colorspace, min_factor=factor, **least)
+        least = -(-height // factor), -(-width // factor)
+        return decode_strictly(self.data, colorspace, factor, least)
 
     def _reduction(self, target: Size) -> int:
         """Return by how much it may be decoded smaller, to be scaled down to a size."""
@@ -366,8 +366,10 @@ def _to_channels(pixels: Array, channels: int) -> Array:
 # -- JPEG -------------------------------------------------------------------------------------------
 
 
-def decode_strictly(data: bytes, **options: Any) -> tuple[Array, bytes | None]:
-    """Return the pixels of a JPEG as ``simplejpeg`` decodes them by these options, and of an odd file what was decoded.
+def decode_strictly(
+    data: bytes, colorspace: str = "RGB", factor: int = 1, least: Size = (0, 0)
+) -> tuple[Array, bytes | None]:
+    """Return the pixels of a JPEG, reduced by a factor to a least size, and of an odd file what was decoded.
 
     Raises:
         CodecError: It is cut or damaged: not all pixels are there, or not all bytes were used; or of a
@@ -376,7 +378,14 @@ def decode_strictly(data: bytes, **options: Any) -> tuple[Array, bytes | None]:
     mended, reason = None, ""
     for _ in range(_MAX_ODDITIES):
         try:
-            return simplejpeg.decode_jpeg(mended or data, **options), mended
+            pixels = simplejpeg.decode_jpeg(
+                mended or data,
+                colorspace,
+                min_height=least[0],
+                min_width=least[1],
+                min_factor=factor,
+            )
+            return pixels, mended
         except ValueError as error:
             reason = str(error)
         if (plain := _without_oddity(mended or bytes(data), reason)) is None:

@@ -16,8 +16,9 @@ from packdata.images.shapes import ShapeOptions, check_same_classes
 from packdata.options import takes
 from packdata.packing.settings import PackSettings, take
 from packdata.plan import pack_plan
-from packdata.sources.base import BOX_LABELS, PICTURES
+from packdata.sources.columns import BOX_LABELS
 from packdata.sources.listed import listed_sources
+from packdata.sources.names import PICTURES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,8 +64,9 @@ def plan_images(
     if source.classes is not None and (has_annotations or shapes.box_labels is not None):
         shapes = replace(shapes, box_classes=read_classes(source.classes, BOX_LABELS))
         source = replace(source, classes=None)
-    more: dict[str, Any] = {"extend": shapes.extend, "has_annotations": has_annotations}
-    open_again = partial(open_splits, sources, source, **more)
+    open_again = partial(
+        open_splits, sources, source, extend=shapes.extend, has_annotations=has_annotations
+    )
     opened = open_again()
     check_same_classes(split.source for split in opened)
     splits = [(split.name, ImagesRecipe(split, image_options)) for split in opened]

@@ -24,6 +24,7 @@ from loaders.codecs.heads import MAX_PICTURE_MB, pixels_within
 from loaders.codecs.picture import DEFAULT_QUALITY, join_files
 from loaders.errors import CodecError, SchemaError, SourceError
 from loaders.schema import PICTURE_CODECS, Array, Field, Image, Images, Label, Mask, Text
+from packdata.ahead import fetched_ahead
 from packdata.describe import counted, numbered
 from packdata.files.recipe import FilesRecipe
 from packdata.images.fit import MAX_SIDE, Fit, SizeOption
@@ -37,7 +38,7 @@ from packdata.images.stored import (
     jpegtran_version,
 )
 from packdata.options import changed, check_options, opt, parse_target
-from packdata.reading import File, fetched_ahead
+from packdata.reading import File
 from packdata.recipe import Tally, Target
 
 if TYPE_CHECKING:
@@ -167,10 +168,15 @@ class ImageOptions:
 
     def image(self, channels: int, size: Size | None, codec: str) -> Image:
         """Return the field of the pictures."""
-        dct: dict[str, Any] = {"subsampling": self.subsampling, "compression": self.compression}
-        if codec == "dct":
-            dct["quality"] = self.quality
-        return Image(channels=channels, size=size, dtype=self.dtype, codec=codec, **dct)
+        return Image(
+            channels=channels,
+            size=size,
+            dtype=self.dtype,
+            codec=codec,
+            quality=self.quality if codec == "dct" else None,
+            subsampling=self.subsampling,
+            compression=self.compression,
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the options that are not the default, as JSON types."""
@@ -208,7 +214,7 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
 
     def __init__(self, split: Split, options: ImageOptions) -> None:
         super().__init__(split, options)
-        has_masks = self.masks is not None or self.source.has_masks
+        has_masks = self.source.has_masks
         if options.class_map is not None and not has_masks:
             names = " and ".join(options.class_map.names)
             raise SchemaError(f"{names} is for masks, and there are none: pass masks=")
@@ -242,8 +248,11 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
             data = item.read()
             shared = {label.name: label.encode(item) for label in self._plain}
             shared["key"] = _KEY.encode(item.key)
-            several = self._is_several
-            made = self._several(item, data) if several else self._one(item, self._decode(data))
+            made = (
+                self._several(item, data)
+                if isinstance(data, list)
+                else self._one(item, self._decode(data))
+            )
             self.tally.add(_UNLABELLED, -1 in map(item.labels.get, self._classes))
             return [pictures | shared for pictures in made]
         except CodecError as error:
@@ -331,8 +340,7 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
 
     def _read_mask(self, item: Item) -> tuple[npt.NDArray[Any], str]:
         """Return an item's mask, and its place; SourceError."""
-        read = item.read_mask if self.masks is None else self.masks.find(item)
-        if read is None:
+        if (read := item.read_mask) is None:
             hint = "Leave the picture out; or pack such without masks from Python: docs/masks.md"
             raise SourceError("the mask is missing", item.where, hint)
         where = read.where if isinstance(read, File) else f"{item.where} (mask)"
@@ -389,7 +397,8 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         for item in fetched_ahead(islice(self.source.items(0), _NUM_PEEKED)):
             with suppress(SourceError, CodecError):  # it is rejected in its turn
                 data = item.read()
-                for file in data if self._is_several else [data]:
+                for file in data if isinstance(data, list) else [data]:
+                    assert isinstance(file, bytes)  # pixels are stored raw
                     name = PictureFile(file).format
                     formats[name if name in KEPT else "png"] += 1
         return max(formats, key=formats.__getitem__, default="jpeg")

@@ -14,7 +14,8 @@ from packdata.geometry import BOX_FORMATS, to_boxes, to_keypoints
 from packdata.options import check_options, opt, parse_target
 from packdata.parsing import parse_json
 from packdata.sources.annotations import annotated
-from packdata.sources.base import BOX_LABELS, Column, ExtendedSource, Item, Source, identifier_of
+from packdata.sources.base import ExtendedSource, Item, Source
+from packdata.sources.columns import BOX_LABELS, Column, identifier_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -60,8 +61,9 @@ class ShapeOptions:
 
     def __post_init__(self) -> None:
         check_options(self)
-        given: Any = self.flip_pairs or ()
-        points = Keypoints(flip_pairs=_pairs(given) if isinstance(given, str) else given)
+        given = self.flip_pairs or ()
+        pairs = _pairs(given) if isinstance(given, str) else given
+        points = Keypoints(flip_pairs=tuple(pairs))
         object.__setattr__(self, "flip_pairs", points.flip_pairs)
         if (self.box_labels and not self.boxes) or (self.flip_pairs and not self.keypoints):
             raise SchemaError("box_labels go with boxes=, flip_pairs with keypoints=: pass both")
@@ -96,7 +98,8 @@ class ShapeOptions:
             values = {name: _value(item, path) for name, path in members.items()}
             return replace(item, labels={**item.labels, **values})
 
-        extended = ExtendedSource(source, {**source.labels, **columns}, identity, extend, notes)
+        labels = {**source.labels, **columns}
+        extended = ExtendedSource(source, labels, identity, extend, notes, source.files)
         return extended if self.box_labels is None else self._with_box_labels(extended)
 
     def _with_box_labels(self, source: Source) -> Source:
@@ -123,14 +126,15 @@ class ShapeOptions:
         labels = {n: c for n, c in source.labels.items() if n != name}
         labels |= {BOX_LABELS: Column("json", numbered=is_given, field=field)}
         identity = {BOX_LABELS: self.box_labels, "classes": classes and list(classes)}
-        return ExtendedSource(source, labels, identity, extend)
+        return ExtendedSource(source, labels, identity, extend, files=source.files)
 
 
-def _pairs(text: str) -> Any:
+def _pairs(text: str) -> list[tuple[int, int]]:
     """Return the pairs of points in a text such as ``1-2,3-4``."""
     if not re.fullmatch(r"\d+-\d+(,\d+-\d+)*", text):
         raise SchemaError(f"flip_pairs are pairs of points such as 1-2,3-4, got {text!r}")
-    return [pair.split("-") for pair in text.split(",")]
+    pairs = (pair.split("-") for pair in text.split(","))
+    return [(int(one), int(other)) for one, other in pairs]
 
 
 def _split_format(text: str) -> tuple[str, str]:

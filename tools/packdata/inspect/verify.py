@@ -24,7 +24,7 @@ from packdata.describe import counted
 from packdata.packing.pool import OrderedPool
 from packdata.packing.progress import Quiet
 from packdata.packing.store import size_fault
-from packdata.sources.names import repeated
+from packdata.sources.duplicates import repeated
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

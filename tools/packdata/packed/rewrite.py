@@ -36,7 +36,7 @@ from packdata.packing.provenance import PACKER
 from packdata.packing.shards import DEFAULT_SHARD_BYTES, Format, shard_format
 from packdata.packing.target import check_outside
 from packdata.recipe import Block, Recipe, Target
-from packdata.sources.names import repeated, row_hashes
+from packdata.sources.duplicates import repeated, row_hashes
 from packdata.tokens.rows import block_of, count, has_tokens, streams_of
 
 if TYPE_CHECKING:

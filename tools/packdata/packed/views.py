@@ -27,7 +27,7 @@ from packdata.packed.rewrite import (
 )
 from packdata.packing.provenance import source_of
 from packdata.packing.summary import summary_of
-from packdata.sources.names import row_hashes
+from packdata.sources.duplicates import row_hashes
 from packdata.values import Preparer
 
 if TYPE_CHECKING:

@@ -175,7 +175,7 @@ class Run:
         return earlier
 
     def _pack_split(self, packing: Packing, split: str, recipe: Recipe) -> None:
-        from packdata.reading import fetched_ahead  # late: --help is quick without
+        from packdata.ahead import fetched_ahead  # late: --help is quick without
 
         # Blocks are alike, so that a few are enough to keep all workers busy.
         limit = {"max_bytes": _MAX_BLOCK_BYTES} if recipe.is_of_blocks else {}

@@ -65,7 +65,7 @@ def _versioned(identity: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    text = read_file(path, str(path))
+    text = read_file(path)
     try:
         given = json.loads(text)[KEY]
         return {"identity": dict(given["identity"]), "found": dict(given["found"])}

@@ -14,28 +14,20 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from xml.etree import ElementTree
-
-import numpy as np
 
 from loaders.errors import SourceError
 from loaders.remote.url import URL
 from loaders.schema import Array, Boxes, Json, Keypoints
+from packdata.ahead import fetched_ahead
 from packdata.describe import counted, few
 from packdata.parsing import parse_json
-from packdata.reading import LocalFile, fetched_ahead
-from packdata.sources.base import (
-    BOX_LABELS,
-    SIDES,
-    SPLIT_NAMES,
-    Column,
-    ExtendedSource,
-    Source,
-    hash_of_files,
-    suffix_of,
-)
-from packdata.sources.listed import Listing, look_at
+from packdata.reading import LocalFile
+from packdata.sources.base import ExtendedSource, Source
+from packdata.sources.columns import BOX_LABELS, Column
+from packdata.sources.listed import Listing, hash_of_files, look_at
+from packdata.sources.names import SPLIT_NAMES, suffix_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -43,6 +35,7 @@ if TYPE_CHECKING:
     from packdata.reading import File
     from packdata.sources.base import Item
 
+_T = TypeVar("_T")
 BOXES, _SIZE, _TAGS = "boxes", "size", "tags"
 _NO_LABELS = re.compile(r"(classes|train|val|test|readme.*)\.txt", re.IGNORECASE)
 # Of names such as left_eye, L_Eye, lefteye, eyeLeft, LEye.
@@ -51,7 +44,6 @@ _WORD = re.compile(
 )
 _OTHER_SIDE = {"left": "right", "l": "r"}
 _POINTS_OF_POLYGON = 6  # numbers of the smallest one
-_NUMBERS_OF_POSE, _NEAR = 10, 0.01  # from where poses without a YAML are told from polygons
 _AS_COCO = "Convert poses to COCO's person_keypoints"
 _NUMBERS = Array(dtype="int64", dims=(None,))
 # Of a picture, by field: a list with a value for each box. ``size`` is the (height, width) of the picture that was
@@ -125,9 +117,7 @@ def annotated(source: Source, path: Path | str, split: str, classes: Sequence[st
     }
     notes = [*found.notes, *(f"{what}: {n:,}" for what, n in counts.items() if n)]
     identity = {"annotations": digest, "classes": classes}
-    extended = ExtendedSource(source, labels | columns, identity, extend, notes)
-    extended.files = ()  # the annotations are others
-    return extended
+    return ExtendedSource(source, labels | columns, identity, extend, notes)
 
 
 def _read(path: Path | str, split: str) -> tuple[Annotations, str]:
@@ -138,34 +128,31 @@ def _read(path: Path | str, split: str) -> tuple[Annotations, str]:
         root, folder, files = found.root, found.root, found.files(sorted(paths))
     else:
         root, folder, files = found[0].path, found[0].path.parent, found
-    kinds = {suffix for file in files if (suffix := suffix_of(file.path.name)) in _PARSERS}
+    kinds = {suffix for file in files if (suffix := suffix_of(file.path.name)) in _READERS}
     if len(kinds) != 1:
         what = f"annotations of several kinds ({', '.join(sorted(kinds))})"
         hint = "COCO has .json files, VOC .xml files, YOLO folders of .txt files"
         raise SourceError(what if kinds else "no annotations", root, hint)
     (kind,) = kinds
     files = [file for file in files if suffix_of(file.path.name) == kind]
-    files, beside = _coco_file(root, files, split) if kind == ".json" else (files, "")
+    others: list[File] = []
+    if kind == ".json":
+        chosen, others = _coco_files(root, files, split)
+        files = [chosen]
     names = {file: os.path.relpath(str(file.path), str(folder)) for file in files}
     digest = hash_of_files((name, file.size, file.mark) for file, name in names.items())
-    # Labels of poses are refused by their YAML first.
-    classes, has_yaml = _yolo_names(root) if kind == ".txt" else ((), False)
-    pictures = _parsed(names, *_PARSERS[kind])
-    if kind == ".txt":
-        return _of_yolo(pictures, classes, root, has_yaml), digest
-    if kind == ".xml":
-        return _of_voc(pictures), digest
-    coco: Annotations = pictures.popitem()[1]
-    if beside:
-        coco.notes.append(f"files of annotations that are not read: {beside}")
-    return coco, digest
+    annotations = _READERS[kind](names, root)
+    if others:
+        unread = few(file.path.name for file in others)
+        annotations.notes.append(f"files of annotations that are not read: {unread}")
+    return annotations, digest
 
 
-def _parsed(files: Mapping[File, str], kind: str, parse: Callable[[bytes], Any]) -> dict[str, Any]:
+def _parsed(names: Mapping[File, str], kind: str, parse: Callable[[bytes], _T]) -> dict[str, _T]:
     """Return what is read from each file, by the path of its picture; files of a store are fetched ahead."""
-    found: dict[str, Any] = {}
-    with closing(fetched_ahead(iter(files))) as ahead:
-        for (file, name), read in zip(files.items(), ahead, strict=True):
+    found: dict[str, _T] = {}
+    with closing(fetched_ahead(iter(names))) as ahead:
+        for (file, name), read in zip(names.items(), ahead, strict=True):
             # YOLO's labels lie in another folder, beside that of the pictures.
             parts = PurePath(name).with_suffix("").parts
             name = "/".join("images" if part == "labels" else part for part in parts)
@@ -209,8 +196,8 @@ _COCO: dict[str, tuple[Any, Column]] = {  # what a box without it gets, and how 
 _COCO_READ = ("id", "image_id", "category_id", "bbox", "num_keypoints")
 
 
-def _coco_file(root: Path, files: Sequence[File], split: str) -> tuple[list[File], str]:
-    """Return the file that is of a split by its name or folder: of several, that of ``instances``; name the others."""
+def _coco_files(root: Path, files: Sequence[File], split: str) -> tuple[File, list[File]]:
+    """Return the file that is of a split by its name or folder: of several, that of ``instances``; and the others."""
     for word in [each for each in re.findall("[a-z]+", split.lower()) if each in SPLIT_NAMES][:1]:
         begins = re.compile(rf"(?<![a-z]){word[:3]}")  # train of training, too
         of = {f: f"{f.path.parent.name} {f.path.stem}".lower() for f in files}
@@ -219,7 +206,12 @@ def _coco_file(root: Path, files: Sequence[File], split: str) -> tuple[list[File
     if len(chosen) > 1:
         what = f"several COCO files ({few([file.path.name for file in chosen])})"
         raise SourceError(what, root, "Give the one of these pictures")
-    return [*chosen], few(file.path.name for file in files if file not in chosen)
+    return chosen[0], [file for file in files if file is not chosen[0]]
+
+
+def _read_coco(names: Mapping[File, str], root: Path) -> Annotations:
+    (annotations,) = _parsed(names, "COCO", _coco).values()
+    return annotations
 
 
 def _coco(data: bytes) -> Annotations:
@@ -295,6 +287,7 @@ def _mirrored(names: Sequence[str]) -> tuple[tuple[int, int], ...]:
 
 # -- VOC ----------------------------------------------------------------------------------------------
 
+_SIDES = ("xmin", "ymin", "xmax", "ymax")
 _VOC_READ = {"name", "bndbox", "difficult"}
 
 
@@ -304,7 +297,7 @@ def _voc(data: bytes) -> Values:
         raise ValueError(f"the root is {root.tag!r}")
     height, width = (int(root.findtext(f"size/{name}") or 0) for name in ("height", "width"))
     things = root.findall(".//object")
-    sides = [[t.findtext(f"bndbox/{side}") for side in SIDES] for t in things]
+    sides = [[t.findtext(f"bndbox/{side}") for side in _SIDES] for t in things]
     names = [(thing.findtext("name") or "").strip() for thing in things]
     if any(None in box for box in sides) or "" in names:
         raise ValueError("an object has no whole bndbox, or no name")
@@ -317,7 +310,8 @@ def _voc(data: bytes) -> Values:
     }
 
 
-def _of_voc(pictures: dict[str, Values]) -> Annotations:
+def _read_voc(names: Mapping[File, str], root: Path) -> Annotations:
+    pictures = _parsed(names, "VOC", _voc)
     classes = sorted({name for values in pictures.values() for name in values[BOX_LABELS]})
     more = {"difficult": Column("json", field=_NUMBERS)}
     unread = set[str]().union(*(values[_TAGS] for values in pictures.values())) - _VOC_READ
@@ -348,35 +342,15 @@ def _bounds(polygon: Sequence[float]) -> list[float]:
     return [(left + right) / 2, (top + bottom) / 2, right - left, bottom - top]
 
 
-def _of_yolo(
-    pictures: dict[str, Values], classes: Sequence[str], root: Path, has_yaml: bool
-) -> Annotations:
+def _read_yolo(names: Mapping[File, str], root: Path) -> Annotations:
+    classes, has_yaml = _yolo_names(root)  # which refuses labels of poses by their YAML
+    pictures = _parsed(names, "YOLO", _yolo)
     shapes = [each for values in pictures.values() for each in values["segmentation"] if each]
-    if _are_poses(shapes, has_yaml):
-        what = "polygons look like poses, a box and points in it"
-        hint = "" if has_yaml else "; for polygons, give class names in a data.yaml here"
-        raise SourceError(what, root, _AS_COCO + hint)
+    if shapes and not has_yaml:
+        what = "polygons or poses, which look alike, and there is no data.yaml that says which"
+        raise SourceError(what, root, f"Add it, with the names: of classes. {_AS_COCO}")
     more = {"segmentation": Column("json", field=Json())} if shapes else {}
     return Annotations("YOLO", "yolo", classes, more, pictures)
-
-
-def _are_poses(shapes: Sequence[Sequence[float]], has_yaml: bool) -> bool:
-    """Tell whether almost all may be a box in the picture, and points of two or three numbers in it, or 0, 0.
-
-    The YAML of poses has their ``kpt_shape``: where there is another, polygons are poses by visibilities alone.
-    """
-    if len({*map(len, shapes)}) != 1 or len(shapes[0]) < _NUMBERS_OF_POSE:
-        return False
-    numbers = np.array(shapes)
-    centre, half, rest = numbers[:, :2], numbers[:, 2:4] / 2 + _NEAR, numbers[:, 4:]
-    lengths = [length for length in (2, 3) if rest.shape[1] % length == 0]
-    are_poses = np.isin(rest[:, 2::3], (0, 1, 2)).all(1) & (3 in lengths)
-    in_picture = abs(centre - 0.5) + half <= 0.5 + 2 * _NEAR
-    for length in () if has_yaml else lengths:
-        points = rest.reshape(len(rest), -1, length)[:, :, :2]
-        is_inside = (abs(points - centre[:, None]) <= half[:, None]) | (points == 0)
-        are_poses |= in_picture.all(1) & is_inside.all((1, 2))
-    return bool(are_poses.mean() > 0.9)
 
 
 def _yolo_names(root: Path) -> tuple[Sequence[str], bool]:
@@ -426,4 +400,5 @@ def _yaml_names(given: File) -> Sequence[str]:
     return [str(numbered[number]) for number in range(len(numbered))]
 
 
-_PARSERS = {".json": ("COCO", _coco), ".xml": ("VOC", _voc), ".txt": ("YOLO", _yolo)}
+# By suffix; each takes files with their paths in the folder of annotations, and that.
+_READERS = {".json": _read_coco, ".xml": _read_voc, ".txt": _read_yolo}

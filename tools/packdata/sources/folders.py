@@ -7,25 +7,23 @@ the folders below it sorted by path, in each of those the files sorted by name.
 from __future__ import annotations
 
 import os
-import re
 from array import array
 from collections import Counter
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from loaders.errors import SourceError
 from packdata.describe import few
-from packdata.sources.base import (
-    PICTURE_SUFFIXES,
+from packdata.sources.base import ExtendedSource, Item, Source
+from packdata.sources.columns import LABEL, Column
+from packdata.sources.duplicates import check_unique
+from packdata.sources.listed import hash_of_files
+from packdata.sources.names import (
     PICTURES,
-    SPLIT_NAMES,
-    Column,
     FileKind,
-    Item,
-    Source,
     check_name,
-    check_unique,
-    hash_of_files,
+    is_split,
     key_of,
     shared_keys,
     suffix_of,
@@ -38,7 +36,6 @@ if TYPE_CHECKING:
     from packdata.sources.listed import Listing
 
 
-_SPLIT = re.compile(rf"({'|'.join(SPLIT_NAMES)})[-_.]?v?[0-9.]*", re.IGNORECASE)  # train2017
 _BESIDE_IMAGES = frozenset({"masks", "labels", "annotations"})
 
 
@@ -92,8 +89,6 @@ class FolderSource(Source):
     Files whose names end, before the suffix, in ``without`` are skipped: masks beside their pictures.
     """
 
-    listing: Listing
-
     def __init__(self, listing: Listing, kind: FileKind = PICTURES, without: str = "") -> None:
         self.listing, self.name = listing, listing.name
         self._files = files = _Chosen(listing, kind, without)
@@ -104,7 +99,7 @@ class FolderSource(Source):
             hint = "Move them into the folder of their class, or out of this one"
             raise SourceError(what, listing.root, hint)
         self.kind = "classes" if classes else "folder"
-        self.labels = {"label": Column("class", tuple(classes))} if classes else {}
+        self.labels = {LABEL: Column("class", tuple(classes))} if classes else {}
         self.other_folders = [name for name in folders if name not in files.classes]
         self.ignored = dict(files.ignored)
         names = folders if classes else []
@@ -119,7 +114,7 @@ class FolderSource(Source):
     def items(self, start: int = 0) -> Iterator[Item]:
         for number in range(start, len(self)):
             path, file = self._files[number]
-            labels = {"label": path.partition("/")[0]} if self.labels else {}
+            labels = {LABEL: path.partition("/")[0]} if self.labels else {}
             yield Item(key_of(path, self._shared), file.where, file, labels)
 
 
@@ -131,11 +126,11 @@ def check_classes(source: FolderSource, *, is_all: bool, has_annotations: bool) 
         is_all: True if no split may have more classes.
         has_annotations: Whether there are annotations, with which folders are no classes.
     """
-    folders, root = source.labels["label"].classes, source.listing.root
+    folders, root = source.labels[LABEL].classes, source.listing.root
     names = {name.lower(): name for name in folders}
     if not has_annotations:
         names |= {name.lower(): name for name in source.other_folders}
-    splits = [name for name in folders if _SPLIT.fullmatch(name)]
+    splits = [name for name in folders if is_split(name)]
     beside = sorted(names[name] for name in _BESIDE_IMAGES & names.keys())
     if splits:
         what, hint = (
@@ -171,7 +166,6 @@ class MaskFolder:
     def __init__(self, listing: Listing, kind: FileKind = PICTURES, suffix: str = "") -> None:
         self.root, self._files = listing.root, _Chosen(listing, kind)
         self._old, self._new = split_suffix(suffix)
-        self._usual = min(kind.suffixes - PICTURE_SUFFIXES, default=".png")
         self._numbers: dict[str, int] = {}
         for number, path in enumerate(self._files):
             if (key := key_of(path)).endswith(self._new):
@@ -187,16 +181,21 @@ class MaskFolder:
         if suffix:
             self.identity["suffix"] = suffix
 
+    def masked(self, source: Source) -> Source:
+        """Return a source whose items have these masks."""
+        identity = {"masks": self.identity}
+        masked = ExtendedSource(source, source.labels, identity, self._with_mask)
+        masked.has_masks, masked.mask_folder = True, self.root.name
+        return masked
+
+    def _with_mask(self, item: Item) -> Item:
+        return replace(item, read_mask=self.find(item))
+
     def find(self, item: Item) -> File:
         """Return the mask for a picture; SourceError if there is none."""
         if (number := self._numbers.get(item.key)) is None:
             name = os.path.join(self.root, item.key.removesuffix(self._old) + self._new)
-            hint = f"The mask is looked for as {name}{self._usual}, say; mask_suffix= says how names end"
+            hint = f"The mask is looked for as {name}, with any suffix; mask_suffix= says how names end"
             raise SourceError("the mask is missing", item.where, hint)
         _, file = self._files[number]
-        return file.placed(f"{item.where} (mask {file.where})")
-
-    def name(self, key: str) -> str | None:
-        """Return the path of the mask for a picture, beginning as the folder's was given."""
-        number = self._numbers.get(key)
-        return None if number is None else self._files[number][1].where
+        return replace(file, where=f"{item.where} (mask {file.where})")

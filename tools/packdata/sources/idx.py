@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from loaders.errors import SourceError
-from packdata.sources.base import Column, Item, Pixels, Source, files_identity
-from packdata.sources.listed import Listing
+from packdata.sources.base import Item, Pixels, Source
+from packdata.sources.columns import LABEL, Column
+from packdata.sources.listed import Listing, files_identity
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,7 +45,7 @@ class IdxSource(Source):
         beside = Listing(self.path.parent, deep=False).files((name, f"{name}.gz"))[:1]
         self._labels, self.labels = None, {}
         if beside:
-            self._labels, self.labels = _read_idx(beside[0], num_axes=1), {"label": Column("int")}
+            self._labels, self.labels = _read_idx(beside[0], num_axes=1), {LABEL: Column("int")}
             if len(self._labels) != len(images):
                 what = f"{len(self._labels)} labels for {len(images)} images of {self.name}"
                 raise SourceError(what, beside[0].path)
@@ -58,7 +59,7 @@ class IdxSource(Source):
     def items(self, start: int = 0) -> Iterator[Item]:
         digits = len(str(len(self) - 1))
         for i in range(start, len(self)):
-            labels = {} if self._labels is None else {"label": int(self._labels[i])}
+            labels = {} if self._labels is None else {LABEL: int(self._labels[i])}
             read = partial(self._images.__getitem__, i)
             yield Item(f"{i:0{digits}d}", f"{self.path}, image {i}", read, labels)
 

@@ -13,21 +13,23 @@ from copy import copy
 from glob import glob
 from itertools import accumulate, chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import xxhash
 
 from loaders.errors import SourceError
 from loaders.remote.url import URL, place_of
-from loaders.remote.wire import Entry
 from packdata.bucket import Bucket
 from packdata.reading import File, LocalFile, RemoteFile
-from packdata.sources.base import is_hidden
+from packdata.sources.names import is_hidden
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
+
+    from loaders.remote.wire import Entry
 
 
 _MARKS = 1 << 64
@@ -155,10 +157,11 @@ class Listing:
         return [file for file in map(self.find, paths) if file is not None]
 
     def _file(self, path: str, number: int, root: str) -> File:
-        where, state = os.path.join(str(self.root), path), self.state(number)
+        where = os.path.join(str(self.root), path)
+        size, mark = self.state(number)
         if self._bucket is not None:
-            return RemoteFile(self._bucket, Entry(path, *state), where)
-        return LocalFile(os.path.join(root, path), where, *state)
+            return RemoteFile(self._bucket, path, where, size, mark)
+        return LocalFile(os.path.join(root, path), where, size, mark)
 
 
 def _key(path: str) -> bytes:
@@ -212,6 +215,27 @@ def _state_of(found: os.stat_result) -> tuple[int, int]:
     return found.st_size, found.st_mtime_ns % _MARKS
 
 
+def hash_of_files(files: Iterable[tuple[str, int, int]]) -> str:
+    """Return 32 hexadecimal digits of names, sizes and marks, which change when one of the files does."""
+    state = xxhash.xxh3_128()
+    for name, size, mark in files:
+        state.update(f"{name}\0{size},{mark}\n".encode(errors="surrogateescape"))
+    return state.hexdigest()
+
+
+def files_identity(kind: str, files: Sequence[File]) -> dict[str, Any]:
+    """Return the identity of a source made of a few large files."""
+    names = relative_names([file.path for file in files])
+    states = [(name, file.size, file.mark) for file, name in zip(files, names, strict=True)]
+    return {"kind": kind, "num_files": len(files), "files": hash_of_files(states)}
+
+
+def relative_names(paths: Sequence[Path]) -> list[str]:
+    """Return the paths of files from the last folder on that holds all of them."""
+    folder = os.path.commonpath([os.path.abspath(str(path.parent)) for path in paths])
+    return [os.path.relpath(str(path), folder) for path in paths]
+
+
 def listed_sources(src: Path | str | Iterable[Path | str]) -> list[Path | str]:
     """Return sources as a list; SourceError if it is empty, as of a pattern that matches nothing."""
     if not (sources := [src] if isinstance(src, Path | str) else [*src]):
@@ -239,8 +263,8 @@ def files_at(path: Path) -> list[File]:
     if isinstance(path, URL):
         if path.parent.parent.name:  # a bucket is no object
             bucket = Bucket(path.parent)
-            entry = bucket.look(path.name)
-            files = [RemoteFile(bucket, entry, str(path))] if entry else []
+            if (found := bucket.look(path.name)) is not None:
+                files = [RemoteFile(bucket, found.name, str(path), found.size, found.mark)]
     else:
         is_there = os.path.exists(path)
         matches = [str(path)] if is_there else sorted(glob(str(path), recursive=True))
@@ -256,7 +280,8 @@ def _file_at(path: str) -> File:
         found = os.stat(path)
     except OSError as error:  # such as a link that leads nowhere
         raise SourceError(f"cannot be read ({error.strerror})", path) from error
-    return LocalFile(path, path, *_state_of(found))
+    size, mark = _state_of(found)
+    return LocalFile(path, path, size, mark)
 
 
 def is_file(path: Path) -> bool:

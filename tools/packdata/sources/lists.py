@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 from array import array
+from dataclasses import replace
 from itertools import repeat
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -26,28 +27,24 @@ from packdata.delimited import CsvOptions, CsvRows
 from packdata.jsonl import JsonRows
 from packdata.reading import File, LocalFile
 from packdata.rows import DELIMITED, HEAD_BYTES, JSON_LINES, open_text, suffix_inside
-from packdata.sources.base import (
-    PICTURES,
-    ROWS_OF_BOXES,
-    ColumnsSource,
-    FileKind,
+from packdata.sources.columns import (
+    LABEL,
+    ColumnNames,
     check_distinct,
     field_names,
     first_named,
-    hash_of_files,
     is_missing,
-    key_of,
-    shared_keys,
-    sides_in,
 )
-from packdata.sources.listed import Listing
+from packdata.sources.listed import Listing, hash_of_files
+from packdata.sources.names import PICTURES, FileKind, key_of, shared_keys
+from packdata.sources.rows import ColumnsSource
 from packdata.types import NO_VALUES, type_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from packdata.rows import RowFile
-    from packdata.sources.base import Row
+    from packdata.sources.rows import Row
 
 LIST_SUFFIXES = (*DELIMITED, *JSON_LINES)
 _encode = json.JSONEncoder(ensure_ascii=False).encode
@@ -65,52 +62,38 @@ class ListSource(ColumnsSource):
 
     kind = "list"
 
-    def __init__(
-        self,
-        file: File,
-        kind: FileKind = PICTURES,
-        *,
-        image_column: str | None = None,
-        mask_column: str | None = None,
-        label_column: str | None = None,
-    ) -> None:
+    def __init__(self, file: File, kind: FileKind, names: ColumnNames) -> None:
         path = file.path
         self.name, self._folder = path.name, str(path.parent.absolute())
         self._is_json = suffix_inside(path.name) in JSON_LINES
-        rows = JsonRows(file) if self._is_json else _open_csv(file)
-        self._files = [rows]
+        self._list = JsonRows(file) if self._is_json else _open_csv(file)
         # Arrow's columns, of texts in JSON: dictionaries of tens of millions of rows would take all memory.
-        self._lines, self._table = _read_rows(rows)
+        self._lines, self._table = _read_rows(self._list)
         columns = self._table.column_names
-        self._image = image_column or first_named(columns, kind.columns) or kind.columns[0]
-        self._mask = mask_column or ("mask" if "mask" in columns else None)
-        for name in filter(None, (self._image, self._mask)):
+        image = names.file or first_named(columns, kind.columns) or kind.columns[0]
+        mask = names.mask or ("mask" if "mask" in columns else None)
+        for name in filter(None, (image, mask)):
             if name not in columns:
                 hint = f"Name the column of paths with {kind.option}"
                 raise SourceError(f"no column {name!r} among {columns}", path, hint)
-        if kind is PICTURES and (sides := sides_in(columns)):
-            if "xmin" in sides:
-                raise SourceError(sides, path, ROWS_OF_BOXES)
-            # Beside a label of the whole picture they do no harm.
-            self.notes = [f"{sides}. {ROWS_OF_BOXES}"]
-        self._fields = field_names(columns, (self._image, self._mask, "key"), path, label_column)
+        fields = field_names(columns, (image, mask, "key"), path, names.label)
         if not self._is_json:
-            fields = [self._fields.get(name, "key") for name in columns]
-            self._table = pa.table([*map(_typed, self._table.columns, fields)], columns)
-        cells = self._values(self._image) if kind is PICTURES and self._is_json else ()
+            roles = [fields.get(name, "key") for name in columns]
+            self._table = pa.table([*map(_typed, self._table.columns, roles)], columns)
+        cells = self._values(image) if kind is PICTURES and self._is_json else ()
         self.has_several = any(isinstance(cell, list) for cell in cells)
         self._beside = Listing(path.parent) if isinstance(path, URL) else None
         # What several files would have as key; None where keys are no paths.
         self._shared: frozenset[str] | None = None
-        self._keyed_by = "key" if "key" in columns else ""
-        if not self._keyed_by and not self.has_several:
-            self._keyed_by = self._image
-            self._shared = shared_keys(lambda: (self._inside(path) for path, _ in self._keyed()))
-        self._describe()
+        keyed_by = "key" if "key" in columns else ""
+        if not keyed_by and not self.has_several:
+            keyed_by = image
+            self._shared = shared_keys(lambda: map(self._inside, map(str, self._values(image))))
+        super().__init__([self._list], image, mask, keyed_by, fields)
         self.identity = {
             "kind": self.kind,
             "list": hash_file(file.local()),
-            "columns": [self._image, self._mask],
+            "columns": [image, mask],
             "files": hash_of_files(self._states()),
         }
 
@@ -123,14 +106,14 @@ class ListSource(ColumnsSource):
             lists = (c.to_pylist() for c in self._table.slice(start, num).select(names).columns)
             columns = (map(_json, each) for each in lists) if self._is_json else lists
             lines = self._lines[start : start + num]
-            yield from zip(repeat(self._files[0]), lines, zip(*columns, strict=True), strict=False)
+            yield from zip(repeat(self._list), lines, zip(*columns, strict=True), strict=False)
             start, num = start + num, min(2 * num, _AT_ONCE)
 
     def _key(self, file: RowFile, number: int, value: Any) -> str:
         key = super()._key(file, number, value)
         return key if self._shared is None else key_of(self._inside(key), self._shared)
 
-    def _file(self, value: Any, where: str, what: str, rows: RowFile) -> Any:
+    def _file(self, value: Any, where: str, what: str, rows: RowFile) -> File | None:
         if value is None:
             return None
         return self._at(str(value), where if what == "picture" else f"{where} ({what} {value})")
@@ -138,7 +121,7 @@ class ListSource(ColumnsSource):
     def _at(self, cell: str, where: str) -> File:
         """Return the file at the path or URL in a cell."""
         if self._beside is not None and (found := self._beside.find(self._inside(cell))):
-            return found.placed(where)
+            return replace(found, where=where)
         return LocalFile(os.path.join(self._folder, cell), where)
 
     def _inside(self, cell: str) -> str:
@@ -177,8 +160,8 @@ def _open_csv(given: File) -> CsvRows:
         head = file.read(HEAD_BYTES).decode(errors="replace")
     first = head.lstrip("\ufeff\r\n").partition("\n")[0]
     delimiter = max(",\t;", key=first.count)  # the comma where none occurs
-    dialect: Any = {"skipinitialspace": f"{delimiter} " in first, "strict": True}
-    rows = CsvRows(given, CsvOptions(delimiter=delimiter), **dialect)
+    options, skips_blanks = CsvOptions(delimiter=delimiter), f"{delimiter} " in first
+    rows = CsvRows(given, options, strict=True, skips_blanks=skips_blanks)
     check_distinct(rows.columns, given.path)
     return rows
 
@@ -213,13 +196,13 @@ def _json(cell: str | None) -> Any:
 def _typed(texts: pa.ChunkedArray, field: str) -> pa.ChunkedArray:
     """Return a column of CSV by the rules of ``packdata.types``; that of a path or key is ``key``."""
     kind = "text" if field == "key" else type_of(texts)
-    if kind == "text" and field not in ("key", "label"):
+    if kind == "text" and field not in ("key", LABEL):
         return texts
     texts = pc.utf8_trim_whitespace(texts)  # blanks around what names something do not count
     if kind != "text":
         texts = pc.utf8_ltrim(texts, "+")
         nothing = pc.is_in(texts, value_set=pa.array(["", *NO_VALUES]))
     else:
-        nothing = pc.match_substring_regex(texts, _NO_LABEL if field == "label" else "^$")
+        nothing = pc.match_substring_regex(texts, _NO_LABEL if field == LABEL else "^$")
     texts = pc.if_else(nothing, pa.scalar(None, pa.string()), texts)
     return pc.cast(pc.cast(texts, pa.bool_()) if kind == "flag" else texts, _STORED[kind])

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from loaders.data.manifest import MANIFEST_NAME
 from loaders.errors import SourceError
+from packdata.copies import opened_in_order
 from packdata.describe import few
-from packdata.reading import File, opened_in_order
+from packdata.reading import File
 from packdata.rows import suffix_inside
-from packdata.sources.base import PICTURES, SPLIT_NAMES, FileKind, Source, foreign_hint, suffix_of
+from packdata.sources.columns import ColumnNames
 from packdata.sources.folders import FolderSource
 from packdata.sources.idx import IDX_SUFFIXES, IdxSource
 from packdata.sources.listed import Listing, look_at
 from packdata.sources.lists import LIST_SUFFIXES, ListSource
+from packdata.sources.names import (
+    PICTURES,
+    SPLIT_NAMES,
+    FileKind,
+    foreign_hint,
+    split_of,
+    suffix_of,
+)
 from packdata.sources.row_kinds import ROW_KINDS, listed_files, row_kind, saved_splits
 from packdata.sources.rows import RowsSource
 from packdata.sources.tars import TAR_SUFFIX, TarSource
@@ -23,15 +31,15 @@ from packdata.sources.tars import TAR_SUFFIX, TarSource
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-_SPLIT_FILE = re.compile(rf"({'|'.join(SPLIT_NAMES)}|t10k)([-_.].*)?", re.IGNORECASE)
+    from packdata.sources.base import Source
+
 _ARCHIVES = (
     ", WebDataset .tar files, .parquet files with pictures, folders of datasets.save_to_disk, or MNIST's "
     "images-idx3-ubyte"
 )
 # Of Delta Lake, Iceberg and Hudi, by how a file in them ends: files of rows that were deleted since stay in the folder.
 _LOGS = {"_delta_log": ".json", "metadata": ".metadata.json", ".hoodie": "hoodie.properties"}
-# The columns that a kind of source can be given; any of what is no source.
-_COLUMNS = {"folder": (), "idx": (), "tar": ("label_column",)}
+_USUAL = ColumnNames()
 Found = Listing | list[File]  # a folder, or files that are one source
 
 
@@ -43,9 +51,7 @@ def open_source(
     kind: FileKind = PICTURES,
     # Files of a folder whose names end so are skipped: masks beside their pictures.
     without: str = "",
-    # ``image_column`` of paths in a list, or of pictures in Parquet, ``mask_column``, ``label_column``; None for the
-    # usual names.
-    **columns: str | None,
+    columns: ColumnNames = _USUAL,
 ) -> Source:
     """Recognize what lies at a path and list its items.
 
@@ -61,22 +67,22 @@ def open_source(
         name = place.parent.name if found[1:] else place.name
     files = files_of(found, kind)
     archive = _kind_of_all(files, kind) if files else "folder"
-    takes = _COLUMNS.get(archive, columns)
-    if unused := [value for column, value in columns.items() if value and column not in takes]:
-        raise SourceError(f"no columns, so none is called {unused[0]!r}", place)
+    asked = [columns.file, columns.mask, None if archive == "tar" else columns.label]
+    if archive in ("folder", "idx", "tar") and (named := [*filter(None, asked)]):
+        raise SourceError(f"no columns, so none is called {named[0]!r}", place)
     if isinstance(found, Listing) and not files:
         return FolderSource(found, kind, without)
     opened_in_order(files)
     if archive == "tar":
-        return TarSource(files, name, label_column=columns.get("label_column"))
-    if archive in ROW_KINDS:
-        return RowsSource(files, name, **columns)
+        return TarSource(files, name, columns.label)
+    if archive in ROW_KINDS.values():
+        return RowsSource(files, name, columns)
     if files[1:]:
         raise several_sources([file.path for file in files])
     if archive == "idx":
         return IdxSource(files[0])
     if suffix_inside(place.name) in LIST_SUFFIXES:
-        return ListSource(files[0], kind, **columns)
+        return ListSource(files[0], kind, columns)
     hint = foreign_hint(place.name) or (
         f"Give a folder of {kind.names} ({' '.join(sorted(kind.suffixes))}) or of one folder per class, a .csv, .tsv "
         f"or .jsonl list of such files{_ARCHIVES if kind is PICTURES else '; packdata.pack takes lists in columns'}"
@@ -127,10 +133,10 @@ def find_splits(listing: Listing, kind: FileKind = PICTURES) -> Mapping[str, Fou
         others = [name for name in others if _holds(kind, listing.below(name))]
     if splits and not (others and len(splits) == 1):
         known = {None, *(name.lower() for name in splits)}
-        others += [f.path.name for f in archives if _named_split(f.path.name) not in known]
+        others += [f.path.name for f in archives if split_of(f.path.name) not in known]
         others += [name for name in listing.names() if suffix_of(name) in kind.suffixes]
     else:
-        of = [(_named_split(file.path.name), file) for file in archives]
+        of = [(split_of(file.path.name), file) for file in archives]
         splits = {name: [file for split, file in of if split == name] for name, _ in of if name}
         if len(splits) < 2:
             return None
@@ -146,12 +152,6 @@ def find_splits(listing: Listing, kind: FileKind = PICTURES) -> Mapping[str, Fou
 
 def _holds(kind: FileKind, listing: Listing) -> bool:
     return any(suffix_of(path) in kind.suffixes for path in listing)
-
-
-def _named_split(name: str) -> str | None:
-    """Return the split that a file's name begins with, in lower case."""
-    match = _SPLIT_FILE.fullmatch(name)
-    return match and ("test" if match[1].lower() == "t10k" else match[1].lower())
 
 
 def _check_alone(listing: Listing, archives: Sequence[File]) -> None:

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from loaders.errors import SourceError
 from packdata.reading import RemoteFile
 from packdata.rows import NO_KINDS, Kinds, Part, RowFile, Rows
-from packdata.sources.base import STREAMING_HINT, suffix_of
+from packdata.sources.names import STREAMING_HINT, suffix_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -64,7 +64,7 @@ class TypedRows(RowFile):
 
     @abstractmethod
     def batches(
-        self, part: Part, columns: Sequence[str] | None = None, num_rows: int = FEW_ROWS
+        self, part: Part, columns: Sequence[str], num_rows: int
     ) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a part, so many at a time; SourceError where they cannot be read."""
 
@@ -138,25 +138,13 @@ def _categories(written: bytes) -> frozenset[str]:
 class ParquetRows(TypedRows):
     """A Parquet file; its groups are row groups. INT96 dates come as microseconds: nanoseconds do not hold all."""
 
-    _metadata: Any = None
-
     def __init__(self, file: File) -> None:
-        self._file, self.path = file, file.path
-        with self._open() as opened:
+        self._file = file
+        with _open_parquet(file) as opened:
             schema, self._metadata = opened.schema_arrow, opened.metadata
         self.categories = _categories((self._metadata.metadata or {}).get(b"ARROW:schema", b""))
         groups = map(self._metadata.row_group, range(self._metadata.num_row_groups))
-        super().__init__(self.path, schema, [group.num_rows for group in groups])
-
-    def _open(self) -> pq.ParquetFile:
-        given = self._file
-        # Of a large object, what is read of it is fetched; a small one is a file, as those are that come ahead.
-        is_large = isinstance(given, RemoteFile) and given.size > _WHOLE_BYTES
-        file = given.open() if is_large else given.local()
-        try:
-            return pq.ParquetFile(file, metadata=self._metadata, coerce_int96_timestamp_unit="us")
-        except (OSError, ValueError, pa.ArrowException) as error:
-            raise SourceError(f"cannot be read as Parquet ({error})", self.path) from error
+        super().__init__(file.path, schema, [group.num_rows for group in groups])
 
     def nbytes(self, group: Part, columns: Sequence[str]) -> int:
         metadata = self._metadata.row_group(group.start)
@@ -165,16 +153,26 @@ class ParquetRows(TypedRows):
         return sum(c.total_uncompressed_size for c in mine)
 
     def batches(
-        self, part: Part, columns: Sequence[str] | None = None, num_rows: int = FEW_ROWS
+        self, part: Part, columns: Sequence[str], num_rows: int
     ) -> Iterator[pa.RecordBatch]:
         row = part.line
         try:
-            with self._open() as file:
+            with _open_parquet(self._file, self._metadata) as file:
                 for batch in file.iter_batches(num_rows, [part.start], columns, use_threads=False):
-                    yield batch if columns is None else batch.select(columns)
+                    yield batch.select(columns)
                     row += len(batch)
         except (OSError, pa.ArrowException) as error:
             raise SourceError(f"cannot be read ({error})", f"{self.path}, row {row}") from error
+
+
+def _open_parquet(file: File, metadata: pq.FileMetaData | None = None) -> pq.ParquetFile:
+    # Of a large object, what is read of it is fetched; a small one is a file, as those are that come ahead.
+    is_large = isinstance(file, RemoteFile) and file.size > _WHOLE_BYTES
+    opened = file.open() if is_large else file.local()
+    try:
+        return pq.ParquetFile(opened, metadata=metadata, coerce_int96_timestamp_unit="us")
+    except (OSError, ValueError, pa.ArrowException) as error:
+        raise SourceError(f"cannot be read as Parquet ({error})", file.path) from error
 
 
 class ArrowRows(TypedRows):
@@ -199,10 +197,10 @@ class ArrowRows(TypedRows):
             yield Part(0, 0, min(row + PART_ROWS, self.num_rows), row)
 
     def batches(
-        self, part: Part, columns: Sequence[str] | None = None, num_rows: int = FEW_ROWS
+        self, part: Part, columns: Sequence[str], num_rows: int
     ) -> Iterator[pa.RecordBatch]:
-        rows = self.rows if columns is None else self.rows.select([*columns])
-        for batch in rows.slice(part.line, part.stop - part.line).to_batches():
+        rows = self.rows.select([*columns]).slice(part.line, part.stop - part.line)
+        for batch in rows.to_batches():
             try:
                 batch.validate(full=True)
             except pa.ArrowInvalid as error:
@@ -228,23 +226,23 @@ def open_arrow(file: File) -> pa.Table:
 
 
 _KINDS: dict[str, Callable[[File], TypedRows]] = {"parquet": ParquetRows, "arrow": ArrowRows}
-ROW_KINDS = frozenset(_KINDS)
+# By suffix.
+ROW_KINDS = {".parquet": "parquet", **dict.fromkeys((".arrow", ".feather", ".ipc"), "arrow")}
 
 
-def row_kind(name: str) -> str | None:
-    """Return which kind of file of rows has such a name; None if it is none.
+def row_kind(name: str) -> str:
+    """Return which kind of file of rows has such a name; "" if it is none.
 
     Example:
         >>> row_kind("train-00000.parquet"), row_kind("a.csv")
-        ('parquet', None)
+        ('parquet', '')
     """
-    suffix = suffix_of(name)[1:]
-    return suffix if suffix in ROW_KINDS else None
+    return ROW_KINDS.get(suffix_of(name), "")
 
 
 def open_row_file(file: File) -> TypedRows:
     """Open a file of rows as what it is; SourceError if it cannot be read."""
-    return _KINDS[row_kind(file.path.name) or ""](file)
+    return _KINDS[row_kind(file.path.name)](file)
 
 
 def saved_splits(listing: Listing) -> dict[str, Listing]:

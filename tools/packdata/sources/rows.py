@@ -1,4 +1,4 @@
-"""Files of rows, such as Parquet, with encoded pictures.
+"""Rows with a column of files; those of Parquet and Arrow, with encoded pictures.
 
 Pictures are a binary column, or Hugging Face's struct of ``bytes`` and ``path``; or lists of either: any
 number of pictures a row.
@@ -6,6 +6,8 @@ number of pictures a row.
 
 from __future__ import annotations
 
+import os
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import repeat
@@ -15,29 +17,37 @@ import pyarrow as pa
 
 from loaders.errors import SourceError
 from loaders.schema import Array
-from packdata.reading import read_file
-from packdata.sources.base import (
-    ROWS_OF_BOXES,
+from packdata.reading import LocalFile
+from packdata.sources.base import Item, Source, fail
+from packdata.sources.columns import (
+    LABEL,
     Column,
-    ColumnsSource,
+    ColumnNames,
     check_distinct,
     column_of,
     field_names,
-    files_identity,
     first_named,
-    sides_in,
 )
+from packdata.sources.duplicates import check_unique
+from packdata.sources.listed import files_identity, relative_names
 from packdata.sources.row_kinds import FEW_ROWS, PART_ROWS, open_row_file, row_kind
 from packdata.types import is_text
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from packdata.reading import File
     from packdata.rows import RowFile
-    from packdata.sources.base import Row
     from packdata.sources.row_kinds import TypedRows
 
+    Row = tuple[RowFile, int, tuple[Any, ...]]
+    Read = Callable[[], bytes]
+
+_OWN_KEYS = (
+    "Give each row a key of its own, in a column 'key', or remove one. Where there is a row a box, group the rows by "
+    "picture, with a list of boxes each: docs/masks.md shows how"
+)
 _IMAGE_NAMES = ("image", "img", "picture", "photo", "jpg", "jpeg", "png", "webp", "bytes")
 _IMAGES_NAMES = ("images", "imgs", "pictures", "photos", "frames", *_IMAGE_NAMES)
 _LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
@@ -47,6 +57,103 @@ _BINARY = (
 )
 
 
+class ColumnsSource(Source):
+    """Rows with a column of files, or of lists of them, and others of keys, masks and labels.
+
+    A subclass says how rows come, and what reads the file of a cell.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[RowFile],
+        image: str,
+        mask: str | None,
+        keyed_by: str,  # the column of keys; "" where rows are numbered
+        fields: Mapping[str, str],  # of the columns of labels, by name
+    ) -> None:
+        paths = [file.path for file in files]
+        self._stems = dict(zip(paths, _stems(paths), strict=True))
+        self._image, self._mask, self._keyed_by, self._fields = image, mask, keyed_by, fields
+        self.has_masks = mask is not None
+        self.labels = {field: self._column(name, field) for name, field in fields.items()}
+        if keyed_by:
+            check_unique(self._keyed, paths[0], _OWN_KEYS)
+
+    @abstractmethod
+    def _rows(self, names: Sequence[str], start: int = 0) -> Iterator[Row]:
+        """Yield rows from ``start`` on: the file, the number in it, and the values of columns, None if missing."""
+
+    @abstractmethod
+    def _file(self, value: Any, where: str, what: str, rows: RowFile) -> Read | None:
+        """Return what reads the picture or mask (``what``) of a cell; None if there is none."""
+
+    def _column(self, name: str, field: str) -> Column:
+        return column_of(field, self._values(name))
+
+    def _values(self, name: str) -> Iterator[Any]:
+        return (value for _, _, (value,) in self._rows([name]))
+
+    def _keyed(self) -> Iterator[tuple[str, str]]:
+        """Yield the key and the place of each row."""
+        for file, number, (value,) in self._rows([self._keyed_by]):
+            yield self._key(file, number, value), file.place(number)
+
+    def _key(self, file: RowFile, number: int, value: Any) -> str:
+        if not self._keyed_by:
+            return f"{self._stems[file.path]}/{number:08d}"
+        if value is None:
+            raise SourceError(f"no value in column {self._keyed_by!r}", file.place(number))
+        return str(value)
+
+    def items(self, start: int = 0) -> Iterator[Item]:
+        used = filter(None, (self._image, self._mask, self._keyed_by))
+        names = [*dict.fromkeys([*used, *self._fields])]
+        for file, number, values in self._rows(names, start):
+            row, where = dict(zip(names, values, strict=True)), file.place(number)
+            key = self._key(file, number, row.get(self._keyed_by))
+            labels = {field: self._value(field, row[name]) for name, field in self._fields.items()}
+            cells = self._cells(row[self._image])
+            if self.has_several:
+                each = [self._read(f"picture {n}", c, where, file) for n, c in enumerate(cells)]
+                yield Item(key, where, partial(_read_each, each), labels)
+                continue
+            where += f" ({cells[0]})" if isinstance(cells[0], str) else ""
+            mask = self._mask and self._read("mask", row[self._mask], where, file)
+            yield Item(
+                key, where, self._read("picture", cells[0], where, file), labels, mask or None
+            )
+
+    def _cells(self, value: Any) -> list[Any]:
+        """Return the cells with pictures of a row: any number where there may be several."""
+        if self.has_several:
+            return value if isinstance(value, list) else [] if value is None else [value]
+        return [value]
+
+    def _read(self, what: str, cell: Any, where: str, file: RowFile) -> Read:
+        if (read := self._file(cell, where, what, file)) is not None:
+            return read
+        hint = "Fill the column in, or leave the sample or column out of the source"
+        return partial(fail, SourceError(f"the {what} is missing", where, hint))
+
+    def _value(self, field: str, value: Any) -> Any:
+        column = self.labels[field]
+        if column.kind == "text":
+            return "" if value is None else str(value)
+        is_name = column.kind == "class" and not column.numbered and value is not None
+        return str(value) if is_name else value
+
+
+def _read_each(reads: Sequence[Read]) -> list[bytes]:
+    return [read() for read in reads]
+
+
+def _stems(paths: Sequence[Path]) -> list[str]:
+    """Return what the keys of each file's rows begin with: its name, or as much of its path as differs."""
+    files = relative_names(paths)
+    ways = [path.stem for path in paths], [os.path.splitext(file)[0] for file in files]
+    return next((way for way in ways if len(set(way)) == len(paths)), files)
+
+
 class RowsSource(ColumnsSource):
     """The rows of files that share a schema, in order.
 
@@ -54,44 +161,33 @@ class RowsSource(ColumnsSource):
     for labels.
     """
 
-    def __init__(
-        self,
-        files: Sequence[File],
-        name: str,
-        *,
-        image_column: str | None = None,
-        mask_column: str | None = None,
-        label_column: str | None = None,
-    ) -> None:
+    def __init__(self, files: Sequence[File], name: str, names: ColumnNames) -> None:
         self.name, self.files, first = name, files, files[0].path
-        self.kind = str(row_kind(first.name))
-        self._files = self._typed = opened = [open_row_file(file) for file in files]
-        for file in opened[1:]:
-            _check_alike(file, opened[0])
-        self._schema, self.classes = opened[0].schema, opened[0].classes
+        self.kind = row_kind(first.name)
+        self._files = [open_row_file(file) for file in files]
+        for file in self._files[1:]:
+            _check_alike(file, self._files[0])
+        self._schema, self.classes = self._files[0].schema, self._files[0].classes
         schema = self._schema
         check_distinct(schema.names, first)
-        self._image, self._mask = _find_columns(schema, image_column, mask_column, first)
-        columns = {"columns": [self._image, self._mask]} if self._mask else {}
+        image, mask = _find_columns(schema, names.file, names.mask, first)
+        columns = {"columns": [image, mask]} if mask else {}
         self.identity = files_identity(self.kind, files) | columns
-        self.has_several = _are_pictures(schema.field(self._image).type)
+        self.has_several = _are_pictures(schema.field(image).type)
         if not len(self):
             raise SourceError("no rows", first)
-        if sides := sides_in(schema.names):
-            self.notes = [f"{sides}. {ROWS_OF_BOXES}"]
         key = _plain(schema.field("key").type) if "key" in schema.names else pa.null()
         # Texts, or whole numbers as in CSV lists.
-        self._keyed_by = "key" if is_text(key) or pa.types.is_integer(key) else ""
-        taken = (self._image, self._mask, self._keyed_by)
-        self._fields = field_names(schema.names, taken, first, label_column)
-        self._describe()
+        keyed_by = "key" if is_text(key) or pa.types.is_integer(key) else ""
+        fields = field_names(schema.names, (image, mask, keyed_by), first, names.label)
+        super().__init__(self._files, image, mask, keyed_by, fields)
 
     def __len__(self) -> int:
-        return sum(file.num_rows for file in self._typed)
+        return sum(file.num_rows for file in self._files)
 
     def _rows(self, names: Sequence[str], start: int = 0) -> Iterator[Row]:
         at_once = FEW_ROWS if self._image in names else PART_ROWS
-        for file in self._typed:
+        for file in self._files:
             for group in file.groups:
                 number = group.line
                 for batch in file.batches(group, names, at_once) if start < group.stop else ():
@@ -102,19 +198,14 @@ class RowsSource(ColumnsSource):
                     yield from zip(repeat(file), numbers, zip(*columns, strict=True), strict=False)
             start = max(0, start - file.num_rows)
 
-    def keys(self) -> Iterator[str]:
-        if self._keyed_by:
-            return super().keys()
-        return (self._key(file, n, None) for file in self._typed for n in range(file.num_rows))
-
-    def _file(self, value: Any, where: str, what: str, rows: RowFile) -> Any:
+    def _file(self, value: Any, where: str, what: str, rows: RowFile) -> Read | None:
         cell = value if isinstance(value, Mapping) else {"bytes": value}
         data, path = cell.get("bytes"), cell.get("path")
         if data is not None:
             return partial(bytes, data)
         if not path:
             return None
-        return partial(read_file, rows.path.parent / path, f"{where} ({path})")
+        return LocalFile(str(rows.path.parent / path), f"{where} ({path})")
 
     def _column(self, name: str, field: str) -> Column:
         classes, types = self.classes, pa.types
@@ -128,7 +219,7 @@ class RowsSource(ColumnsSource):
             return column_of(field, self._values(name), "int")
         if types.is_floating(kind):
             return column_of(field, self._values(name), "float")
-        if field == "label" and is_text(kind):
+        if field == LABEL and is_text(kind):
             return super()._column(name, field)
         if _is_binary(kind):
             return Column("bytes")

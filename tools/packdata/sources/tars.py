@@ -21,19 +21,11 @@ from loaders.errors import SourceError
 from packdata.describe import few
 from packdata.parsing import parse_json
 from packdata.reading import open_file
-from packdata.sources.base import (
-    LABEL_NAMES,
-    PICTURE_SUFFIXES,
-    Column,
-    Item,
-    Source,
-    check_name,
-    check_unique,
-    column_of,
-    fail,
-    files_identity,
-    is_hidden,
-)
+from packdata.sources.base import Item, Source, fail
+from packdata.sources.columns import LABEL, LABEL_NAMES, Column, column_of
+from packdata.sources.duplicates import check_unique
+from packdata.sources.listed import files_identity
+from packdata.sources.names import PICTURE_SUFFIXES, check_name, is_hidden
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -42,8 +34,8 @@ if TYPE_CHECKING:
     from packdata.reading import File
 
 TAR_SUFFIX = ".tar"
-_IMAGE, _MASK, _LABEL = "image", "mask", "label"
-_FIELDS = {"cls": _LABEL, "json": "json", "txt": "caption"}  # by suffix
+_IMAGE, _MASK = "image", "mask"
+_FIELDS = {"cls": LABEL, "json": "json", "txt": "caption"}  # by suffix
 _ROLES = {
     **{suffix[1:]: _IMAGE for suffix in PICTURE_SUFFIXES},
     **dict.fromkeys(("seg.png", "mask.png"), _MASK),
@@ -92,11 +84,9 @@ class TarSource(Source):
 
     kind = "tar"
 
-    def __init__(
-        self, files: Sequence[File], name: str, *, label_column: str | None = None
-    ) -> None:
+    def __init__(self, files: Sequence[File], name: str, label_key: str | None) -> None:
         self.name, self.files, self._path = name, files, files[0].path
-        label = {"label": label_column} if label_column else {}
+        label = {"label": label_key} if label_key else {}
         self.identity = {**files_identity(self.kind, files), **label}
         ignored: Counter[str] = Counter()
         self._samples = [sample for tar in files for sample in _scan_tar(tar, ignored)]
@@ -111,15 +101,15 @@ class TarSource(Source):
                 raise SourceError(what, sample.tar.path, hint)
         self.ignored = dict(ignored)
         self.has_masks = _MASK in roles
-        self._label_key = self._find_label_key(label_column, roles)
+        self._label_key = self._find_label_key(label_key, roles)
         # The label of .json takes the place of that of .cls.
         taken = "cls" if self._label_key else None
         self._roles = [role for role in _FIELDS if role in roles - {taken}]
         self.labels = {_FIELDS[role]: self._column(role) for role in self._roles}
         if self._label_key:
-            self.labels[_LABEL] = column_of(_LABEL, map(self._label_of, self._values("json")))
+            self.labels[LABEL] = column_of(LABEL, map(self._label_of, self._values("json")))
         folders = sorted({sample.key.rpartition("/")[0] for sample in self._samples} - {""})
-        if _LABEL not in self.labels:
+        if LABEL not in self.labels:
             named = f" ({few(folders)})" if len(folders) > 1 else ""
             what = f"no label: no .cls, nor {', '.join(LABEL_NAMES)} in the first .json"
             self.notes = [f"{what}; tars and folders in them{named} are not read as classes"]
@@ -162,9 +152,6 @@ class TarSource(Source):
     def __len__(self) -> int:
         return len(self._samples)
 
-    def keys(self) -> Iterator[str]:
-        return (sample.key for sample in self._samples)
-
     def items(self, start: int = 0) -> Iterator[Item]:
         return (self._item(sample, file) for sample, file in self._opened(start))
 
@@ -181,10 +168,10 @@ class TarSource(Source):
         for role in self._roles:
             if role in sample.members:
                 value = sample.value(role, file)
-                is_number = role == "cls" and self.labels[_LABEL].kind == "int"
+                is_number = role == "cls" and self.labels[LABEL].kind == "int"
                 labels[_FIELDS[role]] = int(value) if is_number else value
                 if role == "json" and self._label_key:
-                    labels[_LABEL] = self._label_of(value)
+                    labels[LABEL] = self._label_of(value)
         return labels
 
 

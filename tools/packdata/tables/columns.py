@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,7 +13,7 @@ import numpy as np
 from loaders.errors import SchemaError, SourceError
 from loaders.schema import Array, Categories, Features, Field, Label, Schema
 from packdata.moments import Moments
-from packdata.sources.base import identifier_of
+from packdata.sources.columns import identifier_of
 from packdata.sources.row_kinds import TypedRows
 from packdata.tables.files import check_names
 
@@ -53,17 +54,32 @@ class TargetColumn(NamedTuple):
     how: str  # ``label``, ``number``, ``flag`` or ``days``
 
 
-# ``features``, ``missing``, ``categories``, if any; and the targets.
-Columns = tuple[Schema, list[TargetColumn]]
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """What becomes of the columns of files: fields, and the columns that are predicted."""
 
+    schema: Schema  # ``features``, ``missing``, ``categories``, if any; and the targets
+    targets: Sequence[TargetColumn]
 
-def kinds_read(schema: Schema, targets: Sequence[TargetColumn]) -> dict[str, Kind]:
-    """Return what each column in the files is read as."""
-    features, categories = schema.fields.get(FEATURES), schema.fields.get(CATEGORIES)
-    sources = features.sources if isinstance(features, Features) else ()
-    texts = categories.columns if isinstance(categories, Categories) else ()
-    hows = [*sources, *((name, "label") for name in texts), *((t.column, t.how) for t in targets)]
-    return {name: READ_AS[how] for name, how in hows}
+    def kinds(self) -> dict[str, Kind]:
+        """Return what each column in the files is read as."""
+        features, categories = (self.schema.fields.get(n) for n in (FEATURES, CATEGORIES))
+        hows = dict(features.sources) if isinstance(features, Features) else {}
+        if isinstance(categories, Categories):
+            hows |= dict.fromkeys(categories.columns, "label")
+        hows |= {target.column: target.how for target in self.targets}
+        return {name: READ_AS[how] for name, how in hows.items()}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return them as JSON types."""
+        targets = [target._asdict() for target in self.targets]
+        return {"schema": self.schema.to_json(), TARGETS: targets}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Columns:
+        """Return what ``to_json`` gave."""
+        targets = [TargetColumn(**each) for each in data[TARGETS]]
+        return cls(Schema.from_json(data["schema"]), targets)
 
 
 def plan_columns(scan: Scan, files: TableFiles, options: TableOptions) -> Columns:
@@ -101,7 +117,7 @@ def plan_columns(scan: Scan, files: TableFiles, options: TableOptions) -> Column
         fields[name] = Label(classes=classes) if how == "label" else Array(dtype=dtype)
     if not fields:
         raise SchemaError("no column is left to pack")
-    return Schema(fields), targets
+    return Columns(Schema(fields), targets)
 
 
 def _hows(scan: Scan, files: TableFiles, options: TableOptions) -> dict[str, str]:
@@ -248,15 +264,16 @@ def plan_like(
         raise SourceError("the dataset is not a packed table", like, hint)
     dropped = [name for name in names if not {name, known[name].column}.isdisjoint(drop)]
     fields = {n: field for n, field in manifest.schema.fields.items() if n not in dropped}
-    schema, targets = Schema(fields), [known[name] for name in names if name not in dropped]
-    read = kinds_read(schema, targets)
-    columns = {*(read if files.columns is None else files.columns)}
-    if absent := [name for name in read if name not in columns]:
+    targets = [known[name] for name in names if name not in dropped]
+    columns = Columns(Schema(fields), targets)
+    wanted = columns.kinds()
+    there = {*(wanted if files.columns is None else files.columns)}
+    if absent := [name for name in wanted if name not in there]:
         what = f"the table has no column {absent[0]!r}, which {like} (like=) was packed with"
         lost = [target.column for target in targets if target.column in absent]
         hint = f"drop={lost} packs without it" if lost == absent else ""
         raise SourceError(what, files.first.path if files.first else files.paths[0], hint)
-    return schema, targets
+    return columns
 
 
 def packings(provenance: Any) -> Iterator[Mapping[str, Any]]:

@@ -15,21 +15,29 @@ import xxhash
 from loaders.errors import SourceError
 from loaders.remote.url import URL
 from loaders.system.limits import available_memory
+from packdata.copies import opened_in_order
 from packdata.delimited import CsvOptions, CsvRows
 from packdata.describe import few
 from packdata.jsonl import JsonRows
-from packdata.reading import File, opened_in_order
 from packdata.rows import COMPRESSIONS, DELIMITED, JSON_LINES, RowFile, suffix_inside
-from packdata.sources.base import files_identity, foreign_hint, suffix_of
-from packdata.sources.listed import Listing, look_at
+from packdata.sources.listed import Listing, files_identity, look_at
+from packdata.sources.names import foreign_hint, suffix_of
 from packdata.sources.opening import check_folder
-from packdata.sources.row_kinds import PART_ROWS, ArrowRows, ParquetRows, listed_files
+from packdata.sources.row_kinds import (
+    PART_ROWS,
+    ROW_KINDS,
+    ArrowRows,
+    listed_files,
+    open_row_file,
+    row_kind,
+)
 from packdata.types import plain, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from packdata.reading import File
     from packdata.rows import Names, Part, Rows
     from packdata.tables.options import TableOptions
     from packdata.types import Kind
@@ -38,11 +46,7 @@ _KEYS_HINT = (
     'Let another tool read its keys as columns: pack_tables(duckdb.sql("from '
     "read_parquet('FOLDER/**/*.parquet', hive_partitioning=true)\"), dst)"
 )
-_TYPED: dict[str, Callable[[File], RowFile]] = {
-    ".parquet": ParquetRows,
-    **dict.fromkeys((".arrow", ".feather", ".ipc"), ArrowRows),
-}
-_SUFFIXES = (*DELIMITED, *JSON_LINES, *_TYPED)
+_SUFFIXES = (*DELIMITED, *JSON_LINES, *ROW_KINDS)
 MOST_BYTES = 1 << 30  # that are kept of text
 FOLDER = "folder"  # where the suffixes of files are counted
 # Of pandas, of Arrow and whatever speaks its protocol, of polars' LazyFrame, and of Hugging Face's Dataset.
@@ -175,10 +179,10 @@ class TableFiles:
             return ArrowRows(file, self.table)
         if is_csv(file.path):
             return CsvRows(file, self._csv, self._options.missing_values)
-        if (suffix := suffix_inside(name)) in JSON_LINES:
+        if suffix_inside(name) in JSON_LINES:
             return JsonRows(file)
-        if suffix_of(name) in _TYPED:
-            return _TYPED[suffix](file)
+        if row_kind(name):
+            return open_row_file(file)
         kind, compressed = suffix_of(name) or "without suffix", ", ".join(COMPRESSIONS)
         what = f"files of kind {kind} are not tables that can be packed"
         hint = f"Decompress or convert the file: {', '.join(_SUFFIXES)} are read, text with {compressed}, too"

@@ -13,7 +13,6 @@ from loaders.checks import one_of
 from loaders.data.manifest import read_manifest
 from loaders.errors import SchemaError
 from loaders.remote.url import place_of
-from loaders.schema import Schema
 from packdata.delimited import CsvOptions, CsvRows
 from packdata.describe import counted, few, passed_over
 from packdata.options import changed, takes
@@ -24,12 +23,11 @@ from packdata.packing.shards import TABLE_SHARD_BYTES, Format
 from packdata.plan import SourcePlan, pack_plan
 from packdata.reading import LocalFile
 from packdata.rows import Part
-from packdata.sources.base import files_identity
-from packdata.sources.listed import listed_sources
+from packdata.sources.listed import files_identity, listed_sources
 from packdata.tables.columns import (
     OPTIONS,
     TARGETS,
-    TargetColumn,
+    Columns,
     packings,
     plan_columns,
     plan_like,
@@ -131,14 +129,14 @@ def plan_tables(
         scan = partial(scan_files, files, chosen, workers, on_error, progress or Quiet())
         learned = first_pass.get("rows", lambda: _learned(files, chosen, scan))
         parts, rows = [Part(*numbers) for numbers in learned["parts"]], learned["rows"]
-        targets = [TargetColumn(**each) for each in learned[TARGETS]]
-        columns, about = (Schema.from_json(learned["schema"]), targets), learned["notes"] + about
+        columns, about = Columns.from_json(learned), learned["notes"] + about
     else:
         columns, rows = plan_like(known, like, files, chosen.drop), None
         parts = [*files.parts()]
     first_pass.check(identity)
     source = {"files": [path.name for path in files.paths[:100]], "num_files": len(files)}
-    provenance = {"command": "tables", "source": source, **asked, TARGETS: _as_json(columns[1])}
+    provenance = {"command": "tables", "source": source, **asked}
+    provenance[TARGETS] = columns.to_json()[TARGETS]
     recipe = TablesRecipe(files, parts, columns, rows, identity, provenance)
     places, listed = [*map(place_of, given)], identity["source"]
     again = partial(_identity_of, places) if given else partial(dict, listed)
@@ -182,18 +180,12 @@ def _learned(
         if isinstance(file, LocalFile):
             _ = files[number]
     scan = scan_all()
-    schema, targets = plan_columns(scan, files, options)
     return {
         "rows": scan.num_rows + scan.bad,
-        "schema": schema.to_json(),
-        TARGETS: _as_json(targets),
+        **plan_columns(scan, files, options).to_json(),
         "notes": _header_notes(files.first, scan),
         "parts": [*map(list, scan.parts)],
     }
-
-
-def _as_json(targets: Sequence[TargetColumn]) -> list[dict[str, str]]:
-    return [target._asdict() for target in targets]
 
 
 def _header_notes(file: RowFile | None, scan: Scan) -> list[str]:

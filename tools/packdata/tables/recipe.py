@@ -14,7 +14,7 @@ from loaders.errors import SourceError
 from loaders.schema import Categories, Features, Label
 from packdata.moments import standardized
 from packdata.recipe import Block, Recipe, Tally, Target
-from packdata.tables.columns import CATEGORIES, MISSING, READ_AS, kinds_read
+from packdata.tables.columns import CATEGORIES, MISSING, READ_AS
 from packdata.types import DAY_US, Flags, codes, kind_of, numbers, plain, shown, why_other
 
 if TYPE_CHECKING:
@@ -51,12 +51,12 @@ class TablesRecipe(Recipe):
         identity: Mapping[str, Any],
         provenance: Mapping[str, Any],
     ) -> None:
-        self.files, self.parts, (self.schema, predicted) = files, parts, columns
+        self.files, self.parts, self.schema = files, parts, columns.schema
         self.num_samples, self.identity, self.provenance = num_samples, identity, provenance
         self.targets: Sequence[Target] = [Target("", self.schema)]
         self.tally = Tally()
-        self._kinds = kinds_read(self.schema, predicted)
-        self._predicted = {target.field: target for target in predicted}
+        self._kinds = columns.kinds()
+        self._predicted = {target.field: target for target in columns.targets}
         self._words: dict[str, list[pa.Array]] = {}  # of the columns of a field, by their codes
         for name, field in self.schema.fields.items():
             several = field.vocabularies if isinstance(field, Categories) else ()
@@ -83,7 +83,7 @@ class TablesRecipe(Recipe):
             table = _Table(rows.table, file.path)
             arrays = self._arrays(table)
             all_rows, left_out = np.arange(len(rows.table)), list(table.wrong)
-            kept: Any = np.setdiff1d(all_rows, left_out) if left_out else slice(None)
+            kept = np.setdiff1d(all_rows, left_out) if left_out else slice(None)
             pieces.append({name: array[kept] for name, array in arrays.items()})
             for what, flags in table.counted:
                 self.tally.add(what, int(np.count_nonzero(flags[kept])))

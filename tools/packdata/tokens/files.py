@@ -7,14 +7,15 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from loaders.errors import SourceError
-from packdata.reading import LocalFile, RemoteFile, opened_in_order
+from packdata.copies import opened_in_order
+from packdata.reading import LocalFile, RemoteFile
 from packdata.rows import DELIMITED, JSON_LINES, compression_of, open_text, suffix_inside
-from packdata.sources.base import check_name, foreign_hint, suffix_of
 from packdata.sources.listed import Listing, look_at
+from packdata.sources.names import check_name, foreign_hint, suffix_of
 from packdata.sources.opening import check_folder
 from packdata.sources.row_kinds import ROW_KINDS, listed_files
 
@@ -31,10 +32,10 @@ _KINDS = {
     ".npy": "npy",
     ".bin": "bin",
     ".ds": "ds",
-    **{f".{kind}": kind for kind in sorted(ROW_KINDS)},
+    **ROW_KINDS,
 }
 IDS_KINDS = ("npy", "bin", "ds")
-LINE_KINDS = frozenset({"jsonl", "csv", *ROW_KINDS})  # of named columns
+LINE_KINDS = frozenset({"jsonl", "csv", *ROW_KINDS.values()})  # of named columns
 _COMPRESSED = ("text", "jsonl", "csv")
 _NOT_READ = (
     *(".npz", ".pt", ".pkl", ".safetensors", ".h5", ".hdf5", ".idx"),
@@ -68,7 +69,7 @@ class SourceFile:
     def read(self, start: int, stop: int) -> bytes:
         """Return a range of its bytes as stored, fewer at the end; SourceError if that fails."""
         if isinstance(self.file, RemoteFile):
-            return self.file.part(start, stop)()
+            return replace(self.file, start=start, end=stop)()
         with self.file.open() as file:
             file.seek(start)
             return file.read(stop - start)

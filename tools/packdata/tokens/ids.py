@@ -105,7 +105,7 @@ def _open_flat(file: SourceFile, dtype: str | None, head: bytes) -> _Opened:
 
 def _open_ds(file: SourceFile) -> _Opened:
     index = file.path.with_name(f"{file.path.name}.index")
-    data = read_file(index, str(index), "datatrove writes that file: copy it beside the .ds")
+    data = read_file(index, "datatrove writes that file: copy it beside the .ds")
     ends = np.frombuffer(data[: len(data) // 8 * 8], "<u8").astype(np.int64)
     if (np.diff(ends, prepend=0) < 0).any():
         raise SourceError("the ends of documents are not in order", index)
@@ -114,7 +114,7 @@ def _open_ds(file: SourceFile) -> _Opened:
 
 
 def _open_pair(file: SourceFile, index: Path) -> _Opened:
-    data = read_file(index, str(index))
+    data = read_file(index)
     try:
         magic, version, code, num_sequences, num_bounds = _HEADER.unpack_from(data)
         dtype, at = np.dtype(_DTYPES[code]), _HEADER.size + 4 * num_sequences

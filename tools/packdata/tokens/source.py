@@ -54,6 +54,11 @@ class Range(NamedTuple):
     key: Any = None
     stored: RemoteFile | None = None  # what has its bytes, if it lies in a store
 
+    def unfetched(self) -> Range:
+        """Return it for a piece, which keeps what is fetched: the plan does not."""
+        stored = self.stored and replace(self.stored, start=self.start, end=self.stop)
+        return self._replace(stored=stored)
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -154,9 +159,7 @@ class TokenSource:
     def pieces(self, start: int = 0, step: int = 1) -> Iterator[Piece]:
         """Yield the pieces from number ``start`` on."""
         for number in range(start, len(self), step):
-            parts = self._plan[number]  # what is fetched is kept by the piece, not by the plan
-            stored = [part.stored and part.stored.part(part.start, part.stop) for part in parts]
-            yield Piece([p._replace(stored=s) for p, s in zip(parts, stored, strict=True)])
+            yield Piece([part.unfetched() for part in self._plan[number]])
 
     def texts(self, limit: int) -> Iterator[str]:
         """Yield the texts of pieces spread evenly over it, ``limit`` bytes or a little more; SourceError."""

@@ -137,7 +137,7 @@ def open_tokenizer(name: Path | str, *, is_chat: bool = False) -> Tokenizer:
     if name == "bytes":
         return BytesTokenizer()
     path = place_of(name)
-    data = read_file(path, str(path), "Pass 'bytes' or the path of a tokenizer.json")
+    data = read_file(path, "Pass 'bytes' or the path of a tokenizer.json")
     return JsonTokenizer(data, path, is_chat=is_chat)
 
 
