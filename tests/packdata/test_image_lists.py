@@ -263,6 +263,29 @@ def test_cells_are_what_they_are_in_tables(
     assert [item.labels["value"] for item in source.items()] == values
 
 
+@pytest.mark.parametrize("names", ["xmin,xmax,YMin,ymax", "b_x_min,b_y_min,b_x_max,b_y_max"])
+def test_boxes_in_four_columns_are_refused_with_the_way_to_pack_them(
+    tmp_path: Path, names: str
+) -> None:
+    (tmp_path / "l.csv").write_text(f"path,{names}\n1.jpg,1,2,3,4\n")
+
+    with pytest.raises(SourceError) as caught:
+        open_source(tmp_path / "l.csv")
+
+    assert "masks.md" in caught.value.hint
+
+
+def test_corners_in_four_columns_are_noted_as_pictures_may_stay_whole(tmp_path: Path) -> None:
+    (tmp_path / "l.csv").write_text("path,Roi.X1,Roi.Y1,Roi.X2,Roi.Y2\n1.jpg,1,2,3,4\n")
+    (tmp_path / "m.csv").write_text("path,left,top,bbox_width,bbox_height\n1.jpg,1,2,3,4\n")
+
+    columns = {"image": [b"\xff\xd8"], "xmin": [1], "ymin": [2], "xmax": [3], "ymax": [4]}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+
+    for name in ("l.csv", "m.csv", "a.parquet"):
+        assert any("masks.md" in note for note in plan_images(tmp_path / name).notes())
+
+
 @pytest.mark.parametrize("suffix", [".gz", ".zst", ".bz2"])
 @pytest.mark.parametrize("name", ["l.csv", "l.jsonl"])
 def test_compressed_lists_are_read_and_cut_ones_refused(

@@ -25,7 +25,7 @@ from packdata.describe import counted, few
 from packdata.parsing import parse_json
 from packdata.reading import LocalFile
 from packdata.sources.base import ExtendedSource, Source
-from packdata.sources.columns import BOX_LABELS, Column
+from packdata.sources.columns import BOX_LABELS, SIDES, Column
 from packdata.sources.listed import Listing, hash_of_files, look_at
 from packdata.sources.names import SPLIT_NAMES, suffix_of
 
@@ -287,7 +287,6 @@ def _mirrored(names: Sequence[str]) -> tuple[tuple[int, int], ...]:
 
 # -- VOC ----------------------------------------------------------------------------------------------
 
-_SIDES = ("xmin", "ymin", "xmax", "ymax")
 _VOC_READ = {"name", "bndbox", "difficult"}
 
 
@@ -297,7 +296,7 @@ def _voc(data: bytes) -> Values:
         raise ValueError(f"the root is {root.tag!r}")
     height, width = (int(root.findtext(f"size/{name}") or 0) for name in ("height", "width"))
     things = root.findall(".//object")
-    sides = [[t.findtext(f"bndbox/{side}") for side in _SIDES] for t in things]
+    sides = [[t.findtext(f"bndbox/{side}") for side in SIDES] for t in things]
     names = [(thing.findtext("name") or "").strip() for thing in things]
     if any(None in box for box in sides) or "" in names:
         raise ValueError("an object has no whole bndbox, or no name")

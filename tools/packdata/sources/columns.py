@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from loaders.schema import Field
 
 LABEL, BOX_LABELS = "label", "box_labels"
+SIDES = ("xmin", "ymin", "xmax", "ymax")  # of a box, as VOC calls them
+ROWS_OF_BOXES = "Group the rows by picture, with a list of boxes each: docs/masks.md shows how"
 LABEL_NAMES = ("label", "class", "target")  # the first that a list has becomes the field "label"
 _RESERVED = frozenset(
     {"image", "array", "mask", "key", "original_size", "sample_id", "count", "index", "label"}
@@ -56,6 +58,15 @@ def first_named(columns: Sequence[str], names: Iterable[str]) -> str | None:
     """Return the column that has the first of some names, in any case."""
     by_lower = {name.strip().lower(): name for name in reversed(columns)}
     return next((by_lower[name] for name in names if name in by_lower), None)
+
+
+def sides_in(columns: Iterable[str]) -> str:
+    """Say which columns are boxes, such as ``bbox_x_min`` and three others; "" if none are."""
+    plain = [re.sub(r"[\W_]", "", name).lower() for name in columns]
+    for sides in (SIDES, ("x1", "y1", "x2", "y2"), ("left", "top", "width", "height")):
+        if all(any(name.endswith(side) for name in plain) for side in sides):
+            return f"columns {', '.join(sides)}, which no crop moves"
+    return ""
 
 
 def check_distinct(columns: Iterable[str], path: Path | str) -> None:

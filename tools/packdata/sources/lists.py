@@ -29,11 +29,13 @@ from packdata.reading import File, LocalFile
 from packdata.rows import DELIMITED, HEAD_BYTES, JSON_LINES, open_text, suffix_inside
 from packdata.sources.columns import (
     LABEL,
+    ROWS_OF_BOXES,
     ColumnNames,
     check_distinct,
     field_names,
     first_named,
     is_missing,
+    sides_in,
 )
 from packdata.sources.listed import Listing, hash_of_files
 from packdata.sources.names import PICTURES, FileKind, key_of, shared_keys
@@ -76,6 +78,11 @@ class ListSource(ColumnsSource):
             if name not in columns:
                 hint = f"Name the column of paths with {kind.option}"
                 raise SourceError(f"no column {name!r} among {columns}", path, hint)
+        if kind is PICTURES and (sides := sides_in(columns)):
+            if "xmin" in sides:
+                raise SourceError(sides, path, ROWS_OF_BOXES)
+            # Beside a label of the whole picture they do no harm.
+            self.notes = [f"{sides}. {ROWS_OF_BOXES}"]
         fields = field_names(columns, (image, mask, "key"), path, names.label)
         if not self._is_json:
             roles = [fields.get(name, "key") for name in columns]

@@ -21,12 +21,14 @@ from packdata.reading import LocalFile
 from packdata.sources.base import Item, Source, fail
 from packdata.sources.columns import (
     LABEL,
+    ROWS_OF_BOXES,
     Column,
     ColumnNames,
     check_distinct,
     column_of,
     field_names,
     first_named,
+    sides_in,
 )
 from packdata.sources.duplicates import check_unique
 from packdata.sources.listed import files_identity, relative_names
@@ -44,10 +46,7 @@ if TYPE_CHECKING:
     Row = tuple[RowFile, int, tuple[Any, ...]]
     Read = Callable[[], bytes]
 
-_OWN_KEYS = (
-    "Give each row a key of its own, in a column 'key', or remove one. Where there is a row a box, group the rows by "
-    "picture, with a list of boxes each: docs/masks.md shows how"
-)
+_OWN_KEYS = f"Give each row a key of its own, in a column 'key', or remove one. A row a box: {ROWS_OF_BOXES}"
 _IMAGE_NAMES = ("image", "img", "picture", "photo", "jpg", "jpeg", "png", "webp", "bytes")
 _IMAGES_NAMES = ("images", "imgs", "pictures", "photos", "frames", *_IMAGE_NAMES)
 _LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
@@ -176,6 +175,8 @@ class RowsSource(ColumnsSource):
         self.has_several = _are_pictures(schema.field(image).type)
         if not len(self):
             raise SourceError("no rows", first)
+        if sides := sides_in(schema.names):
+            self.notes = [f"{sides}. {ROWS_OF_BOXES}"]
         key = _plain(schema.field("key").type) if "key" in schema.names else pa.null()
         # Texts, or whole numbers as in CSV lists.
         keyed_by = "key" if is_text(key) or pa.types.is_integer(key) else ""
