@@ -114,7 +114,7 @@ def write(
     how |= {"overwrite": overwrite, "progress": progress}
     manifest = write_datasets(dst, "write", [source], {"": content}, asked, **how)[""]
     seconds = time.monotonic() - began
-    return summary_of(dst, {"": manifest}, (), [""], seconds, manifest.num_samples)
+    return summary_of(dst, {"": manifest}, seconds=seconds, encoded=manifest.num_samples)
 
 
 def _as_view(data: Any) -> tuple[View, Schema]:

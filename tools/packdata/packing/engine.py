@@ -143,9 +143,16 @@ class Run:
         self, packing: Packing, firsts: Sequence[str] = ("",), notes: Sequence[str] = ()
     ) -> Summary:
         """Return what was done; samples are counted in the ``firsts``."""
-        made = packing.dst, packing.manifests(), packing.rejected(), firsts
-        seconds, ends = time.monotonic() - self._began, packing.state.ended.values()
-        return summary_of(*made, seconds, self.num_encoded, notes, ends)
+        return summary_of(
+            packing.dst,
+            packing.manifests(),
+            counted_in=firsts,
+            rejected=packing.rejected(),
+            seconds=time.monotonic() - self._began,
+            encoded=self.num_encoded,
+            notes=notes,
+            counts=packing.state.counts,
+        )
 
     def _pack(self, packing: Packing, splits: Sequence[tuple[str, Recipe]]) -> str:
         """Pack and publish; return what is worth knowing of it."""
@@ -166,7 +173,7 @@ class Run:
         total = None if None in sizes else sum(size or 0 for size in sizes)
         state = packing.state
         earlier = sum(min(map(state.num_samples, targets_of(each))) for each in splits)
-        self.num_rejected = len(state.all_rejects)
+        self.num_rejected = len(state.rejected)
         with closing(self.shown), opencv.one_thread():
             self.shown.start(total, earlier)
             for split, recipe in splits:
@@ -319,7 +326,8 @@ class SplitPacker:
             # Nothing can go on from here: the same source would end here again, another is another plan.
             state.shards.clear()
             where = f"{empty[0]!r} holds " if empty[0] else ""
-            hint = why_rejected(state.rejects.get(self._split, ())) or why_empty
+            errors = [each.error for each in state.rejects.get(self._split, ())]
+            hint = why_rejected(errors) or why_empty
             raise PackError(f"{where}no sample that could be packed", self._packing.dst, hint)
 
     def _take(self, outcomes: Iterable[Outcome]) -> None:
@@ -371,8 +379,6 @@ class SplitPacker:
         return Reached(number, row, self._split, rejects, counts)
 
 
-def why_rejected(rejects: Sequence[Reject]) -> str:
+def why_rejected(errors: Sequence[str]) -> str:
     """Say why nothing was left of a source; "" if nothing was rejected."""
-    if not rejects:
-        return ""
-    return f"{counted(len(rejects), 'item')} rejected, the first: {rejects[0].error}"
+    return f"{counted(len(errors), 'item')} rejected, the first: {errors[0]}" if errors else ""

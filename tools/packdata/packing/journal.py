@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -23,7 +24,6 @@ import xxhash
 from loaders.data.manifest import ShardInfo
 from loaders.errors import PackError
 from loaders.system.publish import publish_bytes
-from loaders.text import printable_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,23 +48,6 @@ class Reject(NamedTuple):
     number: int
     item: str
     error: str
-
-
-def named(rejects: Sequence[Reject]) -> list[tuple[str, str]]:
-    """Return (item, error) of each."""
-    return [(each.item, each.error) for each in rejects]
-
-
-def parse_rejects(data: bytes) -> list[tuple[str, str]]:
-    """Return (item, error) of each line of ``rejected.jsonl``."""
-    return [(line["item"], line["error"]) for line in map(json.loads, data.splitlines())]
-
-
-def rejects_bytes(rejects: Sequence[Reject]) -> bytes:
-    """Return what ``rejected.jsonl`` holds, escaped as the manifest is."""
-    lines = [json.dumps({"item": r.item, "error": r.error}, ensure_ascii=False) for r in rejects]
-    text = "".join(f"{printable_json(line)}\n" for line in lines)
-    return text.encode(errors="backslashreplace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +93,14 @@ class State:
         return self.kind in ("packing", "part")
 
     @property
-    def all_rejects(self) -> list[Reject]:
-        """Items left out, split by split in the order of the source."""
-        return [reject for each in self.rejects.values() for reject in each]
+    def rejected(self) -> list[tuple[str, str]]:
+        """(item, error) of what was left out, split by split in the order of the source."""
+        return [(each.item, each.error) for some in self.rejects.values() for each in some]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What the recipes counted in all splits that are at their end."""
+        return dict(sum((Counter(end.counts) for end in self.ended.values()), Counter()))
 
     def num_samples(self, folder: str) -> int:
         """Return how many samples the finished shards of a target have."""

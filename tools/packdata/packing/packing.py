@@ -39,21 +39,18 @@ from packdata.packing.journal import (
     Reached,
     State,
     differences,
-    named,
     parse_journal,
-    parse_rejects,
-    rejects_bytes,
 )
 from packdata.packing.provenance import PLAN
 from packdata.packing.shards import Format, named_by_hash
 from packdata.packing.store import (
-    already_there,
+    check_target,
     clear_parts,
-    datasets_below,
     is_made,
     manifests_at,
     name_at,
     publish,
+    rejected_at,
     sizes_at,
     store_of,
     unnamed,
@@ -63,9 +60,7 @@ from packdata.packing.target import (
     LOCK_NAME,
     PACKING_NAME,
     PARTS_NAME,
-    REJECTED_NAME,
     STAGED_NAME,
-    check_empty,
     digest_of,
     explained,
     locked,
@@ -187,8 +182,8 @@ class Packing:
         if not self._overwrite and any(self._store.in_folder(PARTS_NAME)):
             hint = "Run 'packdata finish' to join them, or pass overwrite=True to drop them"
             raise PackError("unfinished packing in parts", self.dst, hint)
-        is_alone, overwrite = self.kind != "command", self._overwrite or self._grows
-        check_target(self.dst, self.folders, overwrite=overwrite, is_alone=is_alone)
+        overwrite, is_alone = self._overwrite or self._grows, self.kind != "command"
+        check_target(self._store, self.folders, overwrite=overwrite, is_alone=is_alone)
 
     def _open_journal(self) -> Journal:
         """Open the journal that is there, if this packing continues it; else begin one."""
@@ -254,12 +249,11 @@ class Packing:
         def put() -> None:
             with self._explained(shown, "the shard cannot be written"):
                 try:
-                    info = named_by_hash(write_staged(path, columns, schema))
+                    info = named_by_hash(write_staged(path, columns, schema), name)
                 finally:
                     columns.clear()  # no memory is taken while the file is put in its place
                     self._room.release()
-                name = name_at(folder, info.file)
-                self._store.put_shard(name, path, info.size_bytes, info.xxh3_128)
+                self._put_shard(folder, path, info)
                 path.unlink(missing_ok=True)
                 if before is not None:  # the journal has shards in their order
                     before.result()
@@ -267,6 +261,10 @@ class Packing:
                 self._journal.append(line)
 
         self._under_way.append(self._pool.submit(put))
+
+    def _put_shard(self, folder: str, path: Path, info: ShardInfo) -> None:
+        name = name_at(folder, info.file)
+        self._store.put_shard(name, path, info.size_bytes, info.xxh3_128)
 
     def wait(self, num: int = 0) -> None:
         """Return once no more than so many shards are under way; PackError if one cannot be written."""
@@ -305,8 +303,7 @@ class Packing:
         infos = [named_by_hash(s.info, f"shard-{n:05d}") for n, s in enumerate(shards, first)]
 
         def put(shard: FileShard, info: ShardInfo) -> None:
-            name = name_at(folder, info.file)
-            self._store.put_shard(name, shard.fetch(), info.size_bytes, info.xxh3_128)
+            self._put_shard(folder, shard.fetch(), info)
 
         list(self._pool.map(put, shards, infos))
         for shard in shards:
@@ -316,11 +313,17 @@ class Packing:
     def _put_made(
         self, manifests: Mapping[str, Manifest], files: Mapping[str, Mapping[str, bytes]]
     ) -> None:
-        rejects = dict.fromkeys(() if self._grows else self.folders, b"")
-        if self.kind != "command":
-            rejects = {"": rejects_bytes(self.state.all_rejects)}
-        about = self._store, manifests, files, rejects
-        publish(*about, overwrite=self._overwrite, seen=self._seen)
+        rejected = {"": self.state.rejected}
+        if self.kind == "command":  # which packs all, or adds to what is there
+            rejected = {} if self._grows else {folder: [] for folder in self.folders}
+        publish(
+            self._store,
+            manifests,
+            files,
+            rejected=rejected,
+            overwrite=self._overwrite,
+            seen=self._seen,
+        )
 
     def manifests(self) -> dict[str, Manifest]:
         """Return the manifest of each target, once it is published."""
@@ -330,9 +333,7 @@ class Packing:
 
     def rejected(self) -> list[tuple[str, str]]:
         """Return (item, error) of what was left out so far, or of what is published."""
-        if not self.is_published:
-            return named(self.state.all_rejects)
-        return parse_rejects(self._store.read(REJECTED_NAME)[0] or b"")
+        return rejected_at(self._store) if self.is_published else self.state.rejected
 
     def _leave(self) -> None:
         """Leave what it takes to go on."""
@@ -361,26 +362,3 @@ def write_staged(path: Path, columns: Mapping[str, Column], schema: Schema) -> S
             raise
         # LMDB says EIO.
         raise OSError(os.strerror(errno.ENOSPC) if is_full else str(error)) from error
-
-
-def check_target(
-    dst: Path, folders: Sequence[str], *, overwrite: bool, is_alone: bool = True
-) -> None:
-    """Raise PackError if something is where datasets are to be made; ManifestError if it is damaged.
-
-    Args:
-        dst: The destination, a folder or a URL.
-        folders: The datasets below it.
-        overwrite: Datasets in these folders may be there: they are replaced.
-        is_alone: No other dataset may be below the destination.
-    """
-    store = store_of(dst)
-    there = [*manifests_at(store, dict.fromkeys(("", *folders)))]
-    below = datasets_below(store) if is_alone and not is_url(dst) else []
-    if others := {*there, *below} - {*folders}:
-        hint = "Datasets are replaced in the same places only: remove that one, or choose another folder"
-        raise PackError("another packed dataset exists", dst / min(others), hint)
-    if there and not overwrite:
-        raise already_there(dst / there[0])
-    if not there and not is_url(dst):
-        check_empty(dst, {*folders, *([""] if is_alone else [])})

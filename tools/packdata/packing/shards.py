@@ -177,10 +177,9 @@ def _block_ends(block: Block) -> npt.NDArray[np.int64]:
     return np.cumsum(sizes, out=sizes)
 
 
-def named_by_hash(shard: ShardInfo, name: str = "") -> ShardInfo:
+def named_by_hash(shard: ShardInfo, name: str) -> ShardInfo:
     """Return a shard under its name in a dataset, which holds its hash: ``NAME-HASH.lmdb``."""
-    own, _, suffix = shard.file.rpartition(".")
-    return shard._replace(file=f"{name or own}-{shard.xxh3_128}.{suffix}")
+    return shard._replace(file=f"{name}-{shard.xxh3_128}.{shard_format(shard.file)}")
 
 
 def shard_format(name: str) -> Format:

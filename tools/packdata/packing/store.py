@@ -11,6 +11,7 @@ Shards come first, under names that hold their hash; then the manifests are swap
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import uuid
@@ -27,6 +28,7 @@ from loaders.remote.url import URL, is_url
 from loaders.remote.wire import Entry
 from loaders.system.publish import publish_bytes, sync_folder
 from loaders.system.regular import read_regular
+from loaders.text import printable_json
 from packdata.bucket import Bucket
 from packdata.describe import counted
 from packdata.packing.provenance import PLAN
@@ -35,12 +37,13 @@ from packdata.packing.target import (
     PARTS_NAME,
     REJECTED_NAME,
     STORED_SHARD,
+    check_empty,
     explained,
     make_folder,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from loaders.data.manifest import ShardInfo
@@ -243,18 +246,52 @@ def is_made(store: Store, folders: Collection[str], digest: str) -> bool:
     )
 
 
-def already_there(folder: Path) -> PackError:
-    """Return the error that a dataset is where another would go."""
+def check_target(
+    store: Store, folders: Collection[str], *, overwrite: bool, is_alone: bool = True
+) -> None:
+    """Raise PackError if something is where datasets are to be made; ManifestError if it is damaged.
+
+    Args:
+        store: The destination.
+        folders: The datasets below it.
+        overwrite: Datasets in these folders may be there: they are replaced.
+        is_alone: No other dataset may be below the destination.
+    """
+    there = [*manifests_at(store, dict.fromkeys(("", *folders)))]
+    below = datasets_below(store) if is_alone and not is_url(store.url) else []
+    if others := {*there, *below} - {*folders}:
+        hint = "Datasets are replaced in the same places only: remove that one, or choose another folder"
+        raise PackError("another packed dataset exists", store.url / min(others), hint)
+    if there and not overwrite:
+        raise _already_there(store.url / there[0])
+    if not there and not is_url(store.url):
+        check_empty(store.url, {*folders, *([""] if is_alone else [])})
+
+
+def _already_there(folder: Path) -> PackError:
     hint = "Pass overwrite=True to replace that; 'packdata extend' adds samples"
     return PackError("a packed dataset exists", folder, hint)
+
+
+def rejected_at(store: Store) -> list[tuple[str, str]]:
+    """Return (item, error) of what was left out of the datasets at a place."""
+    lines = (store.read(REJECTED_NAME)[0] or b"").splitlines()
+    return [(line["item"], line["error"]) for line in map(json.loads, lines)]
+
+
+def _rejected_bytes(rejected: Iterable[tuple[str, str]]) -> bytes:
+    """Return what ``rejected.jsonl`` holds, escaped as the manifest is."""
+    lines = (json.dumps({"item": i, "error": e}, ensure_ascii=False) for i, e in rejected)
+    text = "".join(f"{printable_json(line)}\n" for line in lines)
+    return text.encode(errors="backslashreplace")
 
 
 def publish(
     store: Store,
     manifests: Mapping[str, Manifest],
     files: Mapping[str, Mapping[str, bytes]],
-    rejects: Mapping[str, bytes],
     *,
+    rejected: Mapping[str, Sequence[tuple[str, str]]],
     overwrite: bool = False,
     seen: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> bool:
@@ -264,7 +301,7 @@ def publish(
         store: The target.
         manifests: Of each dataset, by its folder.
         files: The files that its schema names, by their names.
-        rejects: What ``rejected.jsonl`` is to hold, by folder: if it is nothing, the file that is there goes.
+        rejected: (item, error) for ``rejected.jsonl``, by folder: if there is none, the file that is there goes.
         overwrite: Replace other datasets.
         seen: Marks of the manifests to replace, by folder; without one, the manifest that is there now is replaced.
 
@@ -278,7 +315,7 @@ def publish(
         if there == manifest_bytes(manifest):
             continue
         if there is not None and folder not in seen and not overwrite:
-            raise already_there(store.url / folder)
+            raise _already_there(store.url / folder)
         marks[folder] = {} if there is None else dict(seen.get(folder, mark))
         if there is not None:
             old |= files_of(folder, parse_manifest(there, store.url / folder / MANIFEST_NAME))
@@ -289,11 +326,12 @@ def publish(
     for folder, beside in files.items():
         for name, data in beside.items():
             store.put(name_at(folder, name), data)
-    for folder, data in rejects.items():
-        if data:
-            store.put(name_at(folder, REJECTED_NAME), data)
-        elif store.read(name_at(folder, REJECTED_NAME))[0] is not None:  # of what is replaced
-            store.delete(name_at(folder, REJECTED_NAME))
+    for folder, items in rejected.items():
+        name = name_at(folder, REJECTED_NAME)
+        if items:
+            store.put(name, _rejected_bytes(items))
+        elif store.read(name)[0] is not None:  # of what is replaced
+            store.delete(name)
     for folder, mark in marks.items():
         swap(store, folder, manifests[folder], mark)
     if not is_url(store.url):

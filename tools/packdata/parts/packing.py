@@ -18,6 +18,7 @@ import re
 import shutil
 import socket
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -36,19 +37,13 @@ from packdata.bucket import target_at
 from packdata.claimed import claimed_folder
 from packdata.describe import counted, few
 from packdata.packing.engine import Run, counted_folders, plan_of, targets_of, why_rejected
-from packdata.packing.journal import (
-    State,
-    differences,
-    named,
-    parse_journal,
-    parse_rejects,
-    rejects_bytes,
-)
-from packdata.packing.packing import Packing, check_target
+from packdata.packing.journal import State, differences, parse_journal
+from packdata.packing.packing import Packing
 from packdata.packing.provenance import PLAN
 from packdata.packing.shards import DEFAULT_SHARD_BYTES
 from packdata.packing.store import (
     Store,
+    check_target,
     clear_parts,
     datasets_below,
     is_made,
@@ -57,6 +52,7 @@ from packdata.packing.store import (
     manifests_at,
     name_at,
     publish,
+    rejected_at,
     store_of,
     unnamed,
 )
@@ -65,7 +61,6 @@ from packdata.packing.target import (
     JOURNAL_NAME,
     PACKING_NAME,
     PARTS_NAME,
-    REJECTED_NAME,
     digest_of,
     explained,
     locked,
@@ -110,7 +105,8 @@ def pack_part(
     with PartPacking(place, folders, plan, part, overwrite=overwrite) as packing:
         if packing.is_published:
             what = f"part {part} was packed earlier; nothing was read or written"
-            return nothing_done(place / packing.record, what, packing.rejected())
+            dst, rejected = place / packing.record, packing.rejected()
+            return summary_of(dst, {}, rejected=rejected, notes=[what])
         summary = run.pack(packing, part.cut(recipes))
     return replace(summary, dst=str(place / packing.record))
 
@@ -155,14 +151,14 @@ class PartPacking(Packing):
         elif not (
             differences(found.plan, self._plan)
             or any(lost_at(self._store, folder, each) for folder, each in found.shards.items())
-            or (self._overwrite and found.all_rejects)
+            or (self._overwrite and found.rejected)
         ):
             self.is_published, self.state = True, found
         return self.is_published
 
     def _check_target(self) -> None:
         """Make room for the part; PackError if something else is there."""
-        check_target(self.dst, self.folders, overwrite=self._overwrite)
+        check_target(self._store, self.folders, overwrite=self._overwrite)
         begun = self.dst / PACKING_NAME / JOURNAL_NAME
         if not (self._overwrite or is_url(self.dst)) and begun.exists():
             hint = "Finish with the command that began there, or pass overwrite=True"
@@ -199,7 +195,7 @@ class PartPacking(Packing):
 
     def rejected(self) -> list[tuple[str, str]]:
         """Return (item, error) of what was left out of the part so far."""
-        return named(self.state.all_rejects)
+        return self.state.rejected
 
 
 def _this_machine() -> str:
@@ -293,22 +289,27 @@ def _check_alike(dst: Path, parts: Sequence[State]) -> None:
             raise PackError(what, dst, "Pack one of them again as the other, with overwrite=True")
     for folder in first.folders:
         if not any(part.shards.get(folder) for part in parts):
-            rejects = [reject for part in parts for reject in part.all_rejects]
-            raise PackError("no sample that could be packed", dst / folder, why_rejected(rejects))
+            errors = [error for part in parts for _, error in part.rejected]
+            raise PackError("no sample that could be packed", dst / folder, why_rejected(errors))
 
 
 def _join(store: Store, parts: Sequence[State], began: float, *, overwrite: bool) -> Summary:
     joined = _joined(parts)
-    check_target(store.url, [*joined], overwrite=True)
+    check_target(store, joined, overwrite=True)
     files = {folder: _kept_files(store, folder, m.schema.files) for folder, m in joined.items()}
-    rejects = [reject for part in parts for reject in part.all_rejects]
-    about = store, joined, files, {"": rejects_bytes(rejects)}
-    notes = [] if publish(*about, overwrite=overwrite) else [_JOINED]
+    rejected = [each for part in parts for each in part.rejected]
+    is_new = publish(store, joined, files, rejected={"": rejected}, overwrite=overwrite)
     clear_parts(store)
-    made = store.url, joined, named(rejects), _first_folders([*joined], parts[0].plan)
-    ends = [end for part in parts for end in part.ended.values()]
-    summary = summary_of(*made, time.monotonic() - began, 0, notes, ends)
-    return replace(summary, amount=counted(len(parts), "part"))
+    return summary_of(
+        store.url,
+        joined,
+        counted_in=_first_folders([*joined], parts[0].plan),
+        rejected=rejected,
+        seconds=time.monotonic() - began,
+        notes=[] if is_new else [_JOINED],
+        amount=counted(len(parts), "part"),
+        counts=sum((Counter(part.counts) for part in parts), Counter()),
+    )
 
 
 def _joined(parts: Sequence[State]) -> dict[str, Manifest]:
@@ -354,13 +355,8 @@ def _nothing_left(store: Store) -> Summary:
     if not manifests_at(store, datasets_below(store)):
         hint = "'packdata images SRC... DST --part I/N' packs one, and so do tokens, tables and arrays"
         raise PackError("no parts found, and no dataset", store.url, hint)
-    rejected = parse_rejects(store.read(REJECTED_NAME)[0] or b"")
-    return nothing_done(store.url, "no parts found; nothing was written", rejected)
-
-
-def nothing_done(dst: Path | str, why: str, rejected: Sequence[tuple[str, str]]) -> Summary:
-    """Return the summary of what was done before."""
-    return Summary(str(dst), 0, 0, 0, tuple(rejected), 0, 0, (), (why,))
+    notes = ["no parts found; nothing was written"]
+    return summary_of(store.url, {}, rejected=rejected_at(store), notes=notes)
 
 
 def _note_deleted(store: Store, summary: Summary) -> Summary:
