@@ -14,11 +14,11 @@ import os
 import time
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from loaders.errors import LoadersError, PackError
 from loaders.remote.origin import get_defaults, set_defaults
-from loaders.remote.url import place_of
 from packdata.describe import counted
 from packdata.packing.engine import source_changed
 from packdata.packing.target import check_outside
@@ -27,10 +27,12 @@ from packdata.parts.part import Part
 from packdata.plan import described, ordered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
+    from types import EllipsisType
 
     from packdata.packing.progress import Progress
+    from packdata.packing.settings import OnError
     from packdata.packing.summary import Summary
     from packdata.plan import SourcePlan
 
@@ -52,11 +54,13 @@ def pack_on_ray(
     *,
     parts: int | None,
     address: str | None,
+    shard_bytes: int,
     workers: int | None,
+    on_error: OnError,
     overwrite: bool,
+    shuffle: int | EllipsisType | None,
     progress: Progress,
     note: Callable[[str], object],
-    **settings: Any,
 ) -> Summary:
     """Pack what was planned as tasks of Ray, and join the parts.
 
@@ -65,11 +69,13 @@ def pack_on_ray(
         dst: A folder that all nodes mount, or a URL.
         parts: How many; None for some of about 1 GB each.
         address: Of a running Ray (``auto``, ``HOST:PORT``, ``ray://...``); None starts one here, which ends with this.
+        shard_bytes: As of ``pack_recipes``; so are ``on_error`` and ``overwrite``.
         workers: Threads, and so cores, of each task; None for one.
-        overwrite: As of ``pack_recipes``.
+        on_error: What becomes of an item that cannot be packed.
+        overwrite: Replace the datasets that are there.
+        shuffle: As of ``pack_plan``.
         progress: Counts the samples of every part.
         note: Called with what is done where.
-        settings: The others of ``pack_recipes``.
 
     Raises:
         LoadersError: Ray is not installed.
@@ -77,15 +83,21 @@ def pack_on_ray(
         SourceError: An item cannot be packed.
     """
     check_outside(dst, plan.sources)
-    began = time.monotonic()
-    of, place, cores = parts or usual_parts(plan), place_of(dst).absolute(), workers or 1
-    settings |= {"format": plan.format, "workers": cores, "overwrite": overwrite}
-    recipes = ordered(plan, dst, settings)
+    began, of, cores = time.monotonic(), parts or usual_parts(plan), workers or 1
+    pack = partial(
+        pack_part,
+        recipes=ordered(plan, dst, shuffle),
+        dst=dst,
+        format=plan.format,
+        shard_bytes=shard_bytes,
+        workers=cores,
+        on_error=on_error,
+        overwrite=overwrite,
+    )
     with _ray(address) as ray:
         items = counted(sum(len(recipe) for _, recipe in plan.splits), "item")
         note(f"{items} in {counted(of, 'part')}, on {counted(len(ray.nodes()), 'node')}")
-        shared = ray.put((recipes, place, os.getcwd(), get_defaults(), settings))
-        samples = _pack_all(ray, shared, of, cores, progress)
+        samples = _pack_all(ray, pack, of, cores, progress)
     if not plan.is_unchanged():
         raise source_changed(dst)
     summary = finish(dst, overwrite=overwrite)
@@ -103,9 +115,12 @@ def _ray(address: str | None) -> Iterator[Any]:
     except ImportError as error:
         raise LoadersError("engine='ray' needs Ray: pip install 'loaders[ray]'") from error
     try:
-        dashboard = None if address else False
-        quiet = {"logging_level": "ERROR", "log_to_driver": False, "include_dashboard": dashboard}
-        ray.init(address or "local", **quiet)
+        ray.init(
+            address or "local",
+            logging_level="ERROR",
+            log_to_driver=False,
+            include_dashboard=None if address else False,
+        )
     except Exception as error:  # it also raises bare ones: where a node does not start in 30 s
         where = address or "this machine"
         raise LoadersError(f"cannot connect to Ray at {where}: {error}") from error
@@ -115,22 +130,27 @@ def _ray(address: str | None) -> Iterator[Any]:
         ray.shutdown()
 
 
-def _pack_one(job: Any, part: Part) -> tuple[int, int]:
+def _pack_one(
+    pack: Callable[[Part], Summary], part: Part, folder: str, remote: Mapping[str, Any]
+) -> tuple[int, int]:
     """Pack a part, in a task; return its samples and rejects."""
-    recipes, dst, folder, remote, settings = job
     os.chdir(folder)  # of the driver: sources may be relative to it
     if get_defaults() != remote:
         set_defaults(**remote)
-    summary = pack_part(recipes, dst, part, **settings)
+    summary = pack(part)
     return summary.samples, len(summary.rejected)
 
 
-def _pack_all(ray: Any, job: Any, of: int, cores: int, progress: Progress) -> int:
+def _pack_all(
+    ray: Any, pack: Callable[[Part], Summary], of: int, cores: int, progress: Progress
+) -> int:
     """Pack all parts; return how many samples that made."""
     task = ray.remote(_pack_one).options(num_cpus=cores, max_retries=_MAX_RETRIES)
+    shared, folder, remote = ray.put(pack), os.getcwd(), get_defaults()
+    parts = (Part(number, of) for number in range(of))
+    running = {task.remote(shared, part, folder, remote): part for part in parts}
     packed = rejected = 0
     progress.start(None, 0)
-    running = {task.remote(job, part): part for part in (Part(i, of) for i in range(of))}
     try:
         while running:
             _check_room(ray, cores)

@@ -168,13 +168,34 @@ def _pack(args: Namespace, plan: SourcePlan) -> Summary:
     from packdata.cluster import pack_on_ray
     from packdata.plan import pack_plan
 
-    settings = given(args, ("shard_bytes", "workers", "on_error", "overwrite", "shuffle"))
-    settings["progress"] = Meter("packed", args.unit)
+    meter = Meter("packed", args.unit)
+    shuffle = getattr(args, "shuffle", ...)
     try:
         if args.engine is None:
-            return pack_plan(plan, args.dst, part=args.part, **settings)
-        settings |= given(args, ("parts", "address"))
-        return pack_on_ray(plan, args.dst, note=show_note, **settings)
+            return pack_plan(
+                plan,
+                args.dst,
+                shard_bytes=args.shard_bytes,
+                workers=args.workers,
+                on_error=args.on_error,
+                overwrite=args.overwrite,
+                part=args.part,
+                shuffle=shuffle,
+                progress=meter,
+            )
+        return pack_on_ray(
+            plan,
+            args.dst,
+            parts=args.parts,
+            address=args.address,
+            shard_bytes=args.shard_bytes,
+            workers=args.workers,
+            on_error=args.on_error,
+            overwrite=args.overwrite,
+            shuffle=shuffle,
+            progress=meter,
+            note=show_note,
+        )
     except SourceError as error:
         if args.on_error == "fail":
             what = f"stopped at the first {args.item} that cannot be packed"

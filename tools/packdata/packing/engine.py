@@ -45,7 +45,9 @@ from packdata.recipe import Block, nbytes_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
+    from typing import Unpack
 
+    from packdata.packing.settings import RunSettings
     from packdata.recipe import Recipe, Records, Target
 
 _MAX_BLOCK_BYTES = 64 << 20  # of blocks in flight
@@ -62,9 +64,16 @@ class Outcome(NamedTuple):
     nbytes: int = 0  # about what it holds
 
 
-def pack_recipe(recipe: Recipe, dst: Path | str, *, format: Format, **settings: Any) -> Summary:
+def pack_recipe(
+    recipe: Recipe,
+    dst: Path | str,
+    *,
+    format: Format,
+    overwrite: bool = False,
+    **settings: Unpack[RunSettings],
+) -> Summary:
     """Pack what one recipe makes; see ``pack_recipes``."""
-    return pack_recipes([("", recipe)], dst, format=format, **settings)
+    return pack_recipes([("", recipe)], dst, format=format, overwrite=overwrite, **settings)
 
 
 def pack_recipes(
@@ -104,7 +113,7 @@ def pack_recipes(
         ValueError: An option is out of range.
     """
     run = Run(format, shard_bytes, workers, on_error, progress, is_unchanged)
-    plan = plan_of(splits, format, shard_bytes)
+    plan = run.plan_of(splits)
     with Packing(target_at(dst), [*targets_of(*splits)], plan, overwrite=overwrite) as packing:
         return run.pack(packing, splits)
 
@@ -127,6 +136,18 @@ class Run:
         one_of("on_error", self.on_error, ON_ERROR)
         self.num_workers, self._began = check_workers(self.workers), time.monotonic()
         self.shown = Quiet() if self.progress is None else self.progress
+
+    def plan_of(self, splits: Sequence[tuple[str, Recipe]]) -> dict[str, str]:
+        """Return all that decides what recipes become, flat; see ``pack_recipes``."""
+        identities = {split: dict(recipe.identity) for split, recipe in splits}
+        plan = {
+            "recipe": identities.get("", identities),
+            "fields": {f: target.schema.to_json() for f, target in targets_of(*splits).items()},
+            "format": self.format,
+            "shard_bytes": self.shard_bytes,
+            "packer": PACKER,
+        }
+        return flatten_plan(plan)
 
     def pack(self, packing: Packing, splits: Sequence[tuple[str, Recipe]]) -> Summary:
         """Pack what is left of the splits, and publish it."""
@@ -202,24 +223,6 @@ def source_changed(dst: Path | str, where: str = "") -> PackError:
     """Return the error that a source is not what was listed, or what an earlier run has packed."""
     hint = "Pass overwrite=True to start anew; nothing was published"
     return PackError(f"the source changed while it was packed{where}", dst, hint)
-
-
-def plan_of(
-    splits: Sequence[tuple[str, Recipe]],
-    format: Format,
-    shard_bytes: int,
-    share: Mapping[str, Any] | None = None,
-) -> dict[str, str]:
-    """Return all that decides what recipes become, flat; see ``pack_recipes``."""
-    identities = {split: dict(recipe.identity) for split, recipe in splits}
-    plan = {
-        "recipe": identities.get("", identities),
-        "fields": {f: target.schema.to_json() for f, target in targets_of(*splits).items()},
-        "format": format,
-        "shard_bytes": shard_bytes,
-        "packer": PACKER,
-    }
-    return flatten_plan(plan if share is None else plan | {"part": share})
 
 
 def targets_of(*splits: tuple[str, Recipe]) -> dict[str, Target]:

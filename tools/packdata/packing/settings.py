@@ -15,7 +15,7 @@ ON_ERROR = get_args(OnError)
 _T = TypeVar("_T")
 
 
-class PackSettings(TypedDict, total=False):
+class RunSettings(TypedDict, total=False):
     """Keyword arguments that other functions pass on to ``pack_recipes``, which has the defaults.
 
     Attributes:
@@ -24,17 +24,25 @@ class PackSettings(TypedDict, total=False):
             on it.
         on_error: ``"fail"`` stops at an item that cannot be packed, ``"skip"`` leaves it out and
             lists it.
-        overwrite: Replace the datasets that are there.
         progress: Called for every sample.
-        part: Pack this part of the items alone, ``"I/N"``; ``packdata.parts.packing.finish`` joins them all.
-        shuffle: A seed: pack in an order drawn by it, as ``--shuffle`` of the command does; None keeps the source's.
     """
 
     shard_bytes: int
     workers: int | None
     on_error: OnError
-    overwrite: bool
     progress: Progress | None
+
+
+class PackSettings(RunSettings, total=False):
+    """Those that ``pack_plan`` takes.
+
+    Attributes:
+        overwrite: Replace the datasets that are there.
+        part: Pack this part of the items alone, ``"I/N"``; ``packdata.parts.packing.finish`` joins them all.
+        shuffle: A seed: pack in an order drawn by it, as ``--shuffle`` of the command does; None keeps the source's.
+    """
+
+    overwrite: bool
     part: str | None
     shuffle: int | None
 

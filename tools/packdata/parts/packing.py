@@ -36,11 +36,10 @@ from loaders.schema import Schema
 from packdata.bucket import target_at
 from packdata.claimed import claimed_folder
 from packdata.describe import counted, few
-from packdata.packing.engine import Run, counted_folders, plan_of, targets_of, why_rejected
-from packdata.packing.journal import State, differences, parse_journal
+from packdata.packing.engine import Run, counted_folders, targets_of, why_rejected
+from packdata.packing.journal import State, differences, flatten_plan, parse_journal
 from packdata.packing.packing import Packing
 from packdata.packing.provenance import PLAN
-from packdata.packing.shards import DEFAULT_SHARD_BYTES
 from packdata.packing.store import (
     Store,
     check_target,
@@ -68,8 +67,10 @@ from packdata.packing.target import (
 from packdata.parts.part import Part, versions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from typing import Unpack
 
+    from packdata.packing.settings import RunSettings
     from packdata.packing.shards import Format
     from packdata.recipe import Recipe
 
@@ -83,24 +84,24 @@ _THREADS = 16  # that wait for a store, or a network drive
 
 
 def pack_part(
+    part: Part,
     recipes: Sequence[tuple[str, Recipe]],
     dst: Path | str,
-    part: Part,
     *,
     format: Format,
-    shard_bytes: int = DEFAULT_SHARD_BYTES,
     overwrite: bool = False,
-    **settings: Any,
+    is_unchanged: Callable[[], bool] = lambda: True,
+    **settings: Unpack[RunSettings],
 ) -> Summary:
-    """Pack one part of recipes below ``dst``; the arguments beside ``part`` are those of ``pack_recipes``.
+    """Pack one part of recipes below ``dst``; the other arguments are those of ``pack_recipes``.
 
     Raises:
         SourceError: An item cannot be packed, and is not to be left out.
         PackError: The target cannot be written, or holds something else: also parts made with other options.
     """
-    run = Run(format, shard_bytes, **settings)
+    run = Run(format, is_unchanged=is_unchanged, **settings)
     share = {"of": part.of, "counted": counted_folders(recipes), "versions": versions()}
-    plan = plan_of(recipes, format, shard_bytes, share)
+    plan = run.plan_of(recipes) | flatten_plan({"part": share})
     place, folders = target_at(dst), [*targets_of(*recipes)]
     with PartPacking(place, folders, plan, part, overwrite=overwrite) as packing:
         if packing.is_published:
