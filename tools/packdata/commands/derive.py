@@ -14,7 +14,7 @@ from packdata.commands.common import (
     WORKERS,
     argument,
     command,
-    given,
+    declared,
     place,
     seed,
     shard_size,
@@ -85,11 +85,20 @@ def copy(args: Namespace) -> int:
     from packdata.packed.derive import CopyOptions, copy_dataset
 
     with usage_errors(args, schema=True):
-        options = CopyOptions(**given(args, args.declared))
-    how = given(args, ("format", "shard_bytes", "overwrite", "workers"))
-    how |= {"progress": Meter("writing", "samples"), "note": show_note}
+        options = CopyOptions(**declared(args))
     with usage_errors(args, schema=False):
-        return _show(args, {"": copy_dataset(args.src, args.dst, options, **how)})
+        made = copy_dataset(
+            args.src,
+            args.dst,
+            options,
+            format=args.format,
+            shard_bytes=args.shard_bytes,
+            workers=args.workers,
+            overwrite=args.overwrite,
+            progress=Meter("writing", "samples"),
+            note=show_note,
+        )
+    return _show(args, {"": made})
 
 
 def _parse_part(text: str) -> tuple[str, float]:
@@ -135,10 +144,21 @@ def split(args: Namespace) -> int:
     parts = dict(args.parts)
     if len(parts) < len(args.parts):
         args.parser.error(f"duplicate part in --parts, got {', '.join(n for n, _ in args.parts)}")
-    how = given(args, ("by", "stratify", "seed", "format", "shard_bytes", "overwrite"))
-    how |= {"progress": Meter("writing", "samples"), "note": show_note}
     with usage_errors(args, schema=False):
-        return _show(args, derive.split(args.src, args.dst, parts, **how))
+        made = derive.split(
+            args.src,
+            args.dst,
+            parts,
+            by=args.by,
+            stratify=args.stratify,
+            seed=args.seed,
+            format=args.format,
+            shard_bytes=args.shard_bytes,
+            overwrite=args.overwrite,
+            progress=Meter("writing", "samples"),
+            note=show_note,
+        )
+    return _show(args, made)
 
 
 @command(
@@ -157,9 +177,15 @@ def merge(args: Namespace) -> int:
     """
     from packdata.packed import derive
 
-    how = given(args, ("overwrite", "shard_bytes"))
-    how |= {"link": not args.no_link, "note": show_note}
-    return _show(args, {"": derive.merge(args.dst, args.src, **how)})
+    made = derive.merge(
+        args.dst,
+        args.src,
+        link=not args.no_link,
+        overwrite=args.overwrite,
+        shard_bytes=args.shard_bytes,
+        note=show_note,
+    )
+    return _show(args, {"": made})
 
 
 @command(

@@ -20,7 +20,6 @@ from packdata.commands.common import (
     argument,
     command,
     datasets_at,
-    given,
     number,
     place,
     seed,
@@ -154,7 +153,7 @@ def stats(args: Namespace) -> int:
     from packdata.inspect.stats import stats
 
     meter = Meter("reading", "samples")
-    found = stats(args.dataset, **given(args, ("limit", "workers")), progress=meter)
+    found = stats(args.dataset, limit=args.limit, workers=args.workers, progress=meter)
     show_result(args, found.to_json(), _stats_lines(found))
     return 0
 
@@ -229,9 +228,16 @@ def verify(args: Namespace) -> int:
 
     if not args.dataset.is_dir():
         read_manifest(args.dataset)  # says what is there instead: a wrong path is no fault
-    how = given(args, ("quick", "decode", "workers"))
-    meters = ((folder, Meter("verifying", "bytes")) for folder in datasets_at(args.dataset))
-    reports = [verify(folder, **how, progress=meter) for folder, meter in meters]
+    reports = [
+        verify(
+            folder,
+            quick=args.quick,
+            decode=args.decode,
+            workers=args.workers,
+            progress=Meter("verifying", "bytes"),
+        )
+        for folder in datasets_at(args.dataset)
+    ]
     found = [report.to_json() for report in reports]
     _show_each(args, found, chain.from_iterable(map(_verify_lines, reports)))
     return 0 if all(report.ok for report in reports) else 1

@@ -99,8 +99,10 @@ def _write_items(path: Path, items: Mapping[bytes, Any]) -> None:
     # machine's page size), so that the bytes do too.
     pages = sum(2 + (nbytes + _HEADER) // mmap.PAGESIZE for nbytes in sizes.values())
     map_size = (2 * pages + 64) * mmap.PAGESIZE
-    how = {"map_size": map_size, "sync": False, "meminit": True}
-    with _opened(path, **how) as env, env.begin(write=True) as txn:
+    with (
+        _opened(path, map_size=map_size, sync=False, meminit=True) as env,
+        env.begin(write=True) as txn,
+    ):
         for key in sorted(items):
             txn.put(key, items[key], append=True)
 

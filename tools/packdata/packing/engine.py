@@ -16,7 +16,6 @@ from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -28,7 +27,7 @@ from packdata.bucket import target_at
 from packdata.describe import counted
 from packdata.packing.journal import Reached, Reject, flatten_plan
 from packdata.packing.packing import MADE, Made, Packing
-from packdata.packing.pool import OrderedPool
+from packdata.packing.pool import MAX_RESULT_BYTES, OrderedPool
 from packdata.packing.progress import Progress, Quiet
 from packdata.packing.provenance import PACKER
 from packdata.packing.settings import ON_ERROR, OnError, check_workers
@@ -205,10 +204,10 @@ class Run:
     def _pack_split(self, packing: Packing, split: str, recipe: Recipe) -> None:
         from packdata.reading import fetched_ahead  # late: --help is quick without
 
-        # Blocks are alike, so that a few are enough to keep all workers busy.
-        limit = {"max_bytes": _MAX_BLOCK_BYTES} if recipe.is_of_blocks else {}
         encode, targets = partial(_encode, recipe, self.format), targets_of((split, recipe))
-        with SplitPacker(self, packing, split, targets, encode, **limit) as packer:
+        # Blocks are alike, so that a few are enough to keep all workers busy.
+        most = _MAX_BLOCK_BYTES if recipe.is_of_blocks else MAX_RESULT_BYTES
+        with SplitPacker(self, packing, split, targets, encode, most) as packer:
             with closing(fetched_ahead(recipe.items(packer.num_items))) as items:
                 for item in items:
                     packer.put(item)
@@ -240,8 +239,11 @@ def targets_of(*splits: tuple[str, Recipe]) -> dict[str, Target]:
 
 def counted_folders(splits: Sequence[tuple[str, Recipe]]) -> list[str]:
     """Return the folders that hold each sample once between them."""
-    folders = ([*targets_of(each)][: None if each[1].divides else 1] for each in splits)
-    return [*chain(*folders)]
+    found: list[str] = []
+    for split, recipe in splits:
+        folders = [*targets_of((split, recipe))]
+        found += folders if recipe.divides else folders[:1]
+    return found
 
 
 def _encode(recipe: Recipe, format: Format, numbered: tuple[int, Any]) -> Outcome:
@@ -281,7 +283,7 @@ class SplitPacker:
         split: str,
         targets: Mapping[str, Target],
         encode: Callable[[tuple[int, Any]], Outcome],
-        **limit: int,  # of ``OrderedPool``
+        max_bytes: int = MAX_RESULT_BYTES,  # of outcomes in flight
     ) -> None:
         self._run, self._packing, self._split = run, packing, split
         state = packing.state
@@ -297,7 +299,7 @@ class SplitPacker:
         self._counts_before = self._counts  # the item under way, of which a shard may hold a part
         self._expected = {reject.number for reject in state.rejects.get(split, ())}
         self._rejects: list[Reject] = []
-        self._pool = OrderedPool(encode, run.num_workers, attrgetter("nbytes"), **limit)
+        self._pool = OrderedPool(encode, run.num_workers, attrgetter("nbytes"), max_bytes)
 
     def __enter__(self) -> Self:
         return self

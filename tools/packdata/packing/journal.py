@@ -67,8 +67,13 @@ class Reached:
 
     def to_json(self) -> dict[str, Any]:
         """Return the place as JSON types."""
-        about = {"items": self.items, "rows": self.rows, "split": self.split}
-        return about | {"rejects": list(self.rejects), "counts": dict(self.counts)}
+        return {
+            "items": self.items,
+            "rows": self.rows,
+            "split": self.split,
+            "rejects": list(self.rejects),
+            "counts": dict(self.counts),
+        }
 
 
 @dataclass(slots=True)
@@ -164,8 +169,13 @@ class Journal:
     @classmethod
     def create(cls, path: Path, state: State) -> Journal:
         """Start a journal, replacing one that is there."""
-        about = {"plan": dict(state.plan), "kind": state.kind, "folders": list(state.folders)}
-        line = _dump({"journal": JOURNAL_VERSION, **about})
+        header = {
+            "journal": JOURNAL_VERSION,
+            "plan": dict(state.plan),
+            "kind": state.kind,
+            "folders": list(state.folders),
+        }
+        line = _dump(header)
         publish_bytes(path, line)
         state.size = len(line)
         return cls(path, state)

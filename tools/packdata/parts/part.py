@@ -74,31 +74,31 @@ class Part:
         """Return what is this part's of the recipe of each split."""
         start, stop = self.bounds(sum(len(recipe) for _, recipe in splits))
         cut: list[tuple[str, Recipe]] = []
+        first = 0  # item of the split
         for split, recipe in splits:
-            inside = (min(max(0, at), len(recipe)) for at in (start, stop))
-            cut.append((split, PartRecipe(recipe, *inside)))
-            start, stop = start - len(recipe), stop - len(recipe)
+            inside = range(len(recipe))[max(0, start - first) : max(0, stop - first)]
+            cut.append((split, PartRecipe(recipe, inside)))
+            first += len(recipe)
         return cut
 
 
 class PartRecipe(Recipe):
     """The items of a recipe from one number to another."""
 
-    def __init__(self, recipe: Recipe, start: int, stop: int) -> None:
-        self._recipe, self._start, self._stop = recipe, start, stop
+    def __init__(self, recipe: Recipe, inside: range) -> None:
+        self._recipe, self._inside = recipe, inside
         self.targets, self.identity = recipe.targets, recipe.identity
         self.provenance, self.tally = recipe.provenance, recipe.tally
         self.is_of_blocks, self.divides = recipe.is_of_blocks, recipe.divides
         self.why_empty = recipe.why_empty
-        is_whole = stop - start == len(recipe)
-        self.num_samples = recipe.num_samples if is_whole else None
+        self.num_samples = recipe.num_samples if len(inside) == len(recipe) else None
 
     def __len__(self) -> int:
-        return self._stop - self._start
+        return len(self._inside)
 
     def items(self, start: int) -> Iterator[Any]:
         """Yield its items."""
-        return islice(self._recipe.items(self._start + start), len(self) - start)
+        return islice(self._recipe.items(self._inside.start + start), len(self) - start)
 
     def name(self, item: Any) -> str:
         """Return the place of an item."""
@@ -120,7 +120,7 @@ class ShuffledRecipe(PartRecipe):
         if not can_shuffle(recipe):
             what = "shuffle= takes pictures and arrays that are files of their own, in folders or a list"
             raise SchemaError(what)
-        super().__init__(recipe, 0, len(recipe))
+        super().__init__(recipe, range(len(recipe)))
         self.identity = {**recipe.identity, "shuffle": seed}
         self.provenance = {**recipe.provenance, "shuffle": seed}
         self._seed = seed
@@ -140,8 +140,12 @@ class ShuffledRecipe(PartRecipe):
 
     def encode(self, item: Any) -> Sequence[Records | Block]:
         """Return the records of an item."""
-        key, encode = key64(self._seed, _SHUFFLE, item.number), self._recipe.encode
-        return encode(item.item, *[partial(_drawn, key)] if self.is_of_blocks else ())
+        if not self.is_of_blocks:
+            return self._recipe.encode(item.item)
+        encode_in_order: Any = self._recipe.encode  # of blocks, which takes an order, too
+        draw = partial(_drawn, key64(self._seed, _SHUFFLE, item.number))
+        blocks: Sequence[Block] = encode_in_order(item.item, draw)
+        return blocks
 
 
 def _drawn(key: int, of: int | Sequence[int]) -> npt.NDArray[np.int64]:
