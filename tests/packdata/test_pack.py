@@ -249,7 +249,7 @@ def test_a_defect_of_the_recipe_surfaces_with_its_item(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError) as caught:
         pack_recipe(BrokenRecipe(100), tmp_path, format="lmdb", on_error="skip")
 
-    assert caught.value.__notes__ == ["while packing number 7, item 7"]
+    assert caught.value.__notes__ == ["while packing number 7"]
 
 
 class UnreadableRecipe(NumbersRecipe):

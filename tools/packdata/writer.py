@@ -14,8 +14,9 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sized
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 from loaders.checks import as_list, shown, whole_number
 from loaders.codecs.heads import MAX_PICTURE_MB
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from packdata.values import Prepared
 
 KEY = "key"
+_PreparedT = TypeVar("_PreparedT", bound="Prepared")
 _PIECE_BYTES = 4 << 20
 _USUAL_ROW_BYTES = 256  # of what does not tell its size, such as a list of texts
 
@@ -239,7 +241,10 @@ class Writer:
 
     def _prepared(self, name: str, values: Mapping[str, Any]) -> _Sample:
         self._check_fields(values, name)
-        prepared = self._made(name, values, self._preparers)
+        prepared = self._made(
+            name,
+            {field: partial(self._preparers[field], value) for field, value in values.items()},
+        )
         if isinstance(self._fields.get(KEY), Text):
             if values[KEY] in self._keys:
                 raise CodecError(f"{name}, field 'key': another sample has this key")
@@ -247,13 +252,13 @@ class Writer:
         return _Sample(name, prepared)
 
     def _made(
-        self, name: str, values: Mapping[str, Any], preparers: Mapping[str, Preparer] | None = None
-    ) -> dict[str, Any]:
+        self, name: str, makers: Mapping[str, Callable[[], _PreparedT]]
+    ) -> dict[str, _PreparedT]:
         """Prepare the values of a sample, or encode prepared ones; an error says of which sample and field."""
-        made, field = dict[str, Any](), ""
+        made, field = dict[str, _PreparedT](), ""
         try:
-            for field, value in values.items():
-                made[field] = value.make() if preparers is None else preparers[field](value)
+            for field, make in makers.items():
+                made[field] = make()
             field = ""
             check_sizes({n: each.size for n, each in made.items()}, self._fields)
         except LoadersError as error:
@@ -281,22 +286,22 @@ class Writer:
             self._packer = self._open.enter_context(packer)
         return self._packer
 
-    def _encode(self, numbered: tuple[int, _Sample]) -> Outcome:
+    def _encode(self, sample: _Sample) -> Outcome:
         """Return what became of a sample; runs on the threads."""
-        number, (name, values, refused) = numbered
+        name, values, refused = sample
         try:
             if refused is not None:
                 raise refused
-            encoded = self._made(name, values)
+            encoded = self._made(name, {field: value.make for field, value in values.items()})
         except LoadersError as error:
-            return Outcome(number, (), [(name, error)])
+            return Outcome((), [(name, error)])
         records = {n: each.record for n, each in encoded.items()}
         try:
             check_records(records, self._schema, self._run.format)
         except CodecError as error:
-            return Outcome(number, (), [(name, _placed(error, name, ""))])
+            return Outcome((), [(name, _placed(error, name, ""))])
         given = sum(value.nbytes for value in values.values())
-        return Outcome(number, [records], nbytes=max(given, nbytes_of(records)))
+        return Outcome([records], nbytes=max(given, nbytes_of(records)))
 
     def close(self) -> Summary:
         """Encode what is left and publish the dataset; may be called twice.

@@ -55,7 +55,6 @@ _MAX_BLOCK_BYTES = 64 << 20  # of blocks in flight
 class Outcome(NamedTuple):
     """What became of an item."""
 
-    number: int
     records: Sequence[Records | Block] = ()  # one per target; none if the item was left out
     # Names and errors of what was left out: the item, or some of its block.
     rejects: Sequence[tuple[str, LoadersError]] = ()
@@ -246,9 +245,8 @@ def counted_folders(splits: Sequence[tuple[str, Recipe]]) -> list[str]:
     return found
 
 
-def _encode(recipe: Recipe, format: Format, numbered: tuple[int, Any]) -> Outcome:
+def _encode(recipe: Recipe, format: Format, item: Any) -> Outcome:
     """Return what became of an item; runs on the threads."""
-    number, item = numbered
     try:
         records = recipe.encode(item)
         for each, target in zip(records, recipe.targets, strict=True):
@@ -258,22 +256,22 @@ def _encode(recipe: Recipe, format: Format, numbered: tuple[int, Any]) -> Outcom
         if not isinstance(why, SourceError):
             why = SourceError(str(error), name)
             why.__cause__ = error
-        return Outcome(number, (), [(name, why)], recipe.tally.take())
+        return Outcome((), [(name, why)], recipe.tally.take())
     except LoadersError:  # of a damaged shard, a store: with its place
         raise
     except Exception as error:
-        error.add_note(f"while packing {recipe.name(item)}, item {number}")
+        error.add_note(f"while packing {recipe.name(item)}")
         raise
     errors = records[0].rejects if isinstance(records[0], Block) else ()
     rejects = [(str(error.path), error) for error in errors]
-    return Outcome(number, records, rejects, recipe.tally.take(), sum(map(nbytes_of, records)))
+    return Outcome(records, rejects, recipe.tally.take(), sum(map(nbytes_of, records)))
 
 
 class SplitPacker:
     """Packs the items of one split into the shards of its targets, by their folder, from where those end.
 
-    Items are numbered, and encoded on threads (``encode``); what becomes of them is taken in order. The next one has
-    the number ``num_items``.
+    Items are encoded on threads (``encode``); what becomes of them is taken in order. The next one to be handed over
+    has the number ``num_items``.
     """
 
     def __init__(
@@ -282,7 +280,7 @@ class SplitPacker:
         packing: Packing,
         split: str,
         targets: Mapping[str, Target],
-        encode: Callable[[tuple[int, Any]], Outcome],
+        encode: Callable[[Any], Outcome],
         max_bytes: int = MAX_RESULT_BYTES,  # of outcomes in flight
     ) -> None:
         self._run, self._packing, self._split = run, packing, split
@@ -295,7 +293,8 @@ class SplitPacker:
         self._reached = [state.reached.get(folder, Reached()) for folder in targets]
         self._num_seen = max(at.items + (at.rows > 0) for at in self._reached)
         first = min(self._reached, key=lambda at: (at.items, at.rows))
-        self.num_items, self._counts = first.items, Counter(first.counts)
+        self.num_items = self._num_taken = first.items
+        self._counts = Counter(first.counts)
         self._counts_before = self._counts  # the item under way, of which a shard may hold a part
         self._expected = {reject.number for reject in state.rejects.get(split, ())}
         self._rejects: list[Reject] = []
@@ -309,14 +308,14 @@ class SplitPacker:
 
     def put(self, item: Any) -> None:
         """Hand the next item over, and take those that are encoded; LoadersError if one cannot be packed."""
-        number, self.num_items = self.num_items, self.num_items + 1
-        self._take(self._pool.put((number, item)))
+        self.num_items += 1
+        self._take(self._pool.put(item))
 
     def add(self, block: Block) -> None:
         """Take a block as the next item, behind all that were handed over."""
         self._take(self._pool.drain())
-        self._take([Outcome(self.num_items, [block])])
         self.num_items += 1
+        self._take([Outcome([block])])
 
     def end(self, why_empty: str = "") -> None:
         """Pack what is left, and return once it is on disk; PackError if there is nothing in a target."""
@@ -337,7 +336,8 @@ class SplitPacker:
 
     def _take(self, outcomes: Iterable[Outcome]) -> None:
         """Take the records of items, less what targets have of them by an earlier run, and what was left out."""
-        for number, records, rejects, counts, _ in outcomes:
+        for records, rejects, counts, _ in outcomes:
+            number, self._num_taken = self._num_taken, self._num_taken + 1
             if rejects or number < self._num_seen:
                 self._take_rejects(number, rejects)
             self._counts_before = self._counts
