@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import lmdb
 
-from loaders.data.manifest import MANIFEST_NAME, Manifest, ShardInfo
+from loaders.data.manifest import Manifest, ShardInfo
 from loaders.errors import PackError
 from loaders.remote.url import is_url
 from loaders.system.regular import read_regular
@@ -48,6 +48,7 @@ from packdata.packing.store import (
     clear_parts,
     is_made,
     manifests_at,
+    marks_at,
     name_at,
     publish,
     rejected_at,
@@ -167,9 +168,8 @@ class Packing:
         opened.callback(partial(self._pool.shutdown, cancel_futures=True))
         if not self.is_made() and self.state.done is None:  # another may have been faster
             self._check_target()
-        for folder in self.folders if self._overwrite or self._grows else ():
-            data, mark = self._store.read(name_at(folder, MANIFEST_NAME))
-            self._seen[folder] = {} if data is None else mark
+        if self._overwrite or self._grows:
+            self._seen = marks_at(self._store, self.folders)
 
     def is_made(self) -> bool:
         """Tell whether the datasets are there, as the same plan has made them."""
@@ -316,14 +316,7 @@ class Packing:
         rejected = {"": self.state.rejected}
         if self.kind == "command":  # which packs all, or adds to what is there
             rejected = {} if self._grows else {folder: [] for folder in self.folders}
-        publish(
-            self._store,
-            manifests,
-            files,
-            rejected=rejected,
-            overwrite=self._overwrite,
-            seen=self._seen,
-        )
+        publish(self._store, manifests, files, rejected=rejected, seen=self._seen)
 
     def manifests(self) -> dict[str, Manifest]:
         """Return the manifest of each target, once it is published."""

@@ -16,7 +16,6 @@ import os
 import shutil
 import uuid
 from contextlib import suppress
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import xxhash
@@ -292,8 +291,7 @@ def publish(
     files: Mapping[str, Mapping[str, bytes]],
     *,
     rejected: Mapping[str, Sequence[tuple[str, str]]],
-    overwrite: bool = False,
-    seen: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    seen: Mapping[str, Mapping[str, Any]],
 ) -> bool:
     """Make datasets of shards that were put there; return whether any was not there before.
 
@@ -302,22 +300,23 @@ def publish(
         manifests: Of each dataset, by its folder.
         files: The files that its schema names, by their names.
         rejected: (item, error) for ``rejected.jsonl``, by folder: if there is none, the file that is there goes.
-        overwrite: Replace other datasets.
-        seen: Marks of the manifests to replace, by folder; without one, the manifest that is there now is replaced.
+        seen: Marks of the manifests that may be replaced, by folder (``marks_at``).
 
     Raises:
         PackError: Another dataset is there, or was put there meanwhile; a shard is missing.
         RemoteError: The store does not answer, or refuses.
     """
-    marks, old = dict[str, dict[str, Any]](), set[str]()
+    marks: dict[str, Mapping[str, Any]] = {}
+    old = set[str]()
     for folder, manifest in manifests.items():
-        there, mark = store.read(name_at(folder, MANIFEST_NAME))
+        there, _ = store.read(name_at(folder, MANIFEST_NAME))
         if there == manifest_bytes(manifest):
             continue
-        if there is not None and folder not in seen and not overwrite:
-            raise _already_there(store.url / folder)
-        marks[folder] = {} if there is None else dict(seen.get(folder, mark))
+        marks[folder] = {}
         if there is not None:
+            if folder not in seen:
+                raise _already_there(store.url / folder)
+            marks[folder] = seen[folder]
             old |= files_of(folder, parse_manifest(there, store.url / folder / MANIFEST_NAME))
     for folder, manifest in manifests.items():
         if lost := lost_at(store, folder, manifest.shards):
@@ -338,6 +337,12 @@ def publish(
         kept = set[str]().union(*(files_of(f, manifest) for f, manifest in manifests.items()))
         store.delete(*(old - kept), *unnamed(store, manifests, manifests))
     return bool(marks)
+
+
+def marks_at(store: Store, folders: Iterable[str]) -> dict[str, Mapping[str, Any]]:
+    """Return the marks of the manifests in folders of a target, as they are now; {} where there is none."""
+    read = {folder: store.read(name_at(folder, MANIFEST_NAME)) for folder in folders}
+    return {folder: {} if data is None else mark for folder, (data, mark) in read.items()}
 
 
 def swap(store: Store, folder: str, manifest: Manifest, seen: Mapping[str, Any]) -> None:

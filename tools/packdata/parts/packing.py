@@ -49,6 +49,7 @@ from packdata.packing.store import (
     kept_file,
     lost_at,
     manifests_at,
+    marks_at,
     name_at,
     publish,
     rejected_at,
@@ -299,7 +300,8 @@ def _join(store: Store, parts: Sequence[State], began: float, *, overwrite: bool
     check_target(store, joined, overwrite=True)
     files = {folder: _kept_files(store, folder, m.schema.files) for folder, m in joined.items()}
     rejected = [each for part in parts for each in part.rejected]
-    is_new = publish(store, joined, files, rejected={"": rejected}, overwrite=overwrite)
+    seen = marks_at(store, joined) if overwrite else {}
+    is_new = publish(store, joined, files, rejected={"": rejected}, seen=seen)
     clear_parts(store)
     return summary_of(
         store.url,
