@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -151,11 +151,12 @@ def split(
     else:
         divided = view.divide(fractions, by_key=by_key, stratify=stratify, seed=seed)
         contents = (ViewContent(view.select(positions), view.schema) for positions in divided)
-    options: dict[str, Any] = {"by": by, "stratify": stratify, "seed": seed, "parts": dict(parts)}
-    made_from = {"command": "split", "source": source_of(view.path)}
+    options = {"by": by, "stratify": stratify, "seed": seed, "parts": dict(parts)}
+    source = source_of(view.path)
     datasets = dict(zip(parts, contents, strict=True))
     for name, content in datasets.items():
-        content.provenance = made_from | {"options": options | {"part": name}}
+        described = {**options, "part": name}
+        content.provenance = {"command": "split", "source": source, "options": described}
     made = write_datasets(dst, "split", [view], datasets, options, **settings)
     if (total := sum(fractions)) < 1 - 1e-9:
         what = f"{1 - total:.3g} of the samples are in no part"
@@ -207,9 +208,18 @@ def merge(
     shards = (joined.whole_shards if whole else None) or ()
     view = joined.verified()
     content = ViewContent(view, view.schema, provenance=provenance, whole=shards)
-    how: WriteSettings = {"shard_bytes": shard_bytes, "overwrite": overwrite}
-    how |= {"link": link, "note": note}
-    return write_datasets(dst, "merge", views, {"": content}, {"whole": whole}, **how)[""]
+    made = write_datasets(
+        dst,
+        "merge",
+        views,
+        {"": content},
+        {"whole": whole},
+        shard_bytes=shard_bytes,
+        overwrite=overwrite,
+        link=link,
+        note=note,
+    )
+    return made[""]
 
 
 def extend(

@@ -133,8 +133,8 @@ def write_datasets(
             hint = "Documents stay whole in parts of text; TokenWindows.split divides them"
             raise PackError(what, place / folder, hint)
     plan = command_plan(command, sources, **options, format=format, shard_bytes=shard_bytes)
-    how: Any = {"kind": "command", "overwrite": overwrite, "link": link}
-    with closing(run.shown), Packing(place, [*datasets], plan, **how) as packing:
+    packing = Packing(place, [*datasets], plan, overwrite=overwrite, kind="command", link=link)
+    with closing(run.shown), packing:
         if packing.is_published:
             note(f"{place}: {MADE}")
             return packing.manifests()
@@ -209,7 +209,7 @@ class ViewContent(Recipe):
 
     def name(self, item: range) -> str:
         """Return the place of the first sample."""
-        return "{}, row {}".format(*self.view.place(item[0]))
+        return place_of(self.view, item[0])
 
     def encode(self, item: range) -> list[Block]:
         """Return the records of a block; ShardError where one is damaged."""
@@ -233,8 +233,8 @@ class ViewContent(Recipe):
             try:
                 stored.append(recode(record, partial(view.decode, i, name, record)))
             except CodecError as error:
-                where = "{}, row {}".format(*view.place(i))
-                raise SourceError(f"{name!r} cannot be stored: {error}", where) from error
+                what = f"{name!r} cannot be stored: {error}"
+                raise SourceError(what, place_of(view, i)) from error
         return column_of(stored, nbytes)
 
 
@@ -274,11 +274,17 @@ def check_keys(view: View, keys: Column | None = None) -> None:
     """Raise SchemaError if two samples of a view have one key: their own, or those that they get."""
     later, firsts = repeated(view.key_hashes() if keys is None else row_hashes(keys))
     if later:
-        one, other = (f"{path}, row {row}" for path, row in map(view.place, (firsts[0], later[0])))
+        one, other = place_of(view, firsts[0]), place_of(view, later[0])
         key = view.key(later[0]) if keys is None else keys.row(later[0]).tobytes().decode()
         what = f"{counted(len(later), 'duplicate key')}, the first: {key!r} of {one} and {other}"
         hint = "leave samples out ('packdata copy', or select), or use other keys"
         raise SchemaError(f"{what}: {hint}")
+
+
+def place_of(view: View, position: int) -> str:
+    """Return where a sample of a view is stored, in words."""
+    path, row = view.place(position)
+    return f"{path}, row {row}"
 
 
 def check_no_stream(view: View) -> None:

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
     from loaders.data.columns import Column
     from packdata.images.fit import Size
-    from packdata.packed.rewrite import WriteSettings
     from packdata.packing.progress import Progress
     from packdata.packing.shards import Format
     from packdata.packing.summary import Summary
@@ -110,9 +109,19 @@ def write(
     content.provenance = {"command": "write", **_made_of(source), "options": options}
     content.whole = whole or ()
     asked = {**options, **_identity(content), "link": whole is not None}
-    how: WriteSettings = {"format": format, "shard_bytes": shard_bytes, "workers": workers}
-    how |= {"overwrite": overwrite, "progress": progress}
-    manifest = write_datasets(dst, "write", [source], {"": content}, asked, **how)[""]
+    made = write_datasets(
+        dst,
+        "write",
+        [source],
+        {"": content},
+        asked,
+        format=format,
+        shard_bytes=shard_bytes,
+        workers=workers,
+        overwrite=overwrite,
+        progress=progress,
+    )
+    manifest = made[""]
     seconds = time.monotonic() - began
     return summary_of(dst, {"": manifest}, seconds=seconds, encoded=manifest.num_samples)
 
