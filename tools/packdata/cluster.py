@@ -21,6 +21,7 @@ from loaders.errors import LoadersError, PackError
 from loaders.remote.origin import get_defaults, set_defaults
 from packdata.describe import counted
 from packdata.packing.engine import source_changed
+from packdata.packing.progress import Quiet
 from packdata.packing.target import check_outside
 from packdata.parts.packing import finish, pack_part
 from packdata.parts.part import Part
@@ -30,9 +31,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
     from types import EllipsisType
+    from typing import Unpack
 
     from packdata.packing.progress import Progress
-    from packdata.packing.settings import OnError
+    from packdata.packing.settings import RunSettings
     from packdata.packing.summary import Summary
     from packdata.plan import SourcePlan
 
@@ -54,13 +56,10 @@ def pack_on_ray(
     *,
     parts: int | None,
     address: str | None,
-    shard_bytes: int,
-    workers: int | None,
-    on_error: OnError,
+    note: Callable[[str], object],
     overwrite: bool,
     shuffle: int | EllipsisType | None,
-    progress: Progress,
-    note: Callable[[str], object],
+    **settings: Unpack[RunSettings],
 ) -> Summary:
     """Pack what was planned as tasks of Ray, and join the parts.
 
@@ -69,13 +68,11 @@ def pack_on_ray(
         dst: A folder that all nodes mount, or a URL.
         parts: How many; None for some of about 1 GB each.
         address: Of a running Ray (``auto``, ``HOST:PORT``, ``ray://...``); None starts one here, which ends with this.
-        shard_bytes: As of ``pack_recipes``; so are ``on_error`` and ``overwrite``.
-        workers: Threads, and so cores, of each task; None for one.
-        on_error: What becomes of an item that cannot be packed.
+        note: Called with what is done where.
         overwrite: Replace the datasets that are there.
         shuffle: As of ``pack_plan``.
-        progress: Counts the samples of every part.
-        note: Called with what is done where.
+        **settings: The others of ``pack_recipes``; ``workers`` are the threads, and so the cores, of each task, one
+            by default.
 
     Raises:
         LoadersError: Ray is not installed.
@@ -83,16 +80,16 @@ def pack_on_ray(
         SourceError: An item cannot be packed.
     """
     check_outside(dst, plan.sources)
-    began, of, cores = time.monotonic(), parts or usual_parts(plan), workers or 1
+    began, of = time.monotonic(), parts or usual_parts(plan)
+    settings["workers"] = cores = settings.get("workers") or 1
+    progress = settings.pop("progress", None) or Quiet()
     pack = partial(
         pack_part,
         recipes=ordered(plan, dst, shuffle),
         dst=dst,
         format=plan.format,
-        shard_bytes=shard_bytes,
-        workers=cores,
-        on_error=on_error,
         overwrite=overwrite,
+        **settings,
     )
     with _ray(address) as ray:
         items = counted(sum(len(recipe) for _, recipe in plan.splits), "item")

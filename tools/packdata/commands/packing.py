@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from loaders.commandline import Command
     from packdata.commands.common import Argument
+    from packdata.packing.settings import RunSettings
     from packdata.packing.summary import Summary
     from packdata.plan import SourcePlan
 
@@ -165,32 +166,31 @@ def _pack(args: Namespace, plan: SourcePlan) -> Summary:
     from packdata.cluster import pack_on_ray
     from packdata.plan import pack_plan
 
-    meter = Meter("packed", args.unit)
+    settings: RunSettings = {
+        "shard_bytes": args.shard_bytes,
+        "workers": args.workers,
+        "on_error": args.on_error,
+        "progress": Meter("packed", args.unit),
+    }
     try:
         if args.engine is None:
             return pack_plan(
                 plan,
                 args.dst,
-                shard_bytes=args.shard_bytes,
-                workers=args.workers,
-                on_error=args.on_error,
-                overwrite=args.overwrite,
                 part=args.part,
+                overwrite=args.overwrite,
                 shuffle=args.shuffle,
-                progress=meter,
+                **settings,
             )
         return pack_on_ray(
             plan,
             args.dst,
             parts=args.parts,
             address=args.address,
-            shard_bytes=args.shard_bytes,
-            workers=args.workers,
-            on_error=args.on_error,
+            note=show_note,
             overwrite=args.overwrite,
             shuffle=args.shuffle,
-            progress=meter,
-            note=show_note,
+            **settings,
         )
     except SourceError as error:
         if args.on_error == "fail":
