@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from loaders.progress import Meter
 from loaders.remote.options import add_remote
-from loaders.text import describe_size
 from packdata.commands.common import (
     JSON,
     WORKERS,
@@ -24,14 +24,13 @@ from packdata.commands.common import (
     switch,
     usage_errors,
 )
-from packdata.describe import counted
 from packdata.options import add_options
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Mapping
 
-    from loaders.data.manifest import Manifest
+    from packdata.packed.rewrite import WriteSettings
+    from packdata.packing.summary import Summary
 
 _WRITING = (
     *shards("that of the source"),
@@ -46,16 +45,32 @@ _JOINING = (
 )
 
 
-def _show(args: Namespace, made: Mapping[str, Manifest]) -> int:
+def _writing(args: Namespace, workers: int | None = None) -> WriteSettings:
+    """Return what the options of ``_WRITING`` say."""
+    return {
+        "format": args.format,
+        "shard_bytes": args.shard_bytes,
+        "workers": workers,
+        "overwrite": args.overwrite,
+        "progress": Meter("writing", "samples"),
+    }
+
+
+def _show(args: Namespace, made: Summary) -> int:
     """Print what was written: at the target, or in folders below it."""
     found, lines = {}, []
-    names = "num_samples", "size_bytes", "fingerprint"
-    for name, manifest in made.items():
-        folder, num_shards = args.dst / name if name else args.dst, len(manifest.shards)
-        samples, shards = counted(manifest.num_samples, "sample"), counted(num_shards, "shard")
-        lines.append(f"{folder}: {samples}, {shards}, {describe_size(manifest.size_bytes)}")
-        about = {each: getattr(manifest, each) for each in names}
-        found[name] = {"path": str(folder), "num_shards": num_shards} | about
+    for each in made.datasets:
+        path = str(args.dst / each.folder if each.folder else args.dst)
+        lines.append(str(replace(each, folder=path)))
+        found[each.folder] = {
+            "path": path,
+            "num_shards": each.shards,
+            "num_samples": each.samples,
+            "size_bytes": each.bytes,
+            "fingerprint": each.fingerprint,
+        }
+    for note in made.notes:
+        show_note(note)
     show_result(args, found.get("", found), lines)
     return 0
 
@@ -87,18 +102,8 @@ def copy(args: Namespace) -> int:
     with usage_errors(args, schema=True):
         options = CopyOptions(**declared(args))
     with usage_errors(args, schema=False):
-        made = copy_dataset(
-            args.src,
-            args.dst,
-            options,
-            format=args.format,
-            shard_bytes=args.shard_bytes,
-            workers=args.workers,
-            overwrite=args.overwrite,
-            progress=Meter("writing", "samples"),
-            note=show_note,
-        )
-    return _show(args, {"": made})
+        made = copy_dataset(args.src, args.dst, options, **_writing(args, args.workers))
+    return _show(args, made)
 
 
 def _parse_part(text: str) -> tuple[str, float]:
@@ -152,11 +157,7 @@ def split(args: Namespace) -> int:
             by=args.by,
             stratify=args.stratify,
             seed=args.seed,
-            format=args.format,
-            shard_bytes=args.shard_bytes,
-            overwrite=args.overwrite,
-            progress=Meter("writing", "samples"),
-            note=show_note,
+            **_writing(args),
         )
     return _show(args, made)
 
@@ -183,9 +184,8 @@ def merge(args: Namespace) -> int:
         link=not args.no_link,
         overwrite=args.overwrite,
         shard_bytes=args.shard_bytes,
-        note=show_note,
     )
-    return _show(args, {"": made})
+    return _show(args, made)
 
 
 @command(
@@ -202,5 +202,4 @@ def extend(args: Namespace) -> int:
     """
     from packdata.packed import derive
 
-    made = derive.extend(args.dst, args.src, link=not args.no_link, note=show_note)
-    return _show(args, {"": made})
+    return _show(args, derive.extend(args.dst, args.src, link=not args.no_link))

@@ -40,16 +40,14 @@ from packdata.sources.names import repeated, row_hashes
 from packdata.tokens.rows import block_of, count, has_tokens, streams_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from loaders.data.manifest import Manifest
     from loaders.data.view import View
     from loaders.schema import Field
     from packdata.packed.recode import Recode, Recoding
     from packdata.packing.progress import Progress
-
-    Note = Callable[[str], object]
+    from packdata.packing.summary import Summary
 
 Indices = npt.NDArray[np.int64]
 _BLOCK_BYTES = 1 << 20
@@ -66,7 +64,6 @@ class WriteSettings(TypedDict, total=False):
     overwrite: bool
     link: bool
     progress: Progress | None
-    note: Note
 
 
 def command_plan(name: str, sources: Sequence[View], **options: Any) -> dict[str, str]:
@@ -95,8 +92,7 @@ def write_datasets(
     overwrite: bool = False,
     link: bool = True,
     progress: Progress | None = None,
-    note: Note = str,
-) -> dict[str, Manifest]:
+) -> Summary:
     """Write samples as packed datasets, by their folder below ``dst``; all of them appear, or none.
 
     Killed, the same command continues: command, sources, options, format and size of shards tell it from others.
@@ -113,7 +109,6 @@ def write_datasets(
         overwrite: Replace datasets that are there.
         link: Link whole shards, where the file system has links.
         progress: Counts the samples.
-        note: Called with what is no error and deserves a look, such as that all was done before.
 
     Raises:
         PackError: A target is taken or cannot be written, is a source, lies inside one or holds one; or there are no
@@ -136,8 +131,7 @@ def write_datasets(
     packing = Packing(place, [*datasets], plan, overwrite=overwrite, kind="command", link=link)
     with closing(run.shown), packing:
         if packing.is_published:
-            note(f"{place}: {MADE}")
-            return packing.manifests()
+            return run.summary(packing, [*datasets], [f"{place}: {MADE}"])
         made = {
             f: Made(c.schema, c.provenance, files_beside(c.schema, c.view.folders), c.whole)
             for f, c in datasets.items()
@@ -145,10 +139,11 @@ def write_datasets(
         if all(c.whole for c in datasets.values()):
             run.shown.start(total := sum(len(c.view) for c in datasets.values()), 0)
             run.shown.advance(0, total)
+            run.num_encoded = total
         else:
             run.pack_splits(packing, [*datasets.items()])
         packing.publish(made)
-        return packing.manifests()
+        return run.summary(packing, [*datasets])
 
 
 def files_beside(schema: Schema, folders: Sequence[Path]) -> dict[str, bytes]:

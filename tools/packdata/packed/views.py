@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +25,6 @@ from packdata.packed.rewrite import (
     write_datasets,
 )
 from packdata.packing.provenance import source_of
-from packdata.packing.summary import summary_of
 from packdata.sources.names import row_hashes
 from packdata.values import Preparer
 
@@ -91,7 +89,6 @@ def write(
         cats = train.select(train.column("label") == train.classes.index("cat"))
         packdata.write(cats, "packed/cats", codec="dct", size=224, fit="cover", add={"score": scores})
     """
-    began = time.monotonic()
     source, known = _as_view(view)
     resize = None if size is None else SizeOption.parse(size, fit)
     added = {n: _added(n, each, known.fields.get(n), source) for n, each in (add or {}).items()}
@@ -109,7 +106,7 @@ def write(
     content.provenance = {"command": "write", **_made_of(source), "options": options}
     content.whole = whole or ()
     asked = {**options, **_identity(content), "link": whole is not None}
-    made = write_datasets(
+    return write_datasets(
         dst,
         "write",
         [source],
@@ -121,9 +118,6 @@ def write(
         overwrite=overwrite,
         progress=progress,
     )
-    manifest = made[""]
-    seconds = time.monotonic() - began
-    return summary_of(dst, {"": manifest}, seconds=seconds, encoded=manifest.num_samples)
 
 
 def _as_view(data: Any) -> tuple[View, Schema]:
