@@ -57,7 +57,6 @@ def pack_on_ray(
     parts: int | None,
     address: str | None,
     note: Callable[[str], object],
-    overwrite: bool,
     shuffle: int | EllipsisType | None,
     **settings: Unpack[RunSettings],
 ) -> Summary:
@@ -69,9 +68,8 @@ def pack_on_ray(
         parts: How many; None for some of about 1 GB each.
         address: Of a running Ray (``auto``, ``HOST:PORT``, ``ray://...``); None starts one here, which ends with this.
         note: Called with what is done where.
-        overwrite: Replace the datasets that are there.
         shuffle: As of ``pack_plan``.
-        **settings: The others of ``pack_recipes``; ``workers`` are the threads, and so the cores, of each task, one
+        **settings: Those of ``pack_recipes``; ``workers`` are the threads, and so the cores, of each task, one
             by default.
 
     Raises:
@@ -88,7 +86,6 @@ def pack_on_ray(
         recipes=ordered(plan, dst, shuffle),
         dst=dst,
         format=plan.format,
-        overwrite=overwrite,
         **settings,
     )
     with _ray(address) as ray:
@@ -97,7 +94,7 @@ def pack_on_ray(
         samples = _pack_all(ray, pack, of, cores, progress)
     if not plan.is_unchanged():
         raise source_changed(dst)
-    summary = finish(dst, overwrite=overwrite)
+    summary = finish(dst, overwrite=settings.get("overwrite", False))
     if not summary.datasets:  # all was there
         return summary
     seconds = time.monotonic() - began

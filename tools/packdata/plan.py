@@ -99,7 +99,6 @@ def pack_plan(
     plan: SourcePlan,
     dst: Path | str,
     *,
-    overwrite: bool = False,
     part: str | None = None,
     shuffle: int | EllipsisType | None = ...,
     **settings: Unpack[RunSettings],
@@ -115,7 +114,6 @@ def pack_plan(
         ordered(plan, dst, shuffle),
         dst,
         format=plan.format,
-        overwrite=overwrite,
         is_unchanged=plan.is_unchanged,
         **settings,
     )

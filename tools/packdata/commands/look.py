@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -228,16 +229,9 @@ def verify(args: Namespace) -> int:
 
     if not args.dataset.is_dir():
         read_manifest(args.dataset)  # says what is there instead: a wrong path is no fault
-    reports = [
-        verify(
-            folder,
-            quick=args.quick,
-            decode=args.decode,
-            workers=args.workers,
-            progress=Meter("verifying", "bytes"),
-        )
-        for folder in datasets_at(args.dataset)
-    ]
+    check = partial(verify, quick=args.quick, decode=args.decode, workers=args.workers)
+    folders = datasets_at(args.dataset)
+    reports = [check(folder, progress=Meter("verifying", "bytes")) for folder in folders]
     found = [report.to_json() for report in reports]
     _show_each(args, found, chain.from_iterable(map(_verify_lines, reports)))
     return 0 if all(report.ok for report in reports) else 1

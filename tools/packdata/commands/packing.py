@@ -170,25 +170,18 @@ def _pack(args: Namespace, plan: SourcePlan) -> Summary:
         "shard_bytes": args.shard_bytes,
         "workers": args.workers,
         "on_error": args.on_error,
+        "overwrite": args.overwrite,
         "progress": Meter("packed", args.unit),
     }
     try:
         if args.engine is None:
-            return pack_plan(
-                plan,
-                args.dst,
-                part=args.part,
-                overwrite=args.overwrite,
-                shuffle=args.shuffle,
-                **settings,
-            )
+            return pack_plan(plan, args.dst, part=args.part, shuffle=args.shuffle, **settings)
         return pack_on_ray(
             plan,
             args.dst,
             parts=args.parts,
             address=args.address,
             note=show_note,
-            overwrite=args.overwrite,
             shuffle=args.shuffle,
             **settings,
         )

@@ -25,12 +25,13 @@ from loaders.errors import CodecError, LoadersError, PackError, SourceError
 from loaders.system import opencv
 from packdata.bucket import target_at
 from packdata.describe import counted
+from packdata.options import takes
 from packdata.packing.journal import Reached, Reject, flatten_plan
 from packdata.packing.packing import MADE, Made, Packing
 from packdata.packing.pool import MAX_RESULT_BYTES, OrderedPool
 from packdata.packing.progress import Progress, Quiet
 from packdata.packing.provenance import PACKER
-from packdata.packing.settings import ON_ERROR, OnError, check_workers
+from packdata.packing.settings import ON_ERROR, OnError, RunSettings, check_workers
 from packdata.packing.shards import (
     DEFAULT_SHARD_BYTES,
     Format,
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Unpack
 
-    from packdata.packing.settings import RunSettings
     from packdata.recipe import Recipe, Records, Target
 
 _MAX_BLOCK_BYTES = 64 << 20  # of blocks in flight
@@ -62,29 +62,28 @@ class Outcome(NamedTuple):
     nbytes: int = 0  # about what it holds
 
 
+@takes(RunSettings)
 def pack_recipe(
     recipe: Recipe,
     dst: Path | str,
     *,
     format: Format,
-    overwrite: bool = False,
+    is_unchanged: Callable[[], bool] = lambda: True,
     **settings: Unpack[RunSettings],
 ) -> Summary:
     """Pack what one recipe makes; see ``pack_recipes``."""
-    return pack_recipes([("", recipe)], dst, format=format, overwrite=overwrite, **settings)
+    splits = [("", recipe)]
+    return pack_recipes(splits, dst, format=format, is_unchanged=is_unchanged, **settings)
 
 
+@takes(RunSettings)
 def pack_recipes(
     splits: Sequence[tuple[str, Recipe]],
     dst: Path | str,
     *,
     format: Format,
-    shard_bytes: int = DEFAULT_SHARD_BYTES,
-    workers: int | None = None,
-    on_error: OnError = "fail",
-    overwrite: bool = False,
-    progress: Progress | None = None,
     is_unchanged: Callable[[], bool] = lambda: True,
+    **settings: Unpack[RunSettings],
 ) -> Summary:
     """Pack recipes into one destination and publish their datasets together.
 
@@ -95,14 +94,8 @@ def pack_recipes(
         splits: (folder below ``dst``, recipe) each; "" is ``dst`` itself.
         dst: A URL, or a folder that is new or empty, or holds a packing or a dataset of the same splits.
         format: ``"lmdb"`` or ``"parquet"``.
-        shard_bytes: A shard ends with the sample that brings its records to this size.
-        workers: Threads that encode; None for all usable cores.
-        on_error: ``"fail"`` stops at an item that cannot be packed, ``"skip"`` leaves it out and
-            lists it.
-        overwrite: Replace the datasets in ``dst``. They can be read until the new ones are
-            complete.
-        progress: Called for every item.
         is_unchanged: Asked before publishing whether the source is still what the recipes listed.
+        **settings: ``packdata.packing.settings.RunSettings``.
 
     Raises:
         SourceError: An item cannot be packed, and ``on_error`` is ``"fail"``.
@@ -110,9 +103,9 @@ def pack_recipes(
         changed.
         ValueError: An option is out of range.
     """
-    run = Run(format, shard_bytes, workers, on_error, progress, is_unchanged)
-    plan = run.plan_of(splits)
-    with Packing(target_at(dst), [*targets_of(*splits)], plan, overwrite=overwrite) as packing:
+    run = Run(format, is_unchanged=is_unchanged, **settings)
+    folders, plan = [*targets_of(*splits)], run.plan_of(splits)
+    with Packing(target_at(dst), folders, plan, overwrite=run.overwrite) as packing:
         return run.pack(packing, splits)
 
 
@@ -124,6 +117,7 @@ class Run:
     shard_bytes: int = DEFAULT_SHARD_BYTES
     workers: int | None = None
     on_error: OnError = "fail"
+    overwrite: bool = False
     progress: Progress | None = None
     is_unchanged: Callable[[], bool] = lambda: True
     num_encoded: int = field(default=0, init=False)  # samples that this run made
@@ -381,7 +375,7 @@ class SplitPacker:
         if row == num:
             number, row = number + 1, 0
         counts = self._counts_before if row else self._counts
-        return Reached(number, row, self._split, rejects, counts)
+        return Reached(number, row, self._split, rejects, dict(counts))
 
 
 def why_rejected(errors: Sequence[str]) -> str:

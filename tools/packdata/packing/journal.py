@@ -16,7 +16,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import xxhash
@@ -67,13 +67,7 @@ class Reached:
 
     def to_json(self) -> dict[str, Any]:
         """Return the place as JSON types."""
-        return {
-            "items": self.items,
-            "rows": self.rows,
-            "split": self.split,
-            "rejects": list(self.rejects),
-            "counts": dict(self.counts),
-        }
+        return asdict(self)
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 
 
 class RunSettings(TypedDict, total=False):
-    """Keyword arguments that other functions pass on to ``pack_recipes``, which has the defaults.
+    """Keyword arguments of all that packs; ``packdata.packing.engine.Run`` has the defaults.
 
     Attributes:
         shard_bytes: A shard ends with the sample that brings its records to this size.
@@ -24,25 +24,25 @@ class RunSettings(TypedDict, total=False):
             on it.
         on_error: ``"fail"`` stops at an item that cannot be packed, ``"skip"`` leaves it out and
             lists it.
+        overwrite: Replace the datasets that are there. They can be read until the new ones are complete.
         progress: Called for every sample.
     """
 
     shard_bytes: int
     workers: int | None
     on_error: OnError
+    overwrite: bool
     progress: Progress | None
 
 
 class PackSettings(RunSettings, total=False):
-    """Those that ``pack_plan`` takes.
+    """The same, and what takes a source that was listed.
 
     Attributes:
-        overwrite: Replace the datasets that are there.
         part: Pack this part of the items alone, ``"I/N"``; ``packdata.parts.packing.finish`` joins them all.
         shuffle: A seed: pack in an order drawn by it, as ``--shuffle`` of the command does; None keeps the source's.
     """
 
-    overwrite: bool
     part: str | None
     shuffle: int | None
 

@@ -90,7 +90,6 @@ def pack_part(
     dst: Path | str,
     *,
     format: Format,
-    overwrite: bool = False,
     is_unchanged: Callable[[], bool] = lambda: True,
     **settings: Unpack[RunSettings],
 ) -> Summary:
@@ -104,7 +103,7 @@ def pack_part(
     share = {"of": part.of, "counted": counted_folders(recipes), "versions": versions()}
     plan = run.plan_of(recipes) | flatten_plan({"part": share})
     place, folders = target_at(dst), [*targets_of(*recipes)]
-    with PartPacking(place, folders, plan, part, overwrite=overwrite) as packing:
+    with PartPacking(place, folders, plan, part, overwrite=run.overwrite) as packing:
         if packing.is_published:
             what = f"part {part} was packed earlier; nothing was read or written"
             dst, rejected = place / packing.record, packing.rejected()
