@@ -26,7 +26,7 @@ from loaders.system import opencv
 from packdata.packing.engine import Outcome, Run, SplitPacker
 from packdata.packing.packing import Made, Packing
 from packdata.packing.progress import Progress, Quiet
-from packdata.packing.provenance import PACKER, as_json
+from packdata.packing.provenance import as_json
 from packdata.packing.shards import DEFAULT_SHARD_BYTES, Format, check_records
 from packdata.recipe import Block, Target, nbytes_of
 from packdata.values import Preparer, check_sizes
@@ -314,7 +314,7 @@ class Writer:
         if self.summary is not None:
             return self.summary
         self._check_open()
-        made = Made(self._schema, {**self._provenance, "packer": PACKER})
+        made = Made(self._schema, self._provenance)
         self._or_end(self._begun({}).end, "A dataset needs at least one")
         self._or_end(self._packing.publish, {"": made})
         self.summary = self._run.summary(self._packing)

@@ -7,7 +7,6 @@ for storage, and mean nothing.
 from __future__ import annotations
 
 import json
-from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -31,7 +30,7 @@ from packdata.describe import counted
 from packdata.packed.recode import recoders_of
 from packdata.packing.engine import Run
 from packdata.packing.journal import flatten_plan
-from packdata.packing.packing import MADE, Made, Packing
+from packdata.packing.packing import Packing
 from packdata.packing.provenance import PACKER
 from packdata.packing.shards import DEFAULT_SHARD_BYTES, Format, shard_format
 from packdata.packing.target import check_outside
@@ -129,37 +128,24 @@ def write_datasets(
             raise PackError(what, place / folder, hint)
     plan = command_plan(command, sources, **options, format=format, shard_bytes=shard_bytes)
     packing = Packing(place, [*datasets], plan, overwrite=overwrite, kind="command", link=link)
-    with closing(run.shown), packing:
-        if packing.is_published:
-            return run.summary(packing, [*datasets], [f"{place}: {MADE}"])
-        made = {
-            f: Made(c.schema, c.provenance, files_beside(c.schema, c.view.folders), c.whole)
-            for f, c in datasets.items()
-        }
-        if all(c.whole for c in datasets.values()):
-            run.shown.start(total := sum(len(c.view) for c in datasets.values()), 0)
-            run.shown.advance(0, total)
-            run.num_encoded = total
-        else:
-            run.pack_splits(packing, [*datasets.items()])
-        packing.publish(made)
-        return run.summary(packing, [*datasets])
+    with packing:
+        return run.pack(packing, [*datasets.items()])
 
 
-def files_beside(schema: Schema, folders: Sequence[Path]) -> dict[str, bytes]:
-    """Return the files that a schema names, from the first of some folders.
+def target_of(view: View, schema: Schema) -> Target:
+    """Return the dataset of what is made of a view, with the files that the schema names.
 
     Raises:
         PackError: One is missing or damaged.
     """
-    found = dict[str, bytes]()
+    found, folders = dict[str, bytes](), view.folders
     for name, digest in schema.files.items():
         files = [origin_of(f).small_file(name) if is_url(f) else f / name for f in folders[:1]]
         found[name] = b"".join(read_regular(file) for file in files if file.is_file())
         if xxhash.xxh3_128_hexdigest(found[name]) != digest:
             what = f"the file {name} is missing, or not the one that the manifest names"
             raise PackError(what, folders[0] if folders else name, "Copy that file from a backup")
-    return found
+    return Target("", schema, found)
 
 
 # -- what is written -------------------------------------------------------------------------------
@@ -181,7 +167,7 @@ class ViewContent(Recipe):
     identity, is_of_blocks = _NOTHING, True
 
     def __post_init__(self) -> None:
-        self.targets = [Target("", self.schema)]
+        self.targets = [target_of(self.view, self.schema)]
         # Rows of a stream of tokens are not samples: progress shows no total.
         self.num_samples = None if has_tokens(self.schema) else len(self.view)
         store = self.view.store
@@ -297,11 +283,11 @@ class DocumentContent(Recipe):
     view: View
     documents: Indices
     provenance: Mapping[str, Any] = field(default_factory=dict)
-    identity, is_of_blocks, recoders, whole = _NOTHING, True, _NOTHING, ()
+    identity, is_of_blocks, recoders = _NOTHING, True, _NOTHING
 
     def __post_init__(self) -> None:
         self.schema = self.view.schema
-        self.targets = [Target("", self.schema)]
+        self.targets = [target_of(self.view, self.schema)]
 
     def __len__(self) -> int:
         return len(self.view.store.starts) + 1 if len(self.documents) else 0

@@ -173,9 +173,9 @@ class Run:
         if not self.is_unchanged():
             raise source_changed(packing.dst)
         made = {
-            folder: Made(target.schema, {**each[1].provenance, "packer": PACKER}, target.files)
-            for each in splits
-            for folder, target in targets_of(each).items()
+            folder: Made(target.schema, recipe.provenance, target.files, recipe.whole)
+            for split, recipe in splits
+            for folder, target in targets_of((split, recipe)).items()
         }
         packing.publish(made)
         return f"continued: {counted(earlier, 'sample')} packed earlier" if earlier else ""
@@ -190,7 +190,11 @@ class Run:
         with closing(self.shown), opencv.one_thread():
             self.shown.start(total, earlier)
             for split, recipe in splits:
-                if split not in state.ended:
+                if recipe.whole:
+                    num_samples = sum(shard.info.num_samples for shard in recipe.whole)
+                    self.num_encoded += num_samples
+                    self.shown.advance(0, num_samples)
+                elif split not in state.ended:
                     self._pack_split(packing, split, recipe)
         return earlier
 

@@ -41,7 +41,7 @@ from packdata.packing.journal import (
     differences,
     parse_journal,
 )
-from packdata.packing.provenance import PLAN
+from packdata.packing.provenance import PACKER, PLAN
 from packdata.packing.shards import Format, named_by_hash
 from packdata.packing.store import (
     check_target,
@@ -281,14 +281,17 @@ class Packing:
         """Publish datasets, by their folder."""
         self.wait()
         before = self.manifests()[""].shards if self._grows else ()
-        is_known_by_plan = not (self._grows or self.kind in ("part", "writer"))
-        plan = {PLAN: digest_of(self._plan)} if is_known_by_plan else {}
+        made_by = (
+            {} if self.kind == "command" else {"packer": PACKER}
+        )  # commands have that of the source
+        if not (self._grows or self.kind in ("part", "writer")):
+            made_by[PLAN] = digest_of(self._plan)
         manifests = dict[str, Manifest]()
         with self._explained(self.dst, "the dataset cannot be published"):
             for folder, made in datasets.items():
                 shards = self._put_whole(folder, made.whole, len(before))
                 shards = shards or self.state.shards.get(folder, [])
-                about = {**made.provenance, **plan}
+                about = {**made.provenance, **made_by}
                 manifests[folder] = Manifest(made.schema, (*before, *shards), about)
             done = {
                 folder: {"schema": each.schema.to_json(), "provenance": each.provenance}
@@ -325,8 +328,9 @@ class Packing:
         return self._manifests
 
     def rejected(self) -> list[tuple[str, str]]:
-        """Return (item, error) of what was left out so far, or of what is published."""
-        return rejected_at(self._store) if self.is_published else self.state.rejected
+        """Return (item, error) of what was left out so far; of a packing that was published earlier, of that."""
+        is_listed = self.is_published and self.kind == "packing"
+        return rejected_at(self._store) if is_listed else self.state.rejected
 
     def _leave(self) -> None:
         """Leave what it takes to go on."""

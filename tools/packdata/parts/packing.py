@@ -194,10 +194,6 @@ class PartPacking(Packing):
         if not self._store.put(self.record, self._journal.path.read_bytes(), {}):
             self._check_record()
 
-    def rejected(self) -> list[tuple[str, str]]:
-        """Return (item, error) of what was left out of the part so far."""
-        return self.state.rejected
-
 
 def _this_machine() -> str:
     """Return what tells the running kernel from all others, as far as its own locks reach."""
