@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -30,7 +29,8 @@ from packdata.packed.rewrite import (
     write_datasets,
 )
 from packdata.packed.where import matching
-from packdata.packing.packing import MADE, Made, Packing
+from packdata.packing.engine import Run
+from packdata.packing.packing import MADE, Packing
 from packdata.packing.provenance import PLAN, source_of
 from packdata.packing.shards import DEFAULT_SHARD_BYTES
 from packdata.packing.store import manifest_at, store_of
@@ -232,7 +232,7 @@ def extend(dst: Path | str, sources: Sequence[Path | str], *, link: bool = True)
             meanwhile.
     """
     check_outside(dst, sources)
-    began, dst = time.monotonic(), target_at(dst)
+    dst = target_at(dst)
     read_manifest(dst)  # says what is there instead, before anything is touched
     added = [open_view(path, "never") for path in sources]
     plan = command_plan("extend", added)
@@ -247,9 +247,8 @@ def extend(dst: Path | str, sources: Sequence[Path | str], *, link: bool = True)
         origins = [source_of(view.path) for view in added]
         provenance["appended"] = [*provenance.get("appended", ()), *origins]
         shards = [shard for view in added for shard in view.whole_shards or ()]
-        packing.publish({"": Made(joined.schema, provenance, whole=shards)})
-        seconds, num_added = time.monotonic() - began, sum(len(view) for view in added)
-        return summary_of(dst, packing.manifests(), seconds=seconds, encoded=num_added)
+        content = ViewContent(joined, joined.schema, provenance=provenance, whole=shards)
+        return Run(format_of(joined)).pack(packing, [("", content)])
 
 
 def _joined(views: Sequence[View]) -> View:
