@@ -14,9 +14,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sized
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from loaders.checks import as_list, shown, whole_number
 from loaders.codecs.heads import MAX_PICTURE_MB
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
     from packdata.values import Prepared
 
 KEY = "key"
-_PreparedT = TypeVar("_PreparedT", bound="Prepared")
 _PIECE_BYTES = 4 << 20
 _USUAL_ROW_BYTES = 256  # of what does not tell its size, such as a list of texts
 
@@ -241,10 +239,7 @@ class Writer:
 
     def _prepared(self, name: str, values: Mapping[str, Any]) -> _Sample:
         self._check_fields(values, name)
-        prepared = self._made(
-            name,
-            {field: partial(self._preparers[field], value) for field, value in values.items()},
-        )
+        prepared = self._made(name, values, self._preparers)
         if isinstance(self._fields.get(KEY), Text):
             if values[KEY] in self._keys:
                 raise CodecError(f"{name}, field 'key': another sample has this key")
@@ -252,13 +247,13 @@ class Writer:
         return _Sample(name, prepared)
 
     def _made(
-        self, name: str, makers: Mapping[str, Callable[[], _PreparedT]]
-    ) -> dict[str, _PreparedT]:
+        self, name: str, values: Mapping[str, Any], preparers: Mapping[str, Preparer] | None = None
+    ) -> dict[str, Any]:
         """Prepare the values of a sample, or encode prepared ones; an error says of which sample and field."""
-        made, field = dict[str, _PreparedT](), ""
+        made, field = dict[str, Any](), ""
         try:
-            for field, make in makers.items():
-                made[field] = make()
+            for field, value in values.items():
+                made[field] = value.make() if preparers is None else preparers[field](value)
             field = ""
             check_sizes({n: each.size for n, each in made.items()}, self._fields)
         except LoadersError as error:
@@ -292,7 +287,7 @@ class Writer:
         try:
             if refused is not None:
                 raise refused
-            encoded = self._made(name, {field: value.make for field, value in values.items()})
+            encoded = self._made(name, values)
         except LoadersError as error:
             return Outcome((), [(name, error)])
         records = {n: each.record for n, each in encoded.items()}
