@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from loaders.errors import LoadersError, PackError
 from loaders.remote.origin import get_defaults, set_defaults
 from packdata.describe import counted
-from packdata.packing.engine import source_changed
+from packdata.packing.engine import Run, source_changed
 from packdata.packing.progress import Quiet
 from packdata.packing.target import check_outside
 from packdata.parts.packing import finish, pack_part
@@ -81,13 +81,7 @@ def pack_on_ray(
     began, of = time.monotonic(), parts or usual_parts(plan)
     settings["workers"] = cores = settings.get("workers") or 1
     progress = settings.pop("progress", None) or Quiet()
-    pack = partial(
-        pack_part,
-        recipes=ordered(plan, dst, shuffle),
-        dst=dst,
-        format=plan.format,
-        **settings,
-    )
+    pack = partial(pack_part, Run(plan.format, **settings), ordered(plan, dst, shuffle), dst)
     with _ray(address) as ray:
         items = counted(sum(len(recipe) for _, recipe in plan.splits), "item")
         note(f"{items} in {counted(of, 'part')}, on {counted(len(ray.nodes()), 'node')}")

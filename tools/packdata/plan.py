@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from loaders.checks import whole_number
@@ -12,7 +11,7 @@ from loaders.errors import SourceError
 from loaders.remote.url import is_url
 from loaders.text import printable
 from packdata.describe import describe_field
-from packdata.packing.engine import pack_recipes, targets_of
+from packdata.packing.engine import Run, targets_of
 from packdata.packing.target import check_outside
 from packdata.parts.packing import pack_part
 from packdata.parts.part import Part, ShuffledRecipe, can_shuffle
@@ -109,15 +108,11 @@ def pack_plan(
         PackError: What ``pack_recipes`` raises, or the destination and a source hold one another.
     """
     check_outside(dst, plan.sources)
-    pack = pack_recipes if part is None else partial(pack_part, Part.parse(part))
-    packed = pack(
-        ordered(plan, dst, shuffle),
-        dst,
-        format=plan.format,
-        is_unchanged=plan.is_unchanged,
-        **settings,
-    )
-    return described(plan, packed) if part is None else packed
+    run = Run(plan.format, is_unchanged=plan.is_unchanged, **settings)
+    recipes = ordered(plan, dst, shuffle)
+    if part is not None:
+        return pack_part(run, recipes, dst, Part.parse(part))
+    return described(plan, run.pack_to(dst, recipes))
 
 
 def described(plan: SourcePlan, packed: Summary) -> Summary:

@@ -72,8 +72,7 @@ def pack_recipe(
     **settings: Unpack[RunSettings],
 ) -> Summary:
     """Pack what one recipe makes; see ``pack_recipes``."""
-    splits = [("", recipe)]
-    return pack_recipes(splits, dst, format=format, is_unchanged=is_unchanged, **settings)
+    return Run(format, is_unchanged=is_unchanged, **settings).pack_to(dst, [("", recipe)])
 
 
 @takes(RunSettings)
@@ -103,15 +102,12 @@ def pack_recipes(
         changed.
         ValueError: An option is out of range.
     """
-    run = Run(format, is_unchanged=is_unchanged, **settings)
-    folders, plan = [*targets_of(*splits)], run.plan_of(splits)
-    with Packing(target_at(dst), folders, plan, overwrite=run.overwrite) as packing:
-        return run.pack(packing, splits)
+    return Run(format, is_unchanged=is_unchanged, **settings).pack_to(dst, splits)
 
 
 @dataclass
 class Run:
-    """A packing under way; the arguments are those of ``pack_recipes``."""
+    """A packing under way, once; the arguments are those of ``pack_recipes``."""
 
     format: Format
     shard_bytes: int = DEFAULT_SHARD_BYTES
@@ -128,6 +124,12 @@ class Run:
         one_of("on_error", self.on_error, ON_ERROR)
         self.num_workers, self._began = check_workers(self.workers), time.monotonic()
         self.shown = Quiet() if self.progress is None else self.progress
+
+    def pack_to(self, dst: Path | str, splits: Sequence[tuple[str, Recipe]]) -> Summary:
+        """Pack recipes into one destination; see ``pack_recipes``."""
+        folders, plan = [*targets_of(*splits)], self.plan_of(splits)
+        with Packing(target_at(dst), folders, plan, overwrite=self.overwrite) as packing:
+            return self.pack(packing, splits)
 
     def plan_of(self, splits: Sequence[tuple[str, Recipe]]) -> dict[str, str]:
         """Return all that decides what recipes become, flat; see ``pack_recipes``."""

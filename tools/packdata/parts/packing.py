@@ -36,7 +36,7 @@ from loaders.schema import Schema
 from packdata.bucket import target_at
 from packdata.claimed import claimed_folder
 from packdata.describe import counted, few
-from packdata.packing.engine import Run, counted_folders, targets_of, why_rejected
+from packdata.packing.engine import counted_folders, targets_of, why_rejected
 from packdata.packing.journal import State, differences, flatten_plan, parse_journal
 from packdata.packing.packing import Packing
 from packdata.packing.provenance import PLAN
@@ -68,11 +68,9 @@ from packdata.packing.target import (
 from packdata.parts.part import Part, versions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from typing import Unpack
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from packdata.packing.settings import RunSettings
-    from packdata.packing.shards import Format
+    from packdata.packing.engine import Run
     from packdata.recipe import Recipe
 
 
@@ -85,21 +83,14 @@ _THREADS = 16  # that wait for a store, or a network drive
 
 
 def pack_part(
-    part: Part,
-    recipes: Sequence[tuple[str, Recipe]],
-    dst: Path | str,
-    *,
-    format: Format,
-    is_unchanged: Callable[[], bool] = lambda: True,
-    **settings: Unpack[RunSettings],
+    run: Run, recipes: Sequence[tuple[str, Recipe]], dst: Path | str, part: Part
 ) -> Summary:
-    """Pack one part of recipes below ``dst``; the other arguments are those of ``pack_recipes``.
+    """Pack one part of recipes below ``dst``; see ``Run.pack_to``.
 
     Raises:
         SourceError: An item cannot be packed, and is not to be left out.
         PackError: The target cannot be written, or holds something else: also parts made with other options.
     """
-    run = Run(format, is_unchanged=is_unchanged, **settings)
     share = {"of": part.of, "counted": counted_folders(recipes), "versions": versions()}
     plan = run.plan_of(recipes) | flatten_plan({"part": share})
     place, folders = target_at(dst), [*targets_of(*recipes)]
