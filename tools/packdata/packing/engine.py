@@ -63,19 +63,6 @@ class Outcome(NamedTuple):
 
 
 @takes(RunSettings)
-def pack_recipe(
-    recipe: Recipe,
-    dst: Path | str,
-    *,
-    format: Format,
-    is_unchanged: Callable[[], bool] = lambda: True,
-    **settings: Unpack[RunSettings],
-) -> Summary:
-    """Pack what one recipe makes; see ``pack_recipes``."""
-    return Run(format, is_unchanged=is_unchanged, **settings).pack_to(dst, [("", recipe)])
-
-
-@takes(RunSettings)
 def pack_recipes(
     splits: Sequence[tuple[str, Recipe]],
     dst: Path | str,
