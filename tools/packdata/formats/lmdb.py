@@ -98,9 +98,9 @@ def _write_items(path: Path, items: Mapping[bytes, Any]) -> None:
     # The size of the map is stored in the file: it follows from the contents alone (and the
     # machine's page size), so that the bytes do too.
     pages = sum(2 + (nbytes + _HEADER) // mmap.PAGESIZE for nbytes in sizes.values())
-    map_size = (2 * pages + 64) * mmap.PAGESIZE
+    size = (2 * pages + 64) * mmap.PAGESIZE
     with (
-        _opened(path, map_size=map_size, sync=False, meminit=True) as env,
+        _opened(path, map_size=size, sync=False, meminit=True) as env,
         env.begin(write=True) as txn,
     ):
         for key in sorted(items):

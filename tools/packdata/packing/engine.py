@@ -309,7 +309,7 @@ class SplitPacker:
         self._take(self._pool.drain())
         for folder, builder in self._builders.items():
             if len(builder):
-                self._write(folder, builder, self._at(self.num_items))
+                self._packing.write(folder, builder, self._at(self.num_items))
         self._packing.end_split(self._at(self.num_items))
         state = self._packing.state
         empty = [folder for folder in self._builders if not state.shards.get(folder)]
@@ -341,12 +341,9 @@ class SplitPacker:
                     raise source_changed(self._packing.dst, f" (item {number})")
                 if number >= at.items:
                     for row in builder.add(each, first):
-                        self._write(folder, builder, self._at(number, num, row))
+                        self._packing.write(folder, builder, self._at(number, num, row))
             self._run.num_encoded += num_samples
             self._run.shown.advance(self._run.num_rejected, num_samples + len(rejects))
-
-    def _write(self, folder: str, builder: ShardBuilder, reached: Reached) -> None:
-        self._packing.write(folder, builder.schema, self._run.format, builder.take(), reached)
 
     def _take_rejects(self, number: int, rejects: Sequence[tuple[str, LoadersError]]) -> None:
         """Note what was left out; an earlier run that saw the item has noted the same."""

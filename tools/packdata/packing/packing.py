@@ -42,7 +42,7 @@ from packdata.packing.journal import (
     parse_journal,
 )
 from packdata.packing.provenance import PACKER, PLAN
-from packdata.packing.shards import Format, named_by_hash
+from packdata.packing.shards import named_by_hash
 from packdata.packing.store import (
     check_target,
     clear_parts,
@@ -74,6 +74,7 @@ if TYPE_CHECKING:
     from loaders.data.columns import Column
     from loaders.data.shards import FileShard
     from loaders.schema import Schema
+    from packdata.packing.shards import ShardBuilder
 
 MADE = "the same command made it earlier; nothing was written"
 _WRITTEN_AT_ONCE = 2  # as writing takes one core; bounds the memory of shards
@@ -226,23 +227,17 @@ class Packing:
             elif path.name != LOCK_NAME:
                 path.unlink()
 
-    def write(
-        self,
-        folder: str,
-        schema: Schema,
-        format: Format,
-        columns: dict[str, Column],
-        reached: Reached,
-    ) -> None:
-        """Write the next shard of a target, and put it there, on threads; PackError if one before could not be.
+    def write(self, folder: str, builder: ShardBuilder, reached: Reached) -> None:
+        """Write what was built as the next shard of a target, and put it there, on threads.
 
-        ``columns`` are emptied when they are written; ``reached`` is how far the source has come with them.
+        ``reached`` is how far the source has come with it. PackError if a shard before could not be written.
         """
         self.wait(_AT_ONCE - 1)
         self._room.acquire()
+        columns, schema = builder.take(), builder.schema
         first = len(self.state.shards.get(folder, ()))
         name = f"{self._prefix}-{next(self._numbers.setdefault(folder, count(first))):05d}"
-        path = self._work / STAGED_NAME / folder / f"{name}.{format}"
+        path = self._work / STAGED_NAME / folder / f"{name}.{builder.format}"
         shown = self._place / path.relative_to(self._work.parent)  # begins as it was given
         before = self._under_way[-1] if self._under_way else None
 

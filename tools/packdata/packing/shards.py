@@ -94,7 +94,7 @@ class ShardBuilder:
     """
 
     def __init__(self, schema: Schema, format: Format, shard_bytes: int) -> None:
-        self.schema, self._shard_bytes = schema, shard_bytes
+        self.schema, self.format, self._shard_bytes = schema, format, shard_bytes
         self._rows = {n: _GrowingColumn(each.record_nbytes) for n, each in schema.fields.items()}
         self._num_samples = self._nbytes = 0
         num_varied = sum(field.record_nbytes is None for field in schema.fields.values())
