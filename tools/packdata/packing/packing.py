@@ -31,6 +31,7 @@ from loaders.data.manifest import Manifest, ShardInfo
 from loaders.errors import PackError
 from loaders.remote.url import is_url
 from loaders.system.regular import read_regular
+from packdata.bucket import name_at
 from packdata.claimed import claimed_folder
 from packdata.formats import write_shard
 from packdata.packing.journal import (
@@ -49,7 +50,6 @@ from packdata.packing.store import (
     is_made,
     manifests_at,
     marks_at,
-    name_at,
     publish,
     rejected_at,
     sizes_at,
@@ -248,7 +248,7 @@ class Packing:
                 finally:
                     columns.clear()  # no memory is taken while the file is put in its place
                     self._room.release()
-                self._put_shard(folder, path, info)
+                self._store.put_shard(folder, path, info)
                 path.unlink(missing_ok=True)
                 if before is not None:  # the journal has shards in their order
                     before.result()
@@ -256,10 +256,6 @@ class Packing:
                 self._journal.append(line)
 
         self._under_way.append(self._pool.submit(put))
-
-    def _put_shard(self, folder: str, path: Path, info: ShardInfo) -> None:
-        name = name_at(folder, info.file)
-        self._store.put_shard(name, path, info.size_bytes, info.xxh3_128)
 
     def wait(self, num: int = 0) -> None:
         """Return once no more than so many shards are under way; PackError if one cannot be written."""
@@ -301,7 +297,7 @@ class Packing:
         infos = [named_by_hash(s.info, f"shard-{n:05d}") for n, s in enumerate(shards, first)]
 
         def put(shard: FileShard, info: ShardInfo) -> None:
-            self._put_shard(folder, shard.fetch(), info)
+            self._store.put_shard(folder, shard.fetch(), info)
 
         list(self._pool.map(put, shards, infos))
         for shard in shards:

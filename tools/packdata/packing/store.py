@@ -28,7 +28,7 @@ from loaders.remote.wire import Entry
 from loaders.system.publish import publish_bytes, sync_folder
 from loaders.system.regular import read_regular
 from loaders.text import printable_json
-from packdata.bucket import Bucket
+from packdata.bucket import Bucket, name_at
 from packdata.describe import counted
 from packdata.packing.provenance import PLAN
 from packdata.packing.target import (
@@ -84,20 +84,20 @@ class FolderStore:
         with explained(target):
             return self._publish(target, lambda beside: publish_bytes(beside, data), only == {})
 
-    def put_shard(self, name: str, path: Path, size_bytes: int, digest: str) -> None:
+    def put_shard(self, folder: str, path: Path, info: ShardInfo) -> None:
         """Put a file under a name that no other content has, unless it is there: link it, or copy and verify it."""
-        target = self.url / name
+        target = self.url / name_at(folder, info.file)
 
         def write(beside: Path) -> None:
             if self._link:
                 with suppress(OSError):  # another file system, or one without links
                     return os.link(path.resolve(), beside)
-            return _copy(path, beside, digest)
+            return _copy(path, beside, info.xxh3_128)
 
         with explained(target, "the shard cannot be written"):
-            if target.exists() and target.stat().st_size == size_bytes:
+            if target.exists() and target.stat().st_size == info.size_bytes:
                 return
-            if (what := size_fault(path, size_bytes)) is not None:
+            if (what := size_fault(path, info.size_bytes)) is not None:
                 hint = "Run 'packdata verify', and copy what it names from a backup"
                 raise ShardError(what, path, hint=hint)
             target.unlink(missing_ok=True)
@@ -184,11 +184,6 @@ def size_fault(path: Path, size_bytes: int) -> str | None:
     if not path.is_file():  # opening a pipe would wait for ever
         return "not a file"
     return None if size == size_bytes else f"{size} bytes, the manifest says {size_bytes}"
-
-
-def name_at(folder: str, name: str) -> str:
-    """Return the name of a file in a folder of a target."""
-    return f"{folder}/{name}".lstrip("/")
 
 
 def sizes_at(store: Store, folder: str) -> dict[str, int]:

@@ -33,7 +33,7 @@ from loaders.data.manifest import Manifest
 from loaders.errors import PackError
 from loaders.remote.url import is_url
 from loaders.schema import Schema
-from packdata.bucket import target_at
+from packdata.bucket import name_at, target_at
 from packdata.claimed import claimed_folder
 from packdata.describe import counted, few
 from packdata.packing.engine import counted_folders, targets_of, why_rejected
@@ -50,7 +50,6 @@ from packdata.packing.store import (
     lost_at,
     manifests_at,
     marks_at,
-    name_at,
     publish,
     rejected_at,
     store_of,
