@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from packdata.packing.summary import Summary
     from packdata.plan import SourcePlan
 
+    Pack = Callable[[Part], Summary]
+
 # Of one part: about 1 GB of pictures, of text or of tables. It depends on nothing but the source, as the bytes do.
 _FILES_OF_A_PART, _BLOCKS_OF_A_PART = 10_000, 128
 _MAX_RETRIES = 3  # of one part: then it is what kills its worker
@@ -118,9 +120,7 @@ def _ray(address: str | None) -> Iterator[Any]:
         ray.shutdown()
 
 
-def _pack_one(
-    pack: Callable[[Part], Summary], part: Part, folder: str, remote: Mapping[str, Any]
-) -> tuple[int, int]:
+def _pack_one(pack: Pack, part: Part, folder: str, remote: Mapping[str, Any]) -> tuple[int, int]:
     """Pack a part, in a task; return its samples and rejects."""
     os.chdir(folder)  # of the driver: sources may be relative to it
     if get_defaults() != remote:
@@ -129,9 +129,7 @@ def _pack_one(
     return summary.samples, len(summary.rejected)
 
 
-def _pack_all(
-    ray: Any, pack: Callable[[Part], Summary], of: int, cores: int, progress: Progress
-) -> int:
+def _pack_all(ray: Any, pack: Pack, of: int, cores: int, progress: Progress) -> int:
     """Pack all parts; return how many samples that made."""
     task = ray.remote(_pack_one).options(num_cpus=cores, max_retries=_MAX_RETRIES)
     shared, folder, remote = ray.put(pack), os.getcwd(), get_defaults()

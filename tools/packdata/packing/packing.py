@@ -175,7 +175,7 @@ class Packing:
     def is_made(self) -> bool:
         """Tell whether the datasets are there, as the same plan has made them."""
         if not self._overwrite:
-            self.is_published = is_made(self._store, self.folders, digest_of(self._plan))
+            self.is_published = is_made(self._store, self.folders, self._plan)
         return self.is_published
 
     def _check_target(self) -> None:

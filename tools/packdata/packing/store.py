@@ -37,6 +37,7 @@ from packdata.packing.target import (
     REJECTED_NAME,
     STORED_SHARD,
     check_empty,
+    digest_of,
     explained,
     make_folder,
 )
@@ -231,9 +232,9 @@ def _is_of_dataset(file: Entry) -> bool:
     return is_shard or name == MANIFEST_NAME
 
 
-def is_made(store: Store, folders: Collection[str], digest: str) -> bool:
-    """Tell whether the datasets are there, whole, as the plan of this hash has made them."""
-    there = manifests_at(store, folders)
+def is_made(store: Store, folders: Collection[str], plan: Mapping[str, str]) -> bool:
+    """Tell whether the datasets are there, whole, as this plan has made them."""
+    there, digest = manifests_at(store, folders), digest_of(plan)
     return there.keys() >= {*folders} and all(
         each.provenance.get(PLAN) == digest and not lost_at(store, folder, each.shards)
         for folder, each in there.items()

@@ -137,8 +137,8 @@ class PartPacking(Packing):
         With ``overwrite``, a part that left items out is packed again: they may be readable now.
         """
         if (found := part_at(self._store, self._part.name)) is None:
-            digest = digest_of(whole(self._plan, self._part.of))
-            self.is_published = is_made(self._store, self.folders, digest)
+            plan = whole(self._plan, self._part.of)
+            self.is_published = is_made(self._store, self.folders, plan)
         elif not (
             differences(found.plan, self._plan)
             or any(lost_at(self._store, folder, each) for folder, each in found.shards.items())
@@ -255,7 +255,7 @@ def _all_parts(store: Store) -> list[State]:
     if not (missing := [number for number, name in enumerate(names) if name not in there]):
         return [there[name] for name in names]
     for first in islice(there.values(), 1):
-        if is_made(store, first.folders, digest_of(whole(first.plan, counts[0]))):
+        if is_made(store, first.folders, whole(first.plan, counts[0])):
             clear_parts(store)  # killed while it deleted them, or one came late
             return []
     if not found_parts(store):  # another command has joined them meanwhile

@@ -18,7 +18,7 @@ from loaders.rng import hash64, key64
 from packdata.recipe import Recipe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from packdata.recipe import Block, Records
 
@@ -140,12 +140,9 @@ class ShuffledRecipe(PartRecipe):
 
     def encode(self, item: Any) -> Sequence[Records | Block]:
         """Return the records of an item."""
-        if not self.is_of_blocks:
-            return self._recipe.encode(item.item)
-        encode_in_order: Any = self._recipe.encode  # of blocks, which takes an order, too
+        encode: Callable[..., Sequence[Records | Block]] = self._recipe.encode
         draw = partial(_drawn, key64(self._seed, _SHUFFLE, item.number))
-        blocks: Sequence[Block] = encode_in_order(item.item, draw)
-        return blocks
+        return encode(item.item, draw) if self.is_of_blocks else encode(item.item)
 
 
 def _drawn(key: int, of: int | Sequence[int]) -> npt.NDArray[np.int64]:
