@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from loaders.schema import Field
 
-SUFFIX = ".lmdb"
 CHECKSUMS_KEY = b"__checksums"
 VALUE_BYTES = 4 << 10  # rows from here on get a value of their own
 _MAX_VALUE_BYTES = (1 << 32) - 1  # of any value: LMDB's own limit

@@ -272,9 +272,8 @@ class Packing:
         """Publish datasets, by their folder."""
         self.wait()
         before = self.manifests()[""].shards if self._grows else ()
-        made_by = (
-            {} if self.kind == "command" else {"packer": PACKER}
-        )  # commands have that of the source
+        # What a command makes was made by what has made its source.
+        made_by = {} if self.kind == "command" else {"packer": PACKER}
         if not (self._grows or self.kind in ("part", "writer")):
             made_by[PLAN] = digest_of(self._plan)
         manifests = dict[str, Manifest]()
