@@ -236,7 +236,7 @@ def extend(dst: Path | str, sources: Sequence[Path | str], *, link: bool = True)
     read_manifest(dst)  # says what is there instead, before anything is touched
     added = [open_view(path, "never") for path in sources]
     plan = command_plan("extend", added)
-    with Packing(dst, [""], plan, kind="command", grows=True, link=link) as packing:
+    with Packing(dst, [""], plan, kind="extend", link=link) as packing:
         before = packing.manifests()[""]
         done = packing.state.done or {"": {}}
         if done[""].get("provenance") == before.provenance:  # it was killed behind that

@@ -38,8 +38,9 @@ Exists = Callable[[str, ShardInfo], bool]
 # ``packing``: an error leaves it, the same packing continues, and others do not touch it.
 # ``part``: the same, of a part of a dataset.
 # ``command``: an error leaves nothing; killed, the same command continues, and any other undoes it.
+# ``extend``: the same, of a command that adds shards to the dataset that is there.
 # ``writer``: an error leaves nothing; killed, any other drops it, for nothing can continue it.
-Kind = Literal["packing", "part", "command", "writer"]
+Kind = Literal["packing", "part", "command", "extend", "writer"]
 
 
 class Reject(NamedTuple):

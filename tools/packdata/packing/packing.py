@@ -102,7 +102,6 @@ class Packing:
         overwrite: Replace the datasets that are there, and drop an unfinished packing of another
             plan.
         kind: What is left where it ends early. A ``command`` may share the destination with other datasets.
-        grows: The dataset that is there stays, and whole shards are added to it.
         link: Link whole shards where the file system has links.
 
     Attributes:
@@ -117,11 +116,10 @@ class Packing:
         *,
         overwrite: bool = False,
         kind: Kind = "packing",
-        grows: bool = False,
         link: bool = True,
     ) -> None:
         self.dst, self.folders, self.kind = dst, tuple(folders), kind
-        self._overwrite, self._plan, self._grows = overwrite, dict(plan), grows
+        self._overwrite, self._plan = overwrite, dict(plan)
         # The working folder may change before all is published.
         self._store = store_of(dst if is_url(dst) else dst.absolute(), link=link)
         # Nobody else packs into its folders: shards that no manifest names are of commands that ended early.
@@ -169,7 +167,7 @@ class Packing:
         opened.callback(partial(self._pool.shutdown, cancel_futures=True))
         if not self.is_made() and self.state.done is None:  # another may have been faster
             self._check_target()
-        if self._overwrite or self._grows:
+        if self._overwrite or self.kind == "extend":
             self._seen = marks_at(self._store, self.folders)
 
     def is_made(self) -> bool:
@@ -183,7 +181,8 @@ class Packing:
         if not self._overwrite and any(self._store.in_folder(PARTS_NAME)):
             hint = "Run 'packdata finish' to join them, or pass overwrite=True to drop them"
             raise PackError("unfinished packing in parts", self.dst, hint)
-        overwrite, is_alone = self._overwrite or self._grows, self.kind != "command"
+        overwrite = self._overwrite or self.kind == "extend"
+        is_alone = self.kind not in ("command", "extend")
         check_target(self._store, self.folders, overwrite=overwrite, is_alone=is_alone)
 
     def _open_journal(self) -> Journal:
@@ -271,10 +270,10 @@ class Packing:
     def publish(self, datasets: Mapping[str, Made]) -> None:
         """Publish datasets, by their folder."""
         self.wait()
-        before = self.manifests()[""].shards if self._grows else ()
+        before = self.manifests()[""].shards if self.kind == "extend" else ()
         # What a command makes was made by what has made its source.
-        made_by = {} if self.kind == "command" else {"packer": PACKER}
-        if not (self._grows or self.kind in ("part", "writer")):
+        made_by = {} if self.kind in ("command", "extend") else {"packer": PACKER}
+        if self.kind in ("packing", "command"):
             made_by[PLAN] = digest_of(self._plan)
         manifests = dict[str, Manifest]()
         with self._explained(self.dst, "the dataset cannot be published"):
@@ -307,8 +306,8 @@ class Packing:
         self, manifests: Mapping[str, Manifest], files: Mapping[str, Mapping[str, bytes]]
     ) -> None:
         rejected = {"": self.state.rejected}
-        if self.kind == "command":  # which packs all, or adds to what is there
-            rejected = {} if self._grows else {folder: [] for folder in self.folders}
+        if self.kind in ("command", "extend"):  # one packs all, the other adds to what is there
+            rejected = {folder: [] for folder in self.folders if self.kind == "command"}
         publish(self._store, manifests, files, rejected=rejected, seen=self._seen)
 
     def manifests(self) -> dict[str, Manifest]:
