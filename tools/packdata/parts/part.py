@@ -74,11 +74,10 @@ class Part:
         """Return what is this part's of the recipe of each split."""
         start, stop = self.bounds(sum(len(recipe) for _, recipe in splits))
         cut: list[tuple[str, Recipe]] = []
-        first = 0  # item of the split
         for split, recipe in splits:
-            inside = range(len(recipe))[max(0, start - first) : max(0, stop - first)]
+            inside = range(len(recipe))[max(0, start) : max(0, stop)]
             cut.append((split, PartRecipe(recipe, inside)))
-            first += len(recipe)
+            start, stop = start - len(recipe), stop - len(recipe)
         return cut
 
 
