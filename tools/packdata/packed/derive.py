@@ -240,7 +240,7 @@ def extend(dst: Path | str, sources: Sequence[Path | str], *, link: bool = True)
         before = packing.manifests()[""]
         done = packing.state.done or {"": {}}
         if done[""].get("provenance") == before.provenance:  # it was killed behind that
-            return summary_of(dst, {"": before}, notes=[f"{dst}: {MADE}"])
+            return summary_of(dst, {"": before}, notes=[MADE])
         joined = _joined([open_view(dst, "never"), *added])
         # What made the dataset does not make it again: the plan goes.
         provenance = {n: value for n, value in before.provenance.items() if n != PLAN}

@@ -142,13 +142,13 @@ class Run:
         return self.summary(packing, counted_folders(splits), [note] if note else [])
 
     def summary(
-        self, packing: Packing, firsts: Sequence[str] = ("",), notes: Sequence[str] = ()
+        self, packing: Packing, counted_in: Sequence[str] = ("",), notes: Sequence[str] = ()
     ) -> Summary:
-        """Return what was done; samples are counted in the ``firsts``."""
+        """Return what was done; samples are counted in some of the folders."""
         return summary_of(
             packing.dst,
             packing.manifests(),
-            counted_in=firsts,
+            counted_in=counted_in,
             rejected=packing.rejected(),
             seconds=time.monotonic() - self._began,
             encoded=self.num_encoded,
