@@ -23,7 +23,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -254,10 +253,10 @@ def _all_parts(store: Store) -> list[State]:
     there = {name: part for name, part in read.items() if part is not None}
     if not (missing := [number for number, name in enumerate(names) if name not in there]):
         return [there[name] for name in names]
-    for first in islice(there.values(), 1):
-        if is_made(store, first.folders, whole(first.plan, counts[0])):
-            clear_parts(store)  # killed while it deleted them, or one came late
-            return []
+    first = next(iter(there.values()), None)
+    if first is not None and is_made(store, first.folders, whole(first.plan, counts[0])):
+        clear_parts(store)  # killed while it deleted them, or one came late
+        return []
     if not found_parts(store):  # another command has joined them meanwhile
         return []
     what = f"{len(missing):,} of {counted(counts[0], 'part')} missing: {few(map(str, missing), _SHOWN)}"
