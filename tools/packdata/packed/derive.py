@@ -238,8 +238,8 @@ def extend(dst: Path | str, sources: Sequence[Path | str], *, link: bool = True)
     plan = command_plan("extend", added)
     with Packing(dst, [""], plan, kind="extend", link=link) as packing:
         before = packing.manifests()[""]
-        done = packing.state.done or {"": {}}
-        if done[""].get("provenance") == before.provenance:  # it was killed behind that
+        done = packing.state.done
+        if done and done[""]["provenance"] == before.provenance:  # it was killed behind that
             return summary_of(dst, {"": before}, notes=[MADE])
         joined = _joined([open_view(dst, "never"), *added])
         # What made the dataset does not make it again: the plan goes.

@@ -17,7 +17,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
 
 import xxhash
 
@@ -41,6 +41,13 @@ Exists = Callable[[str, ShardInfo], bool]
 # ``extend``: the same, of a command that adds shards to the dataset that is there.
 # ``writer``: an error leaves nothing; killed, any other drops it, for nothing can continue it.
 Kind = Literal["packing", "part", "command", "extend", "writer"]
+
+
+class Described(TypedDict):
+    """What a manifest has beside shards, as JSON."""
+
+    schema: dict[str, Any]
+    provenance: dict[str, Any]
 
 
 class Reject(NamedTuple):
@@ -83,8 +90,7 @@ class State:
     reached: dict[str, Reached] = field(default_factory=dict)  # by each target, with these
     ended: dict[str, Reached] = field(default_factory=dict)  # by each split that is at its end
     rejects: dict[str, list[Reject]] = field(default_factory=dict)  # per split
-    # Per target its schema and provenance as JSON, once nothing but publishing is left.
-    done: dict[str, Any] | None = None
+    done: dict[str, Described] | None = None  # per target, once nothing but publishing is left
     size: int = 0  # bytes of the journal that was read
 
     @property

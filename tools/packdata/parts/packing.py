@@ -89,10 +89,8 @@ def pack_part(
         SourceError: An item cannot be packed, and is not to be left out.
         PackError: The target cannot be written, or holds something else: also parts made with other options.
     """
-    share = {"of": part.of, "counted": counted_folders(recipes), "versions": versions()}
-    plan = run.plan_of(recipes) | flatten_plan({"part": share})
-    place, folders = target_at(dst), [*targets_of(*recipes)]
-    with PartPacking(place, folders, plan, part, overwrite=run.overwrite) as packing:
+    place = target_at(dst)
+    with PartPacking(run, recipes, place, part) as packing:
         if packing.is_published:
             what = f"part {part} was packed earlier; nothing was read or written"
             dst, rejected = place / packing.record, packing.rejected()
@@ -105,15 +103,12 @@ class PartPacking(Packing):
     """The making of one part of datasets: what is published is its journal, as ``record``."""
 
     def __init__(
-        self,
-        dst: Path,
-        folders: Sequence[str],
-        plan: Mapping[str, str],
-        part: Part,
-        *,
-        overwrite: bool = False,
+        self, run: Run, recipes: Sequence[tuple[str, Recipe]], dst: Path, part: Part
     ) -> None:
-        super().__init__(dst, folders, plan, overwrite=overwrite, kind="part")
+        share = {"of": part.of, "counted": counted_folders(recipes), "versions": versions()}
+        folders, plan = [*targets_of(*recipes)], run.plan_of(recipes)
+        plan |= flatten_plan({"part": share})
+        super().__init__(dst, folders, plan, overwrite=run.overwrite, kind="part")
         self._part, self.record = part, f"{PARTS_NAME}/{part.name}"
         self._prefix = f"shard-{part.number:05d}" if part.of > 1 else "shard"
 
@@ -301,7 +296,6 @@ def _join(store: Store, parts: Sequence[State], began: float, *, overwrite: bool
 
 def _joined(parts: Sequence[State]) -> dict[str, Manifest]:
     """Return what becomes of parts, by its folder; of one part it is what a packing without parts makes."""
-    done: Mapping[str, Any] = parts[0].done or {}
     of: dict[str, Any] = {NUM_PARTS: len(parts)} if len(parts) > 1 else {}
     of[PLAN] = digest_of(whole(parts[0].plan, len(parts)))
     return {
@@ -310,7 +304,7 @@ def _joined(parts: Sequence[State]) -> dict[str, Manifest]:
             tuple(shard for part in parts for shard in part.shards.get(folder, ())),
             {**content["provenance"], **of},
         )
-        for folder, content in done.items()
+        for folder, content in (parts[0].done or {}).items()
     }
 
 
