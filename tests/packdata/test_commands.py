@@ -55,6 +55,7 @@ from packdata.packed import derive
 from packdata.packed.derive import CopyOptions, copy_dataset, split
 from packdata.packed.rewrite import ViewContent, write_datasets
 from packdata.packing import store
+from packdata.packing.provenance import PLAN
 from packdata.packing.target import lock
 from tests.packdata.breaking import ROOM
 from tests.packdata.packing import CLASSES, FIELDS, pack, pack_samples, sample
@@ -113,8 +114,10 @@ def test_shards_are_cut_by_size(tmp_path: Path, format: Any) -> None:
 
     made = copy_dataset(folder, tmp_path / "b", format=format, shard_bytes=20_000)
 
-    shards = read_manifest(tmp_path / "b").shards
+    manifest = read_manifest(tmp_path / "b")
+    shards = manifest.shards
     assert made.shards == len(shards) > 1
+    assert {*manifest.provenance} == {"command", "source", "options", PLAN}
     assert samples_of(tmp_path / "b") == rows
     assert verify(tmp_path / "b").ok
     assert entries(tmp_path / "b") == ["manifest.json", *(s.file for s in shards)]
