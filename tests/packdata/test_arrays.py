@@ -22,7 +22,7 @@ from packdata.cli import main
 from packdata.inspect.preview import sheet_of, tile_of
 from packdata.inspect.stats import stats
 from packdata.inspect.verify import verify
-from packdata.packing.engine import pack_recipe
+from packdata.packing.engine import pack_recipes
 from tests.packdata.reading import PackedReader
 from tests.refusals import At
 
@@ -629,7 +629,7 @@ def test_an_interrupted_packing_continues_to_the_same_bytes(tmp_path: Path) -> N
     options: Any = {"format": "lmdb", "shard_bytes": 400, "workers": 1}
 
     with pytest.raises(KeyboardInterrupt):
-        pack_recipe(stopped, tmp_path / "dst", **options)
+        pack_recipes([("", stopped)], tmp_path / "dst", **options)
     again = pack_arrays(src, tmp_path / "dst", **options)
     whole = pack_arrays(src, tmp_path / "whole", **options)
 

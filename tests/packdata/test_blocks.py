@@ -18,7 +18,7 @@ from loaders.data.manifest import read_manifest
 from loaders.errors import CodecError, PackError, SourceError
 from loaders.schema import Array, Bytes, Label, Schema, Text
 from packdata.packing import shards
-from packdata.packing.engine import pack_recipe
+from packdata.packing.engine import pack_recipes
 from packdata.packing.journal import Journal
 from packdata.packing.progress import Quiet
 from packdata.packing.shards import ShardBuilder, check_records
@@ -40,7 +40,7 @@ def files(folder: Path) -> dict[str, bytes]:
 def pack(dst: Path, sizes: Sequence[int | None] = SIZES, **options: Any) -> Any:
     recipe_options = {k: options.pop(k) for k in ("folders", "bad", "seed") if k in options}
     defaults: dict[str, Any] = {"format": "lmdb", "shard_bytes": SHARD_BYTES}
-    return pack_recipe(BlocksRecipe(sizes, **recipe_options), dst, **(defaults | options))
+    return pack_recipes([("", BlocksRecipe(sizes, **recipe_options))], dst, **(defaults | options))
 
 
 # ------------------------------------------------------------------------------ the result
@@ -103,11 +103,15 @@ def take(column: Column, rows: Sequence[int]) -> Column:
 def test_samples_of_a_block_can_be_left_out_one_by_one(tmp_path: Path) -> None:
     options: dict[str, Any] = {"format": "lmdb", "shard_bytes": SHARD_BYTES}
     with pytest.raises(SourceError, check=At("sample 3")):
-        pack_recipe(PickyRecipe((60, 40)), tmp_path / "a", **options)
+        pack_recipes([("", PickyRecipe((60, 40)))], tmp_path / "a", **options)
     counting = Counting()
 
-    summary = pack_recipe(
-        PickyRecipe((60, 40)), tmp_path / "a", on_error="skip", progress=counting, **options
+    summary = pack_recipes(
+        [("", PickyRecipe((60, 40)))],
+        tmp_path / "a",
+        on_error="skip",
+        progress=counting,
+        **options,
     )
 
     assert labels(tmp_path / "a") == [i for i in range(100) if i % 10 != 3]
@@ -119,7 +123,7 @@ def test_what_is_left_out_of_a_block_is_listed_once_after_a_kill(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options: dict[str, Any] = {"format": "lmdb", "shard_bytes": SHARD_BYTES, "on_error": "skip"}
-    pack_recipe(PickyRecipe((60, 40)), tmp_path / "whole", **options)
+    pack_recipes([("", PickyRecipe((60, 40)))], tmp_path / "whole", **options)
     append, calls = Journal.append, iter(range(100))
 
     def dying(self: Journal, line: Any) -> None:
@@ -129,14 +133,16 @@ def test_what_is_left_out_of_a_block_is_listed_once_after_a_kill(
 
     monkeypatch.setattr(Journal, "append", dying)
     with pytest.raises(KeyboardInterrupt):
-        pack_recipe(PickyRecipe((60, 40)), tmp_path / "a", **options)
+        pack_recipes([("", PickyRecipe((60, 40)))], tmp_path / "a", **options)
     monkeypatch.undo()
 
     anew = "Pass overwrite=True to start anew; nothing was published"
     with pytest.raises(PackError, check=At("a", hint=anew)):  # what was left out is readable now
-        pack_recipe(BlocksRecipe((60, 40)), tmp_path / "a", **options)
+        pack_recipes([("", BlocksRecipe((60, 40)))], tmp_path / "a", **options)
     counting = Counting()
-    summary = pack_recipe(PickyRecipe((60, 40)), tmp_path / "a", progress=counting, **options)
+    summary = pack_recipes(
+        [("", PickyRecipe((60, 40)))], tmp_path / "a", progress=counting, **options
+    )
 
     assert contents(tmp_path / "a") == contents(tmp_path / "whole")
     assert counting.rejected == len(summary.rejected) == 10
@@ -234,7 +240,7 @@ def test_a_block_that_became_shorter_is_noticed(tmp_path: Path, num_lost: int) -
     recipe.identity = BlocksRecipe((100,)).identity
 
     with pytest.raises(PackError):
-        pack_recipe(recipe, tmp_path, format="lmdb", shard_bytes=SHARD_BYTES)
+        pack_recipes([("", recipe)], tmp_path, format="lmdb", shard_bytes=SHARD_BYTES)
 
 
 # ------------------------------------------------------------------------------ the parts

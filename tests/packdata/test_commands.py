@@ -55,6 +55,7 @@ from packdata.packed import derive
 from packdata.packed.derive import CopyOptions, copy_dataset, split
 from packdata.packed.rewrite import ViewContent, write_datasets
 from packdata.packing import store
+from packdata.packing.provenance import PLAN
 from packdata.packing.target import lock
 from tests.packdata.breaking import ROOM
 from tests.packdata.packing import CLASSES, FIELDS, pack, pack_samples, sample
@@ -113,10 +114,13 @@ def test_shards_are_cut_by_size(tmp_path: Path, format: Any) -> None:
 
     made = copy_dataset(folder, tmp_path / "b", format=format, shard_bytes=20_000)
 
-    assert len(made.shards) > 1
+    manifest = read_manifest(tmp_path / "b")
+    shards = manifest.shards
+    assert made.shards == len(shards) > 1
+    assert {*manifest.provenance} == {"command", "source", "options", PLAN}
     assert samples_of(tmp_path / "b") == rows
     assert verify(tmp_path / "b").ok
-    assert entries(tmp_path / "b") == ["manifest.json", *(s.file for s in made.shards)]
+    assert entries(tmp_path / "b") == ["manifest.json", *(s.file for s in shards)]
 
 
 def test_a_failure_while_writing_leaves_nothing(tmp_path: Path) -> None:
@@ -184,7 +188,7 @@ def test_two_commands_on_one_target_do_not_meet(tmp_path: Path) -> None:
     os.close(fd)
     (tmp_path / "b" / ".packing" / "left.tmp").write_text("of a run that was killed")
 
-    assert len(copy_dataset(source, tmp_path / "b").shards) == 1
+    assert copy_dataset(source, tmp_path / "b").shards == 1
     names = [shard.file for shard in read_manifest(tmp_path / "b").shards]
     assert entries(tmp_path / "b") == ["manifest.json", *names]
 

@@ -43,7 +43,7 @@ def test_pictures_of_several_codecs_are_told_to_be_encoded_alike(tmp_path: Path)
     with pytest.raises(SchemaError):
         merge(tmp_path / "m", [tmp_path / "jpeg", tmp_path / "dct"])
     copy_dataset(tmp_path / "raw", tmp_path / "alike", CopyOptions(codec="jpeg"))
-    assert merge(tmp_path / "m", [tmp_path / "jpeg", tmp_path / "alike"]).num_samples == 2
+    assert merge(tmp_path / "m", [tmp_path / "jpeg", tmp_path / "alike"]).samples == 2
 
 
 def test_volumes_that_differ_in_their_spatial_axes_are_not_joined(tmp_path: Path) -> None:

@@ -46,9 +46,9 @@ from loaders.schema import (
     Text,
     Tokens,
 )
-from packdata.formats import SUFFIXES, read_back, write_shard
 from packdata.formats import lmdb as lmdb_format
 from packdata.formats import parquet as parquet_format
+from packdata.formats import read_back, write_shard
 from tests.columns import fixed_column
 from tests.refusals import At
 
@@ -59,7 +59,7 @@ SHARED = settings(
 )
 
 
-@pytest.fixture(params=SUFFIXES)
+@pytest.fixture(params=(".lmdb", ".parquet"))
 def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     """A shard of each format."""
     return tmp_path / f"shard-00000{request.param}"

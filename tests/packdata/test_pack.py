@@ -28,7 +28,7 @@ from packdata.formats import read_back
 from packdata.packed import derive
 from packdata.packed.derive import copy_dataset
 from packdata.packing import packing
-from packdata.packing.engine import pack_recipe, pack_recipes
+from packdata.packing.engine import pack_recipes
 from packdata.packing.journal import Journal
 from packdata.packing.packing import write_staged
 from packdata.packing.progress import Quiet
@@ -61,7 +61,7 @@ def pack(dst: Path, num_items: int = 100, **options: Any) -> Any:
     recipe_options = {k: options.pop(k) for k in ("folders", "bad", "seed") if k in options}
     recipe = NumbersRecipe(num_items, **recipe_options)
     defaults: dict[str, Any] = {"format": "lmdb", "shard_bytes": SHARD_BYTES}
-    return pack_recipe(recipe, dst, **(defaults | options))
+    return pack_recipes([("", recipe)], dst, **(defaults | options))
 
 
 # ------------------------------------------------------------------------------ the result
@@ -247,9 +247,9 @@ class BrokenRecipe(NumbersRecipe):
 
 def test_a_defect_of_the_recipe_surfaces_with_its_item(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError) as caught:
-        pack_recipe(BrokenRecipe(100), tmp_path, format="lmdb", on_error="skip")
+        pack_recipes([("", BrokenRecipe(100))], tmp_path, format="lmdb", on_error="skip")
 
-    assert caught.value.__notes__ == ["while packing number 7, item 7"]
+    assert caught.value.__notes__ == ["while packing number 7"]
 
 
 class UnreadableRecipe(NumbersRecipe):
@@ -260,7 +260,7 @@ class UnreadableRecipe(NumbersRecipe):
 
 def test_an_error_of_the_listing_surfaces(tmp_path: Path) -> None:
     with pytest.raises(SourceError, check=At("a.tar")):
-        pack_recipe(UnreadableRecipe(20), tmp_path, format="lmdb")
+        pack_recipes([("", UnreadableRecipe(20))], tmp_path, format="lmdb")
 
 
 class Interrupting(Quiet):
@@ -746,7 +746,7 @@ class ShortRecipe(NumbersRecipe):
 
 def test_a_listing_that_gives_fewer_items_is_noticed(tmp_path: Path) -> None:
     with pytest.raises(PackError):
-        pack_recipe(ShortRecipe(100), tmp_path, format="lmdb")
+        pack_recipes([("", ShortRecipe(100))], tmp_path, format="lmdb")
 
 
 # ------------------------------------------------------------------------------ the disk

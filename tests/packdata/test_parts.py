@@ -283,6 +283,24 @@ def test_overwriting_parts_of_another_count_drops_them(photos: Path, tmp_path: P
     assert finish(dst).samples == 10
 
 
+def test_a_dataset_that_came_before_parts_were_joined_is_replaced_on_demand(
+    photos: Path, tmp_path: Path
+) -> None:
+    source, dst, other = photos / "train", tmp_path / "dst", tmp_path / "other"
+    pack_images(source, dst, part="0/1")
+    pack_images(source, other, sizes=8)
+    shutil.copytree(other, dst, dirs_exist_ok=True)
+    there = (dst / MANIFEST_NAME).read_bytes()
+
+    with pytest.raises(PackError, check=At("dst")):
+        finish(dst)
+
+    assert (dst / MANIFEST_NAME).read_bytes() == there
+    assert finish(dst, overwrite=True).samples == 7
+    pack_images(source, tmp_path / "plain")
+    assert contents(dst) == contents(tmp_path / "plain")
+
+
 def test_parts_of_several_counts_are_not_joined(photos: Path, tmp_path: Path) -> None:
     """Of 2 and 3, made at one time, some would hold the same items."""
     dst, other = tmp_path / "dst", tmp_path / "other"

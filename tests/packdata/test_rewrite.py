@@ -130,7 +130,7 @@ def test_what_is_added_twice_is_added_twice_though_the_second_time_was_killed(
     extend(dst, [more])
     killed("publish", 0, when, "extend", more, dst)
 
-    assert extend(dst, [more]).num_samples == 8 + 4 + 4
+    assert extend(dst, [more]).samples == 8 + 4 + 4
 
 
 def test_killed_behind_the_manifest_the_next_command_removes_what_was_replaced(
@@ -393,8 +393,7 @@ def test_a_split_that_was_killed_between_two_parts_is_done_again(
 def test_a_split_says_what_comes_to_no_part(
     tmp_path: Path, source: Path, parts: tuple[float, float], notes: int
 ) -> None:
-    said: list[str] = []
-    split(source, tmp_path, dict(zip("ab", parts, strict=True)), note=said.append)
+    said = split(source, tmp_path, dict(zip("ab", parts, strict=True))).notes
     assert len(said) == notes
     assert all("0.3" in text for text in said)
 

@@ -282,12 +282,12 @@ def test_missing_numbers_of_standardized_columns_are_nan_or_the_mean(tmp_path: P
     counts = {}
     for where in ("carat > 0", "carat != 1e9", "not carat > 0", "carat == carat"):
         made = copy_dataset(nan, tmp_path / "b", CopyOptions(where=where), overwrite=True)
-        counts[where] = made.num_samples
+        counts[where] = made.samples
 
     assert list(counts.values()) == [ROWS - 2, ROWS, 2, ROWS - 2]
     filled = pack(table, tmp_path, "m.csv", **options, missing="mean")
     where = f"carat == {features_of(filled).mean[0]}"
-    assert copy_dataset(filled.path, tmp_path / "c", CopyOptions(where=where)).num_samples == 2
+    assert copy_dataset(filled.path, tmp_path / "c", CopyOptions(where=where)).samples == 2
 
 
 def test_columns_standardized_differently_are_not_compared(tmp_path: Path) -> None:
@@ -472,7 +472,7 @@ def test_test_data_gets_the_columns_dictionaries_and_statistics_of_training_data
     np.testing.assert_allclose(reader.column("features")[:, 0], carat, rtol=1e-5, atol=1e-6)
     assert reader.column("categories")[3, 0] == 0
     assert "unknown to the vocabulary: cut (1)" in summary.notes[-1]
-    assert len(extend(train.path, [tmp_path / "test"]).shards) == 2
+    assert extend(train.path, [tmp_path / "test"]).shards == 2
     assert verify(train.path).ok
 
 

@@ -900,7 +900,7 @@ def test_split_divides_documents_and_merge_and_extend_join_them(
     assert pack_tokens(source, folder, options, shard_bytes=1000).shards > 2
 
     made = split(folder, tmp_path / "parts", {"train": 0.8, "val": 0.2}, shard_bytes=3000)
-    train, val = (documents(tmp_path / "parts" / name) for name in made)
+    train, val = (documents(tmp_path / "parts" / each.folder) for each in made.datasets)
     assert (len(train), len(val)) == (48, 12)
     assert sorted(train + val) == sorted(documents(folder))
     merge(tmp_path / "merged", [tmp_path / "parts/train", tmp_path / "parts/val"])
@@ -923,7 +923,7 @@ def test_split_keeps_equal_documents_together(tmp_path: Path, end: str) -> None:
 
     made = split(folder, tmp_path / "parts", {"train": 0.8, "val": 0.2})
 
-    train, val = (texts(tmp_path / "parts" / name) for name in made)
+    train, val = (texts(tmp_path / "parts" / each.folder) for each in made.datasets)
     assert sorted(train + val) == sorted(lines)
     assert not {*train} & {*val}
     numbers = divide(30, [0.8, 0.2], 0)[1]  # of different documents, as they come first
@@ -956,7 +956,7 @@ def test_split_takes_documents_over_many_shards_for_equal_only_where_all_of_them
 
     made = split(folder, tmp_path / "parts", {"train": 2 / 3, "val": 1 / 3})
 
-    train, val = (texts(tmp_path / "parts" / name) for name in made)
+    train, val = (texts(tmp_path / "parts" / each.folder) for each in made.datasets)
     assert sorted(train + val) == sorted(lines)
     assert (len({*train}), len({*val})) == (4, 2)
     assert not {*train} & {*val}

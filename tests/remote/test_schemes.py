@@ -56,10 +56,10 @@ def target(
 def test_a_dataset_is_sent_read_resumed_replaced_and_extended(
     packed: Path, target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder, few, notes = packed / "bucket" / "packed", tmp_path / "few", list[str]()
+    folder, few = packed / "bucket" / "packed", tmp_path / "few"
     assert main(["copy", str(folder), str(few), "--where", "label == 3"]) == 0
 
-    upload(folder, target, note=notes.append)
+    assert not upload(folder, target).notes
 
     remote, local = ShardDataset(target), ShardDataset(folder)
     for _ in range(2):
@@ -72,10 +72,9 @@ def test_a_dataset_is_sent_read_resumed_replaced_and_extended(
     assert_same([list(each) for each in rest[0]], [list(each) for each in rest[1]])
     with pytest.raises(PackError):
         upload(few, target)
-    upload(few, target, overwrite=True, note=notes.append)
+    assert not upload(few, target, overwrite=True).notes
     assert main(["extend", str(few), f"{target}/"]) == 0
     assert len(ShardDataset(target)) == 2 * len(ShardDataset(few))
-    assert not notes
     assert "conditional" not in capsys.readouterr().err
 
 

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from packdata.arrays import pack_arrays as pack_arrays
     from packdata.images.plan import pack_images as pack_images
     from packdata.packed.views import write as write
-    from packdata.packing.engine import pack_recipe as pack_recipe
     from packdata.packing.engine import pack_recipes as pack_recipes
     from packdata.packing.summary import Summary as Summary
     from packdata.recipe import Block as Block
@@ -40,7 +39,6 @@ _HOMES = {
     "pack": "writer",
     "pack_arrays": "arrays",
     "pack_images": "images.plan",
-    "pack_recipe": "packing.engine",
     "pack_recipes": "packing.engine",
     "pack_tables": "tables",
     "pack_tokens": "tokens.plan",
@@ -54,7 +52,10 @@ if not TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     """Load a public name on its first use, so that ``packdata --help`` is quick."""
     if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from loaders.checks import did_you_mean
+
+        what = f"module {__name__!r} has no attribute {name!r}{did_you_mean(name, _HOMES)}"
+        raise AttributeError(what)
     value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
     globals()[name] = value
     return value

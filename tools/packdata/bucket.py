@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from loaders.data.manifest import ShardInfo
+
 _WRITABLE = ("s3", "gs", "az")
 
 
@@ -36,6 +38,11 @@ def target_at(place: Path | str) -> Path:
         what = f"datasets are not written to {target.scheme}:// URLs"
         raise RemoteError(what, target, "Pack into a folder, and copy the folder there")
     return target
+
+
+def name_at(folder: str, name: str) -> str:
+    """Return the name of a file in a folder of a target."""
+    return f"{folder}/{name}".lstrip("/")
 
 
 class Bucket:
@@ -62,19 +69,20 @@ class Bucket:
         """
         return bool(self._ask("put", name=name, data=data, only=only))
 
-    def put_shard(self, name: str, path: Path, size_bytes: int, digest: str) -> None:
+    def put_shard(self, folder: str, path: Path, info: ShardInfo) -> None:
         """Send a file under a name that no other content has, unless it is there.
 
         Raises:
             ChecksumError: The file has another hash, or what arrives is another.
         """
-        if self._is_there(name, path, size_bytes, digest):
+        name, digest = name_at(folder, info.file), info.xxh3_128
+        if self._is_there(name, path, info.size_bytes, digest):
             return
         if (found := hash_file(path)) != digest:
             what = f"xxh3-128 is {found}, the manifest says {digest}"
             raise ChecksumError(what, path, None, None, "Run 'packdata verify'")
         self._ask("put", name=name, data=path.absolute(), only=None)
-        if not self._is_there(name, path, size_bytes, digest):
+        if not self._is_there(name, path, info.size_bytes, digest):
             what, hint = "what arrived has another size or hash", "Check the network and the store"
             raise ChecksumError(what, self.url / name, None, None, hint)
 

@@ -14,25 +14,31 @@ import os
 import time
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from loaders.errors import LoadersError, PackError
 from loaders.remote.origin import get_defaults, set_defaults
-from loaders.remote.url import place_of
 from packdata.describe import counted
-from packdata.packing.engine import source_changed
+from packdata.packing.engine import Run, source_changed
+from packdata.packing.progress import Quiet
 from packdata.packing.target import check_outside
 from packdata.parts.packing import finish, pack_part
 from packdata.parts.part import Part
 from packdata.plan import described, ordered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
+    from types import EllipsisType
+    from typing import Unpack
 
     from packdata.packing.progress import Progress
+    from packdata.packing.settings import RunSettings
     from packdata.packing.summary import Summary
     from packdata.plan import SourcePlan
+
+    Pack = Callable[[Part], Summary]
 
 # Of one part: about 1 GB of pictures, of text or of tables. It depends on nothing but the source, as the bytes do.
 _FILES_OF_A_PART, _BLOCKS_OF_A_PART = 10_000, 128
@@ -52,11 +58,9 @@ def pack_on_ray(
     *,
     parts: int | None,
     address: str | None,
-    workers: int | None,
-    overwrite: bool,
-    progress: Progress,
     note: Callable[[str], object],
-    **settings: Any,
+    shuffle: int | EllipsisType | None,
+    **settings: Unpack[RunSettings],
 ) -> Summary:
     """Pack what was planned as tasks of Ray, and join the parts.
 
@@ -65,11 +69,10 @@ def pack_on_ray(
         dst: A folder that all nodes mount, or a URL.
         parts: How many; None for some of about 1 GB each.
         address: Of a running Ray (``auto``, ``HOST:PORT``, ``ray://...``); None starts one here, which ends with this.
-        workers: Threads, and so cores, of each task; None for one.
-        overwrite: As of ``pack_recipes``.
-        progress: Counts the samples of every part.
         note: Called with what is done where.
-        settings: The others of ``pack_recipes``.
+        shuffle: As of ``pack_plan``.
+        **settings: Those of ``pack_recipes``; ``workers`` are the threads, and so the cores, of each task, one
+            by default.
 
     Raises:
         LoadersError: Ray is not installed.
@@ -77,18 +80,17 @@ def pack_on_ray(
         SourceError: An item cannot be packed.
     """
     check_outside(dst, plan.sources)
-    began = time.monotonic()
-    of, place, cores = parts or usual_parts(plan), place_of(dst).absolute(), workers or 1
-    settings |= {"format": plan.format, "workers": cores, "overwrite": overwrite}
-    recipes = ordered(plan, dst, settings)
+    began, of = time.monotonic(), parts or usual_parts(plan)
+    settings["workers"] = cores = settings.get("workers") or 1
+    progress = settings.pop("progress", None) or Quiet()
+    pack = partial(pack_part, Run(plan.format, **settings), ordered(plan, dst, shuffle), dst)
     with _ray(address) as ray:
         items = counted(sum(len(recipe) for _, recipe in plan.splits), "item")
         note(f"{items} in {counted(of, 'part')}, on {counted(len(ray.nodes()), 'node')}")
-        shared = ray.put((recipes, place, os.getcwd(), get_defaults(), settings))
-        samples = _pack_all(ray, shared, of, cores, progress)
+        samples = _pack_all(ray, pack, of, cores, progress)
     if not plan.is_unchanged():
         raise source_changed(dst)
-    summary = finish(dst, overwrite=overwrite)
+    summary = finish(dst, overwrite=settings.get("overwrite", False))
     if not summary.datasets:  # all was there
         return summary
     seconds = time.monotonic() - began
@@ -103,9 +105,12 @@ def _ray(address: str | None) -> Iterator[Any]:
     except ImportError as error:
         raise LoadersError("engine='ray' needs Ray: pip install 'loaders[ray]'") from error
     try:
-        dashboard = None if address else False
-        quiet = {"logging_level": "ERROR", "log_to_driver": False, "include_dashboard": dashboard}
-        ray.init(address or "local", **quiet)
+        ray.init(
+            address or "local",
+            logging_level="ERROR",
+            log_to_driver=False,
+            include_dashboard=None if address else False,
+        )
     except Exception as error:  # it also raises bare ones: where a node does not start in 30 s
         where = address or "this machine"
         raise LoadersError(f"cannot connect to Ray at {where}: {error}") from error
@@ -115,22 +120,23 @@ def _ray(address: str | None) -> Iterator[Any]:
         ray.shutdown()
 
 
-def _pack_one(job: Any, part: Part) -> tuple[int, int]:
+def _pack_one(pack: Pack, part: Part, folder: str, remote: Mapping[str, Any]) -> tuple[int, int]:
     """Pack a part, in a task; return its samples and rejects."""
-    recipes, dst, folder, remote, settings = job
     os.chdir(folder)  # of the driver: sources may be relative to it
     if get_defaults() != remote:
         set_defaults(**remote)
-    summary = pack_part(recipes, dst, part, **settings)
+    summary = pack(part)
     return summary.samples, len(summary.rejected)
 
 
-def _pack_all(ray: Any, job: Any, of: int, cores: int, progress: Progress) -> int:
+def _pack_all(ray: Any, pack: Pack, of: int, cores: int, progress: Progress) -> int:
     """Pack all parts; return how many samples that made."""
     task = ray.remote(_pack_one).options(num_cpus=cores, max_retries=_MAX_RETRIES)
+    shared, folder, remote = ray.put(pack), os.getcwd(), get_defaults()
+    parts = (Part(number, of) for number in range(of))
+    running = {task.remote(shared, part, folder, remote): part for part in parts}
     packed = rejected = 0
     progress.start(None, 0)
-    running = {task.remote(job, part): part for part in (Part(i, of) for i in range(of))}
     try:
         while running:
             _check_room(ray, cores)

@@ -11,7 +11,7 @@ from loaders.errors import SourceError
 from loaders.remote.url import is_url
 from loaders.text import printable
 from packdata.describe import describe_field
-from packdata.packing.engine import pack_recipes, targets_of
+from packdata.packing.engine import Run, targets_of
 from packdata.packing.target import check_outside
 from packdata.parts.packing import pack_part
 from packdata.parts.part import Part, ShuffledRecipe, can_shuffle
@@ -19,9 +19,10 @@ from packdata.parts.part import Part, ShuffledRecipe, can_shuffle
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
+    from types import EllipsisType
     from typing import Unpack
 
-    from packdata.packing.settings import PackSettings
+    from packdata.packing.settings import RunSettings
     from packdata.packing.shards import Format
     from packdata.packing.summary import Summary
     from packdata.recipe import Recipe
@@ -76,33 +77,42 @@ class SourcePlan(ABC):
             return False
 
 
-def ordered(plan: SourcePlan, dst: Path | str, settings: Any) -> Sequence[tuple[str, Recipe]]:
-    """Return the recipes in the order that ``shuffle`` of the settings asks for, which is taken out of these.
+def ordered(
+    plan: SourcePlan, dst: Path | str, shuffle: int | EllipsisType | None
+) -> Sequence[tuple[str, Recipe]]:
+    """Return the recipes in an order that is drawn by a seed, or in that of the source.
 
-    Where it does not ask, pictures are drawn at random for a URL, whose shards are best read so. SchemaError where an
-    order would read files in leaps.
+    Where nothing is asked for (``...``), pictures are drawn at random for a URL, whose shards are best read so.
+    SchemaError where an order would read files in leaps.
     """
-    can_all = all(can_shuffle(recipe) for _, recipe in plan.splits)
-    is_drawn = plan.is_drawn_at_urls and is_url(dst) and can_all
-    if (shuffle := settings.pop("shuffle", _USUAL_SEED if is_drawn else None)) is None:
+    if shuffle is ...:
+        can_all = all(can_shuffle(recipe) for _, recipe in plan.splits)
+        shuffle = _USUAL_SEED if plan.is_drawn_at_urls and is_url(dst) and can_all else None
+    if shuffle is None:
         return plan.splits
     seed = whole_number("shuffle", shuffle)
     return [(split, ShuffledRecipe(recipe, seed)) for split, recipe in plan.splits]
 
 
-def pack_plan(plan: SourcePlan, dst: Path | str, **settings: Unpack[PackSettings]) -> Summary:
-    """Pack what was planned, or a part of it; see ``pack_recipes``.
+def pack_plan(
+    plan: SourcePlan,
+    dst: Path | str,
+    *,
+    part: str | None = None,
+    shuffle: int | EllipsisType | None = ...,
+    **settings: Unpack[RunSettings],
+) -> Summary:
+    """Pack what was planned, or a part of it; see ``PackSettings``.
 
     Raises:
         PackError: What ``pack_recipes`` raises, or the destination and a source hold one another.
     """
     check_outside(dst, plan.sources)
-    part = settings.pop("part", None)
-    recipes = ordered(plan, dst, settings)
-    about: Any = {"format": plan.format, "is_unchanged": plan.is_unchanged, **settings}
+    run = Run(plan.format, is_unchanged=plan.is_unchanged, **settings)
+    recipes = ordered(plan, dst, shuffle)
     if part is not None:
-        return pack_part(recipes, dst, Part.parse(part), **about)
-    return described(plan, pack_recipes(recipes, dst, **about))
+        return pack_part(run, recipes, dst, Part.parse(part))
+    return described(plan, run.pack_to(dst, recipes))
 
 
 def described(plan: SourcePlan, packed: Summary) -> Summary:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from loaders.data.columns import Column
+    from loaders.data.shards import FileShard
     from loaders.errors import SourceError
     from loaders.schema import Schema
 
@@ -120,6 +121,7 @@ class Recipe(Protocol):
         divides: Each sample goes to one of the targets, instead of to all.
         tally: Where ``encode`` counts what the summary tells.
         why_empty: Why a target may have got no sample, for the error about that.
+        whole: Shards that hold just its samples, which its target gets as they are: nothing is encoded then.
     """
 
     targets: Sequence[Target]
@@ -131,6 +133,7 @@ class Recipe(Protocol):
     divides: bool = False
     tally: Tally = Tally()  # of recipes that count nothing
     why_empty: str = ""
+    whole: Sequence[FileShard] = ()
 
     def __len__(self) -> int:
         """Return the number of items, for progress and ETA."""

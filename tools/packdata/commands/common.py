@@ -84,8 +84,9 @@ def shards(usual: str, shard_bytes: int = DEFAULT_SHARD_BYTES) -> tuple[Argument
 
 def shard_size(help: str, default: int | None = None) -> Argument:
     """Return ``--shard-size``."""
-    more = {"dest": "shard_bytes", "type": size_from, "metavar": "SIZE", "default": default}
-    return argument("--shard-size", help, **more)
+    return argument(
+        "--shard-size", help, dest="shard_bytes", type=size_from, metavar="SIZE", default=default
+    )
 
 
 JSON = switch("--json", "print the result as JSON")
@@ -93,9 +94,10 @@ WORKERS = number("--workers", "threads (default: all usable cores)")
 DATASETS = place("dataset", "folder or URL of the dataset, or a folder of several")
 
 
-def given(args: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
-    """Return some of the arguments, but for those that are neither given nor have a default."""
-    return {name: getattr(args, name) for name in names if name in args}
+def declared(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments that ``add_options`` has added, as the dataclasses that declare them take them."""
+    values = ((name, getattr(args, name)) for name in args.declared)
+    return {n: tuple(value) if isinstance(value, list) else value for n, value in values}
 
 
 def with_options(text: str, args: argparse.Namespace) -> str:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import argparse
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from loaders.progress import Meter
 from loaders.remote.options import add_remote
-from loaders.text import describe_size
 from packdata.commands.common import (
     JSON,
     WORKERS,
     argument,
     command,
-    given,
+    declared,
     place,
     seed,
     shard_size,
@@ -24,14 +24,13 @@ from packdata.commands.common import (
     switch,
     usage_errors,
 )
-from packdata.describe import counted
 from packdata.options import add_options
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Mapping
 
-    from loaders.data.manifest import Manifest
+    from packdata.packed.rewrite import WriteSettings
+    from packdata.packing.summary import Summary
 
 _WRITING = (
     *shards("that of the source"),
@@ -46,16 +45,32 @@ _JOINING = (
 )
 
 
-def _show(args: Namespace, made: Mapping[str, Manifest]) -> int:
+def _writing(args: Namespace, workers: int | None = None) -> WriteSettings:
+    """Return what the options of ``_WRITING`` say."""
+    return {
+        "format": args.format,
+        "shard_bytes": args.shard_bytes,
+        "workers": workers,
+        "overwrite": args.overwrite,
+        "progress": Meter("writing", "samples"),
+    }
+
+
+def _show(args: Namespace, made: Summary) -> int:
     """Print what was written: at the target, or in folders below it."""
     found, lines = {}, []
-    names = "num_samples", "size_bytes", "fingerprint"
-    for name, manifest in made.items():
-        folder, num_shards = args.dst / name if name else args.dst, len(manifest.shards)
-        samples, shards = counted(manifest.num_samples, "sample"), counted(num_shards, "shard")
-        lines.append(f"{folder}: {samples}, {shards}, {describe_size(manifest.size_bytes)}")
-        about = {each: getattr(manifest, each) for each in names}
-        found[name] = {"path": str(folder), "num_shards": num_shards} | about
+    for each in made.datasets:
+        path = str(args.dst / each.folder if each.folder else args.dst)
+        lines.append(str(replace(each, folder=path)))
+        found[each.folder] = {
+            "path": path,
+            "num_shards": each.shards,
+            "num_samples": each.samples,
+            "size_bytes": each.bytes,
+            "fingerprint": each.fingerprint,
+        }
+    for note in made.notes:
+        show_note(note)
     show_result(args, found.get("", found), lines)
     return 0
 
@@ -85,11 +100,10 @@ def copy(args: Namespace) -> int:
     from packdata.packed.derive import CopyOptions, copy_dataset
 
     with usage_errors(args, schema=True):
-        options = CopyOptions(**given(args, args.declared))
-    how = given(args, ("format", "shard_bytes", "overwrite", "workers"))
-    how |= {"progress": Meter("writing", "samples"), "note": show_note}
+        options = CopyOptions(**declared(args))
     with usage_errors(args, schema=False):
-        return _show(args, {"": copy_dataset(args.src, args.dst, options, **how)})
+        made = copy_dataset(args.src, args.dst, options, **_writing(args, args.workers))
+    return _show(args, made)
 
 
 def _parse_part(text: str) -> tuple[str, float]:
@@ -135,10 +149,17 @@ def split(args: Namespace) -> int:
     parts = dict(args.parts)
     if len(parts) < len(args.parts):
         args.parser.error(f"duplicate part in --parts, got {', '.join(n for n, _ in args.parts)}")
-    how = given(args, ("by", "stratify", "seed", "format", "shard_bytes", "overwrite"))
-    how |= {"progress": Meter("writing", "samples"), "note": show_note}
     with usage_errors(args, schema=False):
-        return _show(args, derive.split(args.src, args.dst, parts, **how))
+        made = derive.split(
+            args.src,
+            args.dst,
+            parts,
+            by=args.by,
+            stratify=args.stratify,
+            seed=args.seed,
+            **_writing(args),
+        )
+    return _show(args, made)
 
 
 @command(
@@ -157,9 +178,14 @@ def merge(args: Namespace) -> int:
     """
     from packdata.packed import derive
 
-    how = given(args, ("overwrite", "shard_bytes"))
-    how |= {"link": not args.no_link, "note": show_note}
-    return _show(args, {"": derive.merge(args.dst, args.src, **how)})
+    made = derive.merge(
+        args.dst,
+        args.src,
+        link=not args.no_link,
+        overwrite=args.overwrite,
+        shard_bytes=args.shard_bytes,
+    )
+    return _show(args, made)
 
 
 @command(
@@ -176,5 +202,4 @@ def extend(args: Namespace) -> int:
     """
     from packdata.packed import derive
 
-    made = derive.extend(args.dst, args.src, link=not args.no_link, note=show_note)
-    return _show(args, {"": made})
+    return _show(args, derive.extend(args.dst, args.src, link=not args.no_link))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,6 @@ from packdata.commands.common import (
     argument,
     command,
     datasets_at,
-    given,
     number,
     place,
     seed,
@@ -154,7 +154,7 @@ def stats(args: Namespace) -> int:
     from packdata.inspect.stats import stats
 
     meter = Meter("reading", "samples")
-    found = stats(args.dataset, **given(args, ("limit", "workers")), progress=meter)
+    found = stats(args.dataset, limit=args.limit, workers=args.workers, progress=meter)
     show_result(args, found.to_json(), _stats_lines(found))
     return 0
 
@@ -229,9 +229,9 @@ def verify(args: Namespace) -> int:
 
     if not args.dataset.is_dir():
         read_manifest(args.dataset)  # says what is there instead: a wrong path is no fault
-    how = given(args, ("quick", "decode", "workers"))
-    meters = ((folder, Meter("verifying", "bytes")) for folder in datasets_at(args.dataset))
-    reports = [verify(folder, **how, progress=meter) for folder, meter in meters]
+    check = partial(verify, quick=args.quick, decode=args.decode, workers=args.workers)
+    folders = datasets_at(args.dataset)
+    reports = [check(folder, progress=Meter("verifying", "bytes")) for folder in folders]
     found = [report.to_json() for report in reports]
     _show_each(args, found, chain.from_iterable(map(_verify_lines, reports)))
     return 0 if all(report.ok for report in reports) else 1

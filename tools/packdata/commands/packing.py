@@ -16,7 +16,7 @@ from packdata.commands.common import (
     WORKERS,
     argument,
     command,
-    given,
+    declared,
     number,
     shards,
     show_note,
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from loaders.commandline import Command
     from packdata.commands.common import Argument
+    from packdata.packing.settings import RunSettings
     from packdata.packing.summary import Summary
     from packdata.plan import SourcePlan
 
@@ -110,26 +111,25 @@ def _packs(
     """Return a decorator that makes a command of what makes a plan of parsed arguments and declared options."""
     bad = f"at a {item} that cannot be packed: stop (default), or skip it, list it in rejected.jsonl, and exit with 3"
     drawn = f"pack {shuffles} in a random order drawn from this seed (default: {order})"
-    seed: dict[str, Any] = {"default": argparse.SUPPRESS, "metavar": "SEED|none"}
     packing = [
         *shards(usual, shard_bytes),
         WORKERS,
         argument("--on-error", bad, choices=("fail", "skip"), default="fail"),
-        argument("--shuffle", drawn, type=_parse_shuffle, **seed),
+        argument("--shuffle", drawn, type=_parse_shuffle, default=..., metavar="SEED|none"),
         *_PACKING,
         *more,
     ]
 
     def add(parser: Any) -> None:
-        declared: list[str] = []
+        added: list[str] = []
         for title, kind in options.items():
             group = parser.add_argument_group(title)
-            declared += add_options(group, resolve_name(kind), **names)
+            added += add_options(group, resolve_name(kind), **names)
         group = parser.add_argument_group("packing")
         for each in packing:
             each(group)
         add_remote(parser)
-        parser.set_defaults(item=item, unit=unit, declared=declared)
+        parser.set_defaults(item=item, unit=unit, declared=added)
 
     def made(make_plan: MakePlan) -> Command:
         @wraps(make_plan)
@@ -157,9 +157,7 @@ def _run(args: Namespace, make_plan: MakePlan) -> int:
             Part.parse(args.part)
         if args.format is not None:  # before a source is read for long
             check_shard_options(args.format, args.shard_bytes)
-        values = given(args, args.declared)
-        values = {n: tuple(v) if isinstance(v, list) else v for n, v in values.items()}
-        plan = make_plan(args, values)
+        plan = make_plan(args, declared(args))
         check_shard_options(plan.format, args.shard_bytes)
     return _show(args, plan if args.dry_run else _pack(args, plan))
 
@@ -168,13 +166,25 @@ def _pack(args: Namespace, plan: SourcePlan) -> Summary:
     from packdata.cluster import pack_on_ray
     from packdata.plan import pack_plan
 
-    settings = given(args, ("shard_bytes", "workers", "on_error", "overwrite", "shuffle"))
-    settings["progress"] = Meter("packed", args.unit)
+    settings: RunSettings = {
+        "shard_bytes": args.shard_bytes,
+        "workers": args.workers,
+        "on_error": args.on_error,
+        "overwrite": args.overwrite,
+        "progress": Meter("packed", args.unit),
+    }
     try:
         if args.engine is None:
-            return pack_plan(plan, args.dst, part=args.part, **settings)
-        settings |= given(args, ("parts", "address"))
-        return pack_on_ray(plan, args.dst, note=show_note, **settings)
+            return pack_plan(plan, args.dst, part=args.part, shuffle=args.shuffle, **settings)
+        return pack_on_ray(
+            plan,
+            args.dst,
+            parts=args.parts,
+            address=args.address,
+            note=show_note,
+            shuffle=args.shuffle,
+            **settings,
+        )
     except SourceError as error:
         if args.on_error == "fail":
             what = f"stopped at the first {args.item} that cannot be packed"
@@ -273,7 +283,10 @@ def tables(args: Namespace, options: dict[str, Any]) -> SourcePlan:
 
     return plan_tables(
         args.src,
-        **given(args, ("like", "format", "workers", "on_error")),
+        like=args.like,
+        format=args.format,
+        workers=args.workers,
+        on_error=args.on_error,
         progress=Meter("read", "rows"),
         first_pass=FirstPass(args.plan),
         **options,
@@ -304,7 +317,9 @@ def tokens(args: Namespace, options: dict[str, Any]) -> SourcePlan:
     return plan_tokens(
         args.src,
         TokenOptions(**options),
-        **given(args, ("format", "on_error", "shuffle")),
+        format=args.format,
+        on_error=args.on_error,
+        shuffle=None if args.shuffle is ... else args.shuffle,
         first_pass=FirstPass(args.plan),
     )
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import xxhash
 
@@ -23,12 +23,12 @@ from packdata.formats import lmdb, parquet
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
+    from types import ModuleType
 
     from loaders.data.columns import Column
     from loaders.schema import Field
 
-_FORMATS: dict[str, Any] = {lmdb.SUFFIX: lmdb, parquet.SUFFIX: parquet}
-SUFFIXES = (*_FORMATS,)
+_FORMATS: dict[str, ModuleType] = {".lmdb": lmdb, ".parquet": parquet}
 
 
 def write_shard(

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
     from loaders.schema import Field
 
-SUFFIX = ".lmdb"
 CHECKSUMS_KEY = b"__checksums"
 VALUE_BYTES = 4 << 10  # rows from here on get a value of their own
 _MAX_VALUE_BYTES = (1 << 32) - 1  # of any value: LMDB's own limit
@@ -98,9 +97,11 @@ def _write_items(path: Path, items: Mapping[bytes, Any]) -> None:
     # The size of the map is stored in the file: it follows from the contents alone (and the
     # machine's page size), so that the bytes do too.
     pages = sum(2 + (nbytes + _HEADER) // mmap.PAGESIZE for nbytes in sizes.values())
-    map_size = (2 * pages + 64) * mmap.PAGESIZE
-    how = {"map_size": map_size, "sync": False, "meminit": True}
-    with _opened(path, **how) as env, env.begin(write=True) as txn:
+    size = (2 * pages + 64) * mmap.PAGESIZE
+    with (
+        _opened(path, map_size=size, sync=False, meminit=True) as env,
+        env.begin(write=True) as txn,
+    ):
         for key in sorted(items):
             txn.put(key, items[key], append=True)
 

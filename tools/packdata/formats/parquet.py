@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-SUFFIX = ".parquet"
 CHECKSUMS_KEY = b"loaders.checksums"
 # Pages are counted in int32, and other tools load a whole page for one row.
 MAX_COLUMN_BYTES = 1 << 30

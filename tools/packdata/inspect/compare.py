@@ -28,8 +28,8 @@ def diff(a: Path | str, b: Path | str) -> list[str]:
     """
     first, second = read_manifest(a), read_manifest(b)
     found = schema_differences(first.schema, second.schema)
-    served = (", ".join(each.schema.defaults) for each in (first, second))
-    found += _different("default fields", *served)
+    served = [", ".join(each.schema.defaults) for each in (first, second)]
+    found += _different("default fields", served[0], served[1])
     if first.fingerprint != second.fingerprint:
         found += _different("number of samples", first.num_samples, second.num_samples)
         hashes = [[shard.xxh3_128 for shard in each.shards] for each in (first, second)]
@@ -50,8 +50,8 @@ def schema_differences(a: Schema, b: Schema) -> list[str]:
             what = f"field {name!r}: {option}"
             found += _different(what, one.get(option), other.get(option))
     if any(isinstance(field, Boxes | Keypoints) for field in a.fields.values()):
-        pictures = first_picture(a.fields), first_picture(b.fields)
-        found += _different("first image, in whose pixels boxes are,", *pictures)
+        what = "first image, in whose pixels boxes are,"
+        found += _different(what, first_picture(a.fields), first_picture(b.fields))
     return found
 
 

@@ -24,6 +24,7 @@ from packdata.describe import counted
 from packdata.packing.pool import OrderedPool
 from packdata.packing.progress import Quiet
 from packdata.packing.store import size_fault
+from packdata.packing.target import REJECTED_NAME
 from packdata.sources.duplicates import repeated
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from loaders.data.formats.checksums import Checksums
     from packdata.packing.progress import Progress
 
-_OWN_FILES = frozenset({MANIFEST_NAME, "rejected.jsonl"})
+_OWN_FILES = frozenset({MANIFEST_NAME, REJECTED_NAME})
 _Rows = tuple[int, int]  # first and last
 
 

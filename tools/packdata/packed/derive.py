@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from loaders.data.manifest import Manifest, read_manifest
+from loaders.data.manifest import read_manifest
 from loaders.data.view import join_views, open_view
 from loaders.division import divide
 from loaders.errors import PackError, SchemaError
@@ -29,10 +29,12 @@ from packdata.packed.rewrite import (
     write_datasets,
 )
 from packdata.packed.where import matching
-from packdata.packing.packing import MADE, Made, Packing
+from packdata.packing.engine import Run
+from packdata.packing.packing import MADE, Packing
 from packdata.packing.provenance import PLAN, source_of
 from packdata.packing.shards import DEFAULT_SHARD_BYTES
 from packdata.packing.store import manifest_at, store_of
+from packdata.packing.summary import summary_of
 from packdata.packing.target import check_outside
 from packdata.tokens.rows import document_hashes, has_tokens
 
@@ -42,7 +44,8 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from loaders.data.view import View
-    from packdata.packed.rewrite import Content, Note, WriteSettings
+    from packdata.packed.rewrite import Content, WriteSettings
+    from packdata.packing.summary import Summary
 
 By = Literal["shuffle", "key-hash"]
 _PART_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -77,7 +80,7 @@ def copy_dataset(
     dst: Path | str,
     options: CopyOptions | None = None,
     **settings: Unpack[WriteSettings],
-) -> Manifest:
+) -> Summary:
     """Write a changed copy of a packed dataset; what is not to be changed is copied byte for byte.
 
     ``settings`` are those of ``write_datasets``.
@@ -101,7 +104,7 @@ def copy_dataset(
     is_usual &= settings.get("shard_bytes") in (None, DEFAULT_SHARD_BYTES)
     if is_url(dst) and is_usual and not asked:
         content.provenance, content.whole = read_manifest(src).provenance, view.whole_shards or ()
-    return write_datasets(dst, "copy", [view], {"": content}, asked, **settings)[""]
+    return write_datasets(dst, "copy", [view], {"": content}, asked, **settings)
 
 
 def split(
@@ -113,7 +116,7 @@ def split(
     stratify: str | None = None,
     seed: int = 0,
     **settings: Unpack[WriteSettings],
-) -> dict[str, Manifest]:
+) -> Summary:
     """Write each part of a dataset as a dataset, ``dst/<part>``: all parts, or none; records stay as they are.
 
     If it is killed while it publishes, some parts may be there; run again, it publishes the others.
@@ -151,15 +154,17 @@ def split(
     else:
         divided = view.divide(fractions, by_key=by_key, stratify=stratify, seed=seed)
         contents = (ViewContent(view.select(positions), view.schema) for positions in divided)
-    options: dict[str, Any] = {"by": by, "stratify": stratify, "seed": seed, "parts": dict(parts)}
-    made_from = {"command": "split", "source": source_of(view.path)}
+    options = {"by": by, "stratify": stratify, "seed": seed, "parts": dict(parts)}
+    source = source_of(view.path)
     datasets = dict(zip(parts, contents, strict=True))
     for name, content in datasets.items():
-        content.provenance = made_from | {"options": options | {"part": name}}
+        described = {**options, "part": name}
+        content.provenance = {"command": "split", "source": source, "options": described}
     made = write_datasets(dst, "split", [view], datasets, options, **settings)
     if (total := sum(fractions)) < 1 - 1e-9:
         what = f"{1 - total:.3g} of the samples are in no part"
-        settings.get("note", str)(f"{src}: {what}: the fractions are {total:.3g} together")
+        note = f"{src}: {what}: the fractions are {total:.3g} together"
+        made = replace(made, notes=(*made.notes, note))
     return made
 
 
@@ -182,8 +187,7 @@ def merge(
     link: bool = True,
     overwrite: bool = False,
     shard_bytes: int | None = None,
-    note: Note = str,
-) -> Manifest:
+) -> Summary:
     """Make one dataset of several with the same fields and classes, in their order; the sources stay as they are.
 
     Shards are linked or copied whole; with ``shard_bytes`` they are written anew, few of many small ones. ``dst`` and
@@ -207,14 +211,19 @@ def merge(
     shards = (joined.whole_shards if whole else None) or ()
     view = joined.verified()
     content = ViewContent(view, view.schema, provenance=provenance, whole=shards)
-    how: WriteSettings = {"shard_bytes": shard_bytes, "overwrite": overwrite}
-    how |= {"link": link, "note": note}
-    return write_datasets(dst, "merge", views, {"": content}, {"whole": whole}, **how)[""]
+    return write_datasets(
+        dst,
+        "merge",
+        views,
+        {"": content},
+        {"whole": whole},
+        shard_bytes=shard_bytes,
+        overwrite=overwrite,
+        link=link,
+    )
 
 
-def extend(
-    dst: Path | str, sources: Sequence[Path | str], *, link: bool = True, note: Note = str
-) -> Manifest:
+def extend(dst: Path | str, sources: Sequence[Path | str], *, link: bool = True) -> Summary:
     """Add the samples of other datasets to one; readers see the old one or the new one whole. See ``merge``.
 
     Raises:
@@ -227,20 +236,19 @@ def extend(
     read_manifest(dst)  # says what is there instead, before anything is touched
     added = [open_view(path, "never") for path in sources]
     plan = command_plan("extend", added)
-    with Packing(dst, [""], plan, kind="command", grows=True, link=link) as packing:
+    with Packing(dst, [""], plan, kind="extend", link=link) as packing:
         before = packing.manifests()[""]
-        done = packing.state.done or {"": {}}
-        if done[""].get("provenance") == before.provenance:  # it was killed behind that
-            note(f"{dst}: {MADE}")
-            return before
+        done = packing.state.done
+        if done and done[""]["provenance"] == before.provenance:  # it was killed behind that
+            return summary_of(dst, {"": before}, notes=[MADE])
         joined = _joined([open_view(dst, "never"), *added])
         # What made the dataset does not make it again: the plan goes.
         provenance = {n: value for n, value in before.provenance.items() if n != PLAN}
         origins = [source_of(view.path) for view in added]
         provenance["appended"] = [*provenance.get("appended", ()), *origins]
         shards = [shard for view in added for shard in view.whole_shards or ()]
-        packing.publish({"": Made(joined.schema, provenance, whole=shards)})
-        return packing.manifests()[""]
+        content = ViewContent(joined, joined.schema, provenance=provenance, whole=shards)
+        return Run(format_of(joined)).pack(packing, [("", content)])
 
 
 def _joined(views: Sequence[View]) -> View:

@@ -7,7 +7,6 @@ for storage, and mean nothing.
 from __future__ import annotations
 
 import json
-from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
@@ -31,7 +30,7 @@ from packdata.describe import counted
 from packdata.packed.recode import recoders_of
 from packdata.packing.engine import Run
 from packdata.packing.journal import flatten_plan
-from packdata.packing.packing import MADE, Made, Packing
+from packdata.packing.packing import Packing
 from packdata.packing.provenance import PACKER
 from packdata.packing.shards import DEFAULT_SHARD_BYTES, Format, shard_format
 from packdata.packing.target import check_outside
@@ -40,16 +39,14 @@ from packdata.sources.duplicates import repeated, row_hashes
 from packdata.tokens.rows import block_of, count, has_tokens, streams_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from loaders.data.manifest import Manifest
     from loaders.data.view import View
     from loaders.schema import Field
     from packdata.packed.recode import Recode, Recoding
     from packdata.packing.progress import Progress
-
-    Note = Callable[[str], object]
+    from packdata.packing.summary import Summary
 
 Indices = npt.NDArray[np.int64]
 _BLOCK_BYTES = 1 << 20
@@ -66,7 +63,6 @@ class WriteSettings(TypedDict, total=False):
     overwrite: bool
     link: bool
     progress: Progress | None
-    note: Note
 
 
 def command_plan(name: str, sources: Sequence[View], **options: Any) -> dict[str, str]:
@@ -95,8 +91,7 @@ def write_datasets(
     overwrite: bool = False,
     link: bool = True,
     progress: Progress | None = None,
-    note: Note = str,
-) -> dict[str, Manifest]:
+) -> Summary:
     """Write samples as packed datasets, by their folder below ``dst``; all of them appear, or none.
 
     Killed, the same command continues: command, sources, options, format and size of shards tell it from others.
@@ -113,7 +108,6 @@ def write_datasets(
         overwrite: Replace datasets that are there.
         link: Link whole shards, where the file system has links.
         progress: Counts the samples.
-        note: Called with what is no error and deserves a look, such as that all was done before.
 
     Raises:
         PackError: A target is taken or cannot be written, is a source, lies inside one or holds one; or there are no
@@ -133,38 +127,25 @@ def write_datasets(
             hint = "Documents stay whole in parts of text; TokenWindows.split divides them"
             raise PackError(what, place / folder, hint)
     plan = command_plan(command, sources, **options, format=format, shard_bytes=shard_bytes)
-    how: Any = {"kind": "command", "overwrite": overwrite, "link": link}
-    with closing(run.shown), Packing(place, [*datasets], plan, **how) as packing:
-        if packing.is_published:
-            note(f"{place}: {MADE}")
-            return packing.manifests()
-        made = {
-            f: Made(c.schema, c.provenance, files_beside(c.schema, c.view.folders), c.whole)
-            for f, c in datasets.items()
-        }
-        if all(c.whole for c in datasets.values()):
-            run.shown.start(total := sum(len(c.view) for c in datasets.values()), 0)
-            run.shown.advance(0, total)
-        else:
-            run.pack_splits(packing, [*datasets.items()])
-        packing.publish(made)
-        return packing.manifests()
+    packing = Packing(place, [*datasets], plan, overwrite=overwrite, kind="command", link=link)
+    with packing:
+        return run.pack(packing, [*datasets.items()])
 
 
-def files_beside(schema: Schema, folders: Sequence[Path]) -> dict[str, bytes]:
-    """Return the files that a schema names, from the first of some folders.
+def target_of(view: View, schema: Schema) -> Target:
+    """Return the dataset of what is made of a view, with the files that the schema names.
 
     Raises:
         PackError: One is missing or damaged.
     """
-    found = dict[str, bytes]()
+    found, folders = dict[str, bytes](), view.folders
     for name, digest in schema.files.items():
         files = [origin_of(f).small_file(name) if is_url(f) else f / name for f in folders[:1]]
         found[name] = b"".join(read_regular(file) for file in files if file.is_file())
         if xxhash.xxh3_128_hexdigest(found[name]) != digest:
             what = f"the file {name} is missing, or not the one that the manifest names"
             raise PackError(what, folders[0] if folders else name, "Copy that file from a backup")
-    return found
+    return Target("", schema, found)
 
 
 # -- what is written -------------------------------------------------------------------------------
@@ -186,7 +167,7 @@ class ViewContent(Recipe):
     identity, is_of_blocks = _NOTHING, True
 
     def __post_init__(self) -> None:
-        self.targets = [Target("", self.schema)]
+        self.targets = [target_of(self.view, self.schema)]
         # Rows of a stream of tokens are not samples: progress shows no total.
         self.num_samples = None if has_tokens(self.schema) else len(self.view)
         store = self.view.store
@@ -209,7 +190,7 @@ class ViewContent(Recipe):
 
     def name(self, item: range) -> str:
         """Return the place of the first sample."""
-        return "{}, row {}".format(*self.view.place(item[0]))
+        return place_of(self.view, item[0])
 
     def encode(self, item: range) -> list[Block]:
         """Return the records of a block; ShardError where one is damaged."""
@@ -233,8 +214,8 @@ class ViewContent(Recipe):
             try:
                 stored.append(recode(record, partial(view.decode, i, name, record)))
             except CodecError as error:
-                where = "{}, row {}".format(*view.place(i))
-                raise SourceError(f"{name!r} cannot be stored: {error}", where) from error
+                what = f"{name!r} cannot be stored: {error}"
+                raise SourceError(what, place_of(view, i)) from error
         return column_of(stored, nbytes)
 
 
@@ -274,11 +255,17 @@ def check_keys(view: View, keys: Column | None = None) -> None:
     """Raise SchemaError if two samples of a view have one key: their own, or those that they get."""
     later, firsts = repeated(view.key_hashes() if keys is None else row_hashes(keys))
     if later:
-        one, other = (f"{path}, row {row}" for path, row in map(view.place, (firsts[0], later[0])))
+        one, other = place_of(view, firsts[0]), place_of(view, later[0])
         key = view.key(later[0]) if keys is None else keys.row(later[0]).tobytes().decode()
         what = f"{counted(len(later), 'duplicate key')}, the first: {key!r} of {one} and {other}"
         hint = "leave samples out ('packdata copy', or select), or use other keys"
         raise SchemaError(f"{what}: {hint}")
+
+
+def place_of(view: View, position: int) -> str:
+    """Return where a sample of a view is stored, in words."""
+    path, row = view.place(position)
+    return f"{path}, row {row}"
 
 
 def check_no_stream(view: View) -> None:
@@ -296,11 +283,11 @@ class DocumentContent(Recipe):
     view: View
     documents: Indices
     provenance: Mapping[str, Any] = field(default_factory=dict)
-    identity, is_of_blocks, recoders, whole = _NOTHING, True, _NOTHING, ()
+    identity, is_of_blocks, recoders = _NOTHING, True, _NOTHING
 
     def __post_init__(self) -> None:
         self.schema = self.view.schema
-        self.targets = [Target("", self.schema)]
+        self.targets = [target_of(self.view, self.schema)]
 
     def __len__(self) -> int:
         return len(self.view.store.starts) + 1 if len(self.documents) else 0

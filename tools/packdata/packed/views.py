@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,30 +16,30 @@ from loaders.data.view import KEY_FIELD, View, open_view
 from loaders.errors import CodecError, SchemaError
 from loaders.schema import Array, Bytes, Field, Json, Schema, Text
 from packdata.images.fit import SizeOption
+from packdata.options import takes
 from packdata.packed.recode import Recoding
 from packdata.packed.rewrite import (
     ViewContent,
+    WriteSettings,
     check_keys,
     check_no_stream,
     content_of,
     write_datasets,
 )
 from packdata.packing.provenance import source_of
-from packdata.packing.summary import summary_of
 from packdata.sources.duplicates import row_hashes
 from packdata.values import Preparer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from typing import Unpack
 
     from loaders.data.columns import Column
     from packdata.images.fit import Size
-    from packdata.packed.rewrite import WriteSettings
-    from packdata.packing.progress import Progress
-    from packdata.packing.shards import Format
     from packdata.packing.summary import Summary
 
 
+@takes(WriteSettings)
 def write(
     view: Any,
     dst: Path | str,
@@ -50,12 +49,7 @@ def write(
     fit: str = "shorter",
     quality: int | None = None,
     add: Mapping[str, Any] | None = None,
-    format: Format | None = None,
-    shard_bytes: int | None = None,
-    link: bool = True,
-    overwrite: bool = False,
-    workers: int | None = None,
-    progress: Progress | None = None,
+    **settings: Unpack[WriteSettings],
 ) -> Summary:
     """Write the samples of a view as a dataset; records that nothing is asked of stay as they are.
 
@@ -72,12 +66,8 @@ def write(
         quality: Of ``jpeg``, ``webp`` and ``dct``.
         add: Values by field, one for each sample: in place of those of a field that is there, or as a new field.
             Numbers are an ``Array``, strings a ``Text``, bytes ``Bytes``, anything else is ``Json``.
-        format: ``"lmdb"`` or ``"parquet"``; by default that of the view.
-        shard_bytes: A shard ends with the sample that reaches this size.
-        link: Use hard links where whole shards are to be written as they are; what is linked is not read.
-        overwrite: Replace a dataset at ``dst``.
-        workers: Threads that encode; all cores by default.
-        progress: Counts the samples.
+        **settings: ``format``, ``shard_bytes``, ``workers``, ``overwrite``, ``link`` and ``progress``, as of
+            ``packdata.packed.rewrite.write_datasets``.
 
     Raises:
         TypeError: It is no such view.
@@ -92,7 +82,6 @@ def write(
         cats = train.select(train.column("label") == train.classes.index("cat"))
         packdata.write(cats, "packed/cats", codec="dct", size=224, fit="cover", add={"score": scores})
     """
-    began = time.monotonic()
     source, known = _as_view(view)
     resize = None if size is None else SizeOption.parse(size, fit)
     added = {n: _added(n, each, known.fields.get(n), source) for n, each in (add or {}).items()}
@@ -100,8 +89,9 @@ def write(
     if source.numbers is not None:
         check_no_stream(source)
     _check_keys(content)
-    is_changed = bool(shard_bytes or content.recoders or added)
-    whole = source.whole_shards if link and not is_changed else None
+    format = settings.get("format")
+    is_changed = bool(settings.get("shard_bytes") or content.recoders or added)
+    whole = source.whole_shards if settings.get("link", True) and not is_changed else None
     if format and {shard.path.suffix for shard in whole or ()} != {f".{format}"}:
         whole = None
     given = {"codec": codec, "size": size, "fit": size and fit, "quality": quality}
@@ -110,11 +100,7 @@ def write(
     content.provenance = {"command": "write", **_made_of(source), "options": options}
     content.whole = whole or ()
     asked = {**options, **_identity(content), "link": whole is not None}
-    how: WriteSettings = {"format": format, "shard_bytes": shard_bytes, "workers": workers}
-    how |= {"overwrite": overwrite, "progress": progress}
-    manifest = write_datasets(dst, "write", [source], {"": content}, asked, **how)[""]
-    seconds = time.monotonic() - began
-    return summary_of(dst, {"": manifest}, (), [""], seconds, manifest.num_samples)
+    return write_datasets(dst, "write", [source], {"": content}, asked, **settings)
 
 
 def _as_view(data: Any) -> tuple[View, Schema]:

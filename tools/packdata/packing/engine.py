@@ -16,7 +16,6 @@ from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
@@ -26,12 +25,13 @@ from loaders.errors import CodecError, LoadersError, PackError, SourceError
 from loaders.system import opencv
 from packdata.bucket import target_at
 from packdata.describe import counted
+from packdata.options import takes
 from packdata.packing.journal import Reached, Reject, flatten_plan
 from packdata.packing.packing import MADE, Made, Packing
-from packdata.packing.pool import OrderedPool
+from packdata.packing.pool import MAX_RESULT_BYTES, OrderedPool
 from packdata.packing.progress import Progress, Quiet
 from packdata.packing.provenance import PACKER
-from packdata.packing.settings import ON_ERROR, OnError, check_workers
+from packdata.packing.settings import ON_ERROR, OnError, RunSettings, check_workers
 from packdata.packing.shards import (
     DEFAULT_SHARD_BYTES,
     Format,
@@ -45,6 +45,7 @@ from packdata.recipe import Block, nbytes_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
+    from typing import Unpack
 
     from packdata.recipe import Recipe, Records, Target
 
@@ -54,7 +55,6 @@ _MAX_BLOCK_BYTES = 64 << 20  # of blocks in flight
 class Outcome(NamedTuple):
     """What became of an item."""
 
-    number: int
     records: Sequence[Records | Block] = ()  # one per target; none if the item was left out
     # Names and errors of what was left out: the item, or some of its block.
     rejects: Sequence[tuple[str, LoadersError]] = ()
@@ -62,22 +62,14 @@ class Outcome(NamedTuple):
     nbytes: int = 0  # about what it holds
 
 
-def pack_recipe(recipe: Recipe, dst: Path | str, *, format: Format, **settings: Any) -> Summary:
-    """Pack what one recipe makes; see ``pack_recipes``."""
-    return pack_recipes([("", recipe)], dst, format=format, **settings)
-
-
+@takes(RunSettings)
 def pack_recipes(
     splits: Sequence[tuple[str, Recipe]],
     dst: Path | str,
     *,
     format: Format,
-    shard_bytes: int = DEFAULT_SHARD_BYTES,
-    workers: int | None = None,
-    on_error: OnError = "fail",
-    overwrite: bool = False,
-    progress: Progress | None = None,
     is_unchanged: Callable[[], bool] = lambda: True,
+    **settings: Unpack[RunSettings],
 ) -> Summary:
     """Pack recipes into one destination and publish their datasets together.
 
@@ -88,14 +80,8 @@ def pack_recipes(
         splits: (folder below ``dst``, recipe) each; "" is ``dst`` itself.
         dst: A URL, or a folder that is new or empty, or holds a packing or a dataset of the same splits.
         format: ``"lmdb"`` or ``"parquet"``.
-        shard_bytes: A shard ends with the sample that brings its records to this size.
-        workers: Threads that encode; None for all usable cores.
-        on_error: ``"fail"`` stops at an item that cannot be packed, ``"skip"`` leaves it out and
-            lists it.
-        overwrite: Replace the datasets in ``dst``. They can be read until the new ones are
-            complete.
-        progress: Called for every item.
         is_unchanged: Asked before publishing whether the source is still what the recipes listed.
+        **settings: ``packdata.packing.settings.RunSettings``.
 
     Raises:
         SourceError: An item cannot be packed, and ``on_error`` is ``"fail"``.
@@ -103,20 +89,18 @@ def pack_recipes(
         changed.
         ValueError: An option is out of range.
     """
-    run = Run(format, shard_bytes, workers, on_error, progress, is_unchanged)
-    plan = plan_of(splits, format, shard_bytes)
-    with Packing(target_at(dst), [*targets_of(*splits)], plan, overwrite=overwrite) as packing:
-        return run.pack(packing, splits)
+    return Run(format, is_unchanged=is_unchanged, **settings).pack_to(dst, splits)
 
 
 @dataclass
 class Run:
-    """A packing under way; the arguments are those of ``pack_recipes``."""
+    """A packing under way, once; the arguments are those of ``pack_recipes``."""
 
     format: Format
     shard_bytes: int = DEFAULT_SHARD_BYTES
     workers: int | None = None
     on_error: OnError = "fail"
+    overwrite: bool = False
     progress: Progress | None = None
     is_unchanged: Callable[[], bool] = lambda: True
     num_encoded: int = field(default=0, init=False)  # samples that this run made
@@ -127,6 +111,24 @@ class Run:
         one_of("on_error", self.on_error, ON_ERROR)
         self.num_workers, self._began = check_workers(self.workers), time.monotonic()
         self.shown = Quiet() if self.progress is None else self.progress
+
+    def pack_to(self, dst: Path | str, splits: Sequence[tuple[str, Recipe]]) -> Summary:
+        """Pack recipes into one destination; see ``pack_recipes``."""
+        folders, plan = [*targets_of(*splits)], self.plan_of(splits)
+        with Packing(target_at(dst), folders, plan, overwrite=self.overwrite) as packing:
+            return self.pack(packing, splits)
+
+    def plan_of(self, splits: Sequence[tuple[str, Recipe]]) -> dict[str, str]:
+        """Return all that decides what recipes become, flat; see ``pack_recipes``."""
+        identities = {split: dict(recipe.identity) for split, recipe in splits}
+        plan = {
+            "recipe": identities.get("", identities),
+            "fields": {f: target.schema.to_json() for f, target in targets_of(*splits).items()},
+            "format": self.format,
+            "shard_bytes": self.shard_bytes,
+            "packer": PACKER,
+        }
+        return flatten_plan(plan)
 
     def pack(self, packing: Packing, splits: Sequence[tuple[str, Recipe]]) -> Summary:
         """Pack what is left of the splits, and publish it."""
@@ -140,12 +142,19 @@ class Run:
         return self.summary(packing, counted_folders(splits), [note] if note else [])
 
     def summary(
-        self, packing: Packing, firsts: Sequence[str] = ("",), notes: Sequence[str] = ()
+        self, packing: Packing, counted_in: Sequence[str] = ("",), notes: Sequence[str] = ()
     ) -> Summary:
-        """Return what was done; samples are counted in the ``firsts``."""
-        made = packing.dst, packing.manifests(), packing.rejected(), firsts
-        seconds, ends = time.monotonic() - self._began, packing.state.ended.values()
-        return summary_of(*made, seconds, self.num_encoded, notes, ends)
+        """Return what was done; samples are counted in some of the folders."""
+        return summary_of(
+            packing.dst,
+            packing.manifests(),
+            counted_in=counted_in,
+            rejected=packing.rejected(),
+            seconds=time.monotonic() - self._began,
+            encoded=self.num_encoded,
+            notes=notes,
+            counts=packing.state.counts,
+        )
 
     def _pack(self, packing: Packing, splits: Sequence[tuple[str, Recipe]]) -> str:
         """Pack and publish; return what is worth knowing of it."""
@@ -153,9 +162,9 @@ class Run:
         if not self.is_unchanged():
             raise source_changed(packing.dst)
         made = {
-            folder: Made(target.schema, {**each[1].provenance, "packer": PACKER}, target.files)
-            for each in splits
-            for folder, target in targets_of(each).items()
+            folder: Made(target.schema, recipe.provenance, target.files, recipe.whole)
+            for split, recipe in splits
+            for folder, target in targets_of((split, recipe)).items()
         }
         packing.publish(made)
         return f"continued: {counted(earlier, 'sample')} packed earlier" if earlier else ""
@@ -166,21 +175,25 @@ class Run:
         total = None if None in sizes else sum(size or 0 for size in sizes)
         state = packing.state
         earlier = sum(min(map(state.num_samples, targets_of(each))) for each in splits)
-        self.num_rejected = len(state.all_rejects)
+        self.num_rejected = len(state.rejected)
         with closing(self.shown), opencv.one_thread():
             self.shown.start(total, earlier)
             for split, recipe in splits:
-                if split not in state.ended:
+                if recipe.whole:
+                    num_samples = sum(shard.info.num_samples for shard in recipe.whole)
+                    self.num_encoded += num_samples
+                    self.shown.advance(0, num_samples)
+                elif split not in state.ended:
                     self._pack_split(packing, split, recipe)
         return earlier
 
     def _pack_split(self, packing: Packing, split: str, recipe: Recipe) -> None:
         from packdata.ahead import fetched_ahead  # late: --help is quick without
 
-        # Blocks are alike, so that a few are enough to keep all workers busy.
-        limit = {"max_bytes": _MAX_BLOCK_BYTES} if recipe.is_of_blocks else {}
         encode, targets = partial(_encode, recipe, self.format), targets_of((split, recipe))
-        with SplitPacker(self, packing, split, targets, encode, **limit) as packer:
+        # Blocks are alike, so that a few are enough to keep all workers busy.
+        most = _MAX_BLOCK_BYTES if recipe.is_of_blocks else MAX_RESULT_BYTES
+        with SplitPacker(self, packing, split, targets, encode, most) as packer:
             with closing(fetched_ahead(recipe.items(packer.num_items))) as items:
                 for item in items:
                     packer.put(item)
@@ -195,24 +208,6 @@ def source_changed(dst: Path | str, where: str = "") -> PackError:
     """Return the error that a source is not what was listed, or what an earlier run has packed."""
     hint = "Pass overwrite=True to start anew; nothing was published"
     return PackError(f"the source changed while it was packed{where}", dst, hint)
-
-
-def plan_of(
-    splits: Sequence[tuple[str, Recipe]],
-    format: Format,
-    shard_bytes: int,
-    share: Mapping[str, Any] | None = None,
-) -> dict[str, str]:
-    """Return all that decides what recipes become, flat; see ``pack_recipes``."""
-    identities = {split: dict(recipe.identity) for split, recipe in splits}
-    plan = {
-        "recipe": identities.get("", identities),
-        "fields": {f: target.schema.to_json() for f, target in targets_of(*splits).items()},
-        "format": format,
-        "shard_bytes": shard_bytes,
-        "packer": PACKER,
-    }
-    return flatten_plan(plan if share is None else plan | {"part": share})
 
 
 def targets_of(*splits: tuple[str, Recipe]) -> dict[str, Target]:
@@ -230,13 +225,15 @@ def targets_of(*splits: tuple[str, Recipe]) -> dict[str, Target]:
 
 def counted_folders(splits: Sequence[tuple[str, Recipe]]) -> list[str]:
     """Return the folders that hold each sample once between them."""
-    folders = ([*targets_of(each)][: None if each[1].divides else 1] for each in splits)
-    return [*chain(*folders)]
+    found: list[str] = []
+    for split, recipe in splits:
+        folders = [*targets_of((split, recipe))]
+        found += folders if recipe.divides else folders[:1]
+    return found
 
 
-def _encode(recipe: Recipe, format: Format, numbered: tuple[int, Any]) -> Outcome:
+def _encode(recipe: Recipe, format: Format, item: Any) -> Outcome:
     """Return what became of an item; runs on the threads."""
-    number, item = numbered
     try:
         records = recipe.encode(item)
         for each, target in zip(records, recipe.targets, strict=True):
@@ -246,22 +243,22 @@ def _encode(recipe: Recipe, format: Format, numbered: tuple[int, Any]) -> Outcom
         if not isinstance(why, SourceError):
             why = SourceError(str(error), name)
             why.__cause__ = error
-        return Outcome(number, (), [(name, why)], recipe.tally.take())
+        return Outcome((), [(name, why)], recipe.tally.take())
     except LoadersError:  # of a damaged shard, a store: with its place
         raise
     except Exception as error:
-        error.add_note(f"while packing {recipe.name(item)}, item {number}")
+        error.add_note(f"while packing {recipe.name(item)}")
         raise
     errors = records[0].rejects if isinstance(records[0], Block) else ()
     rejects = [(str(error.path), error) for error in errors]
-    return Outcome(number, records, rejects, recipe.tally.take(), sum(map(nbytes_of, records)))
+    return Outcome(records, rejects, recipe.tally.take(), sum(map(nbytes_of, records)))
 
 
 class SplitPacker:
     """Packs the items of one split into the shards of its targets, by their folder, from where those end.
 
-    Items are numbered, and encoded on threads (``encode``); what becomes of them is taken in order. The next one has
-    the number ``num_items``.
+    Items are encoded on threads (``encode``); what becomes of them is taken in order. The next one to be handed over
+    has the number ``num_items``.
     """
 
     def __init__(
@@ -270,8 +267,8 @@ class SplitPacker:
         packing: Packing,
         split: str,
         targets: Mapping[str, Target],
-        encode: Callable[[tuple[int, Any]], Outcome],
-        **limit: int,  # of ``OrderedPool``
+        encode: Callable[[Any], Outcome],
+        max_bytes: int = MAX_RESULT_BYTES,  # of outcomes in flight
     ) -> None:
         self._run, self._packing, self._split = run, packing, split
         state = packing.state
@@ -283,11 +280,12 @@ class SplitPacker:
         self._reached = [state.reached.get(folder, Reached()) for folder in targets]
         self._num_seen = max(at.items + (at.rows > 0) for at in self._reached)
         first = min(self._reached, key=lambda at: (at.items, at.rows))
-        self.num_items, self._counts = first.items, Counter(first.counts)
+        self.num_items = self._num_taken = first.items
+        self._counts = Counter(first.counts)
         self._counts_before = self._counts  # the item under way, of which a shard may hold a part
         self._expected = {reject.number for reject in state.rejects.get(split, ())}
         self._rejects: list[Reject] = []
-        self._pool = OrderedPool(encode, run.num_workers, attrgetter("nbytes"), **limit)
+        self._pool = OrderedPool(encode, run.num_workers, attrgetter("nbytes"), max_bytes)
 
     def __enter__(self) -> Self:
         return self
@@ -297,21 +295,21 @@ class SplitPacker:
 
     def put(self, item: Any) -> None:
         """Hand the next item over, and take those that are encoded; LoadersError if one cannot be packed."""
-        number, self.num_items = self.num_items, self.num_items + 1
-        self._take(self._pool.put((number, item)))
+        self.num_items += 1
+        self._take(self._pool.put(item))
 
     def add(self, block: Block) -> None:
         """Take a block as the next item, behind all that were handed over."""
         self._take(self._pool.drain())
-        self._take([Outcome(self.num_items, [block])])
         self.num_items += 1
+        self._take([Outcome([block])])
 
     def end(self, why_empty: str = "") -> None:
         """Pack what is left, and return once it is on disk; PackError if there is nothing in a target."""
         self._take(self._pool.drain())
         for folder, builder in self._builders.items():
             if len(builder):
-                self._write(folder, builder, self._at(self.num_items))
+                self._packing.write(folder, builder, self._at(self.num_items))
         self._packing.end_split(self._at(self.num_items))
         state = self._packing.state
         empty = [folder for folder in self._builders if not state.shards.get(folder)]
@@ -319,12 +317,14 @@ class SplitPacker:
             # Nothing can go on from here: the same source would end here again, another is another plan.
             state.shards.clear()
             where = f"{empty[0]!r} holds " if empty[0] else ""
-            hint = why_rejected(state.rejects.get(self._split, ())) or why_empty
+            errors = [each.error for each in state.rejects.get(self._split, ())]
+            hint = why_rejected(errors) or why_empty
             raise PackError(f"{where}no sample that could be packed", self._packing.dst, hint)
 
     def _take(self, outcomes: Iterable[Outcome]) -> None:
         """Take the records of items, less what targets have of them by an earlier run, and what was left out."""
-        for number, records, rejects, counts, _ in outcomes:
+        for records, rejects, counts, _ in outcomes:
+            number, self._num_taken = self._num_taken, self._num_taken + 1
             if rejects or number < self._num_seen:
                 self._take_rejects(number, rejects)
             self._counts_before = self._counts
@@ -341,12 +341,9 @@ class SplitPacker:
                     raise source_changed(self._packing.dst, f" (item {number})")
                 if number >= at.items:
                     for row in builder.add(each, first):
-                        self._write(folder, builder, self._at(number, num, row))
+                        self._packing.write(folder, builder, self._at(number, num, row))
             self._run.num_encoded += num_samples
             self._run.shown.advance(self._run.num_rejected, num_samples + len(rejects))
-
-    def _write(self, folder: str, builder: ShardBuilder, reached: Reached) -> None:
-        self._packing.write(folder, builder.schema, self._run.format, builder.take(), reached)
 
     def _take_rejects(self, number: int, rejects: Sequence[tuple[str, LoadersError]]) -> None:
         """Note what was left out; an earlier run that saw the item has noted the same."""
@@ -368,11 +365,9 @@ class SplitPacker:
         if row == num:
             number, row = number + 1, 0
         counts = self._counts_before if row else self._counts
-        return Reached(number, row, self._split, rejects, counts)
+        return Reached(number, row, self._split, rejects, dict(counts))
 
 
-def why_rejected(rejects: Sequence[Reject]) -> str:
+def why_rejected(errors: Sequence[str]) -> str:
     """Say why nothing was left of a source; "" if nothing was rejected."""
-    if not rejects:
-        return ""
-    return f"{counted(len(rejects), 'item')} rejected, the first: {rejects[0].error}"
+    return f"{counted(len(errors), 'item')} rejected, the first: {errors[0]}" if errors else ""

@@ -30,8 +30,7 @@ class FirstPass:
 
     def __init__(self, plan: Path | str | None = None) -> None:
         self.plan = None if plan is None else place_of(plan)
-        self._given = None if self.plan is None else _read(self.plan)
-        self._found: dict[str, Any] = {}
+        self._identity, self._found = (None, {}) if self.plan is None else _read(self.plan)
 
     def get(self, name: str, learn: Callable[[], Any]) -> Any:
         """Return what is called ``name``: of the plan, or learned.
@@ -39,16 +38,17 @@ class FirstPass:
         Raises:
             SourceError: The plan does not have it.
         """
-        if self._given is not None and name not in self._given["found"]:
+        if self._identity is None:
+            self._found[name] = learn()
+        elif name not in self._found:
             raise SourceError(f"the plan has no {name!r}", str(self.plan), _HOW)
-        self._found[name] = learn() if self._given is None else self._given["found"][name]
         return self._found[name]
 
     def check(self, identity: Mapping[str, Any]) -> None:
         """Raise SourceError if the plan is of other files, or was made with other options."""
-        if self._given is None:
+        if (was := self._identity) is None:
             return
-        now, was = json.loads(json.dumps(_versioned(identity))), self._given["identity"]
+        now = json.loads(json.dumps(_versioned(identity)))
         differs = [name for name in {**now, **was} if now.get(name, ...) != was.get(name, ...)]
         if differs:
             what = f"the plan is of other files or options ({', '.join(differs[:4])})"
@@ -64,10 +64,11 @@ def _versioned(identity: Mapping[str, Any]) -> dict[str, Any]:
     return {"packer": PACKER, **identity}
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+    """Return of what a plan is, and what was found."""
     text = read_file(path)
     try:
         given = json.loads(text)[KEY]
-        return {"identity": dict(given["identity"]), "found": dict(given["found"])}
+        return dict(given["identity"]), dict(given["found"])
     except (ValueError, KeyError, TypeError) as error:
         raise SourceError("the file is not a plan that parts can use", path, _HOW) from error

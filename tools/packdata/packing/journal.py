@@ -14,16 +14,16 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
 
 import xxhash
 
 from loaders.data.manifest import ShardInfo
 from loaders.errors import PackError
 from loaders.system.publish import publish_bytes
-from loaders.text import printable_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,8 +38,16 @@ Exists = Callable[[str, ShardInfo], bool]
 # ``packing``: an error leaves it, the same packing continues, and others do not touch it.
 # ``part``: the same, of a part of a dataset.
 # ``command``: an error leaves nothing; killed, the same command continues, and any other undoes it.
+# ``extend``: the same, of a command that adds shards to the dataset that is there.
 # ``writer``: an error leaves nothing; killed, any other drops it, for nothing can continue it.
-Kind = Literal["packing", "part", "command", "writer"]
+Kind = Literal["packing", "part", "command", "extend", "writer"]
+
+
+class Described(TypedDict):
+    """What a manifest has beside shards, as JSON."""
+
+    schema: dict[str, Any]
+    provenance: dict[str, Any]
 
 
 class Reject(NamedTuple):
@@ -48,23 +56,6 @@ class Reject(NamedTuple):
     number: int
     item: str
     error: str
-
-
-def named(rejects: Sequence[Reject]) -> list[tuple[str, str]]:
-    """Return (item, error) of each."""
-    return [(each.item, each.error) for each in rejects]
-
-
-def parse_rejects(data: bytes) -> list[tuple[str, str]]:
-    """Return (item, error) of each line of ``rejected.jsonl``."""
-    return [(line["item"], line["error"]) for line in map(json.loads, data.splitlines())]
-
-
-def rejects_bytes(rejects: Sequence[Reject]) -> bytes:
-    """Return what ``rejected.jsonl`` holds, escaped as the manifest is."""
-    lines = [json.dumps({"item": r.item, "error": r.error}, ensure_ascii=False) for r in rejects]
-    text = "".join(f"{printable_json(line)}\n" for line in lines)
-    return text.encode(errors="backslashreplace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +75,7 @@ class Reached:
 
     def to_json(self) -> dict[str, Any]:
         """Return the place as JSON types."""
-        about = {"items": self.items, "rows": self.rows, "split": self.split}
-        return about | {"rejects": list(self.rejects), "counts": dict(self.counts)}
+        return asdict(self)
 
 
 @dataclass(slots=True)
@@ -100,8 +90,7 @@ class State:
     reached: dict[str, Reached] = field(default_factory=dict)  # by each target, with these
     ended: dict[str, Reached] = field(default_factory=dict)  # by each split that is at its end
     rejects: dict[str, list[Reject]] = field(default_factory=dict)  # per split
-    # Per target its schema and provenance as JSON, once nothing but publishing is left.
-    done: dict[str, Any] | None = None
+    done: dict[str, Described] | None = None  # per target, once nothing but publishing is left
     size: int = 0  # bytes of the journal that was read
 
     @property
@@ -110,9 +99,14 @@ class State:
         return self.kind in ("packing", "part")
 
     @property
-    def all_rejects(self) -> list[Reject]:
-        """Items left out, split by split in the order of the source."""
-        return [reject for each in self.rejects.values() for reject in each]
+    def rejected(self) -> list[tuple[str, str]]:
+        """(item, error) of what was left out, split by split in the order of the source."""
+        return [(each.item, each.error) for some in self.rejects.values() for each in some]
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """What the recipes counted in all splits that are at their end."""
+        return dict(sum((Counter(end.counts) for end in self.ended.values()), Counter()))
 
     def num_samples(self, folder: str) -> int:
         """Return how many samples the finished shards of a target have."""
@@ -176,8 +170,13 @@ class Journal:
     @classmethod
     def create(cls, path: Path, state: State) -> Journal:
         """Start a journal, replacing one that is there."""
-        about = {"plan": dict(state.plan), "kind": state.kind, "folders": list(state.folders)}
-        line = _dump({"journal": JOURNAL_VERSION, **about})
+        header = {
+            "journal": JOURNAL_VERSION,
+            "plan": dict(state.plan),
+            "kind": state.kind,
+            "folders": list(state.folders),
+        }
+        line = _dump(header)
         publish_bytes(path, line)
         state.size = len(line)
         return cls(path, state)

@@ -27,10 +27,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import lmdb
 
-from loaders.data.manifest import MANIFEST_NAME, Manifest, ShardInfo
+from loaders.data.manifest import Manifest, ShardInfo
 from loaders.errors import PackError
 from loaders.remote.url import is_url
 from loaders.system.regular import read_regular
+from packdata.bucket import name_at
 from packdata.claimed import claimed_folder
 from packdata.formats import write_shard
 from packdata.packing.journal import (
@@ -39,21 +40,18 @@ from packdata.packing.journal import (
     Reached,
     State,
     differences,
-    named,
     parse_journal,
-    parse_rejects,
-    rejects_bytes,
 )
-from packdata.packing.provenance import PLAN
-from packdata.packing.shards import Format, named_by_hash
+from packdata.packing.provenance import PACKER, PLAN
+from packdata.packing.shards import named_by_hash
 from packdata.packing.store import (
-    already_there,
+    check_target,
     clear_parts,
-    datasets_below,
     is_made,
     manifests_at,
-    name_at,
+    marks_at,
     publish,
+    rejected_at,
     sizes_at,
     store_of,
     unnamed,
@@ -63,9 +61,7 @@ from packdata.packing.target import (
     LOCK_NAME,
     PACKING_NAME,
     PARTS_NAME,
-    REJECTED_NAME,
     STAGED_NAME,
-    check_empty,
     digest_of,
     explained,
     locked,
@@ -78,6 +74,7 @@ if TYPE_CHECKING:
     from loaders.data.columns import Column
     from loaders.data.shards import FileShard
     from loaders.schema import Schema
+    from packdata.packing.shards import ShardBuilder
 
 MADE = "the same command made it earlier; nothing was written"
 _WRITTEN_AT_ONCE = 2  # as writing takes one core; bounds the memory of shards
@@ -105,7 +102,6 @@ class Packing:
         overwrite: Replace the datasets that are there, and drop an unfinished packing of another
             plan.
         kind: What is left where it ends early. A ``command`` may share the destination with other datasets.
-        grows: The dataset that is there stays, and whole shards are added to it.
         link: Link whole shards where the file system has links.
 
     Attributes:
@@ -120,11 +116,10 @@ class Packing:
         *,
         overwrite: bool = False,
         kind: Kind = "packing",
-        grows: bool = False,
         link: bool = True,
     ) -> None:
         self.dst, self.folders, self.kind = dst, tuple(folders), kind
-        self._overwrite, self._plan, self._grows = overwrite, dict(plan), grows
+        self._overwrite, self._plan = overwrite, dict(plan)
         # The working folder may change before all is published.
         self._store = store_of(dst if is_url(dst) else dst.absolute(), link=link)
         # Nobody else packs into its folders: shards that no manifest names are of commands that ended early.
@@ -172,14 +167,13 @@ class Packing:
         opened.callback(partial(self._pool.shutdown, cancel_futures=True))
         if not self.is_made() and self.state.done is None:  # another may have been faster
             self._check_target()
-        for folder in self.folders if self._overwrite or self._grows else ():
-            data, mark = self._store.read(name_at(folder, MANIFEST_NAME))
-            self._seen[folder] = {} if data is None else mark
+        if self._overwrite or self.kind == "extend":
+            self._seen = marks_at(self._store, self.folders)
 
     def is_made(self) -> bool:
         """Tell whether the datasets are there, as the same plan has made them."""
         if not self._overwrite:
-            self.is_published = is_made(self._store, self.folders, digest_of(self._plan))
+            self.is_published = is_made(self._store, self.folders, self._plan)
         return self.is_published
 
     def _check_target(self) -> None:
@@ -187,8 +181,9 @@ class Packing:
         if not self._overwrite and any(self._store.in_folder(PARTS_NAME)):
             hint = "Run 'packdata finish' to join them, or pass overwrite=True to drop them"
             raise PackError("unfinished packing in parts", self.dst, hint)
-        is_alone, overwrite = self.kind != "command", self._overwrite or self._grows
-        check_target(self.dst, self.folders, overwrite=overwrite, is_alone=is_alone)
+        overwrite = self._overwrite or self.kind == "extend"
+        is_alone = self.kind not in ("command", "extend")
+        check_target(self._store, self.folders, overwrite=overwrite, is_alone=is_alone)
 
     def _open_journal(self) -> Journal:
         """Open the journal that is there, if this packing continues it; else begin one."""
@@ -231,35 +226,28 @@ class Packing:
             elif path.name != LOCK_NAME:
                 path.unlink()
 
-    def write(
-        self,
-        folder: str,
-        schema: Schema,
-        format: Format,
-        columns: dict[str, Column],
-        reached: Reached,
-    ) -> None:
-        """Write the next shard of a target, and put it there, on threads; PackError if one before could not be.
+    def write(self, folder: str, builder: ShardBuilder, reached: Reached) -> None:
+        """Write what was built as the next shard of a target, and put it there, on threads.
 
-        ``columns`` are emptied when they are written; ``reached`` is how far the source has come with them.
+        ``reached`` is how far the source has come with it. PackError if a shard before could not be written.
         """
         self.wait(_AT_ONCE - 1)
         self._room.acquire()
+        columns, schema = builder.take(), builder.schema
         first = len(self.state.shards.get(folder, ()))
         name = f"{self._prefix}-{next(self._numbers.setdefault(folder, count(first))):05d}"
-        path = self._work / STAGED_NAME / folder / f"{name}.{format}"
+        path = self._work / STAGED_NAME / folder / f"{name}.{builder.format}"
         shown = self._place / path.relative_to(self._work.parent)  # begins as it was given
         before = self._under_way[-1] if self._under_way else None
 
         def put() -> None:
             with self._explained(shown, "the shard cannot be written"):
                 try:
-                    info = named_by_hash(write_staged(path, columns, schema))
+                    info = named_by_hash(write_staged(path, columns, schema), name)
                 finally:
                     columns.clear()  # no memory is taken while the file is put in its place
                     self._room.release()
-                name = name_at(folder, info.file)
-                self._store.put_shard(name, path, info.size_bytes, info.xxh3_128)
+                self._store.put_shard(folder, path, info)
                 path.unlink(missing_ok=True)
                 if before is not None:  # the journal has shards in their order
                     before.result()
@@ -282,15 +270,17 @@ class Packing:
     def publish(self, datasets: Mapping[str, Made]) -> None:
         """Publish datasets, by their folder."""
         self.wait()
-        before = self.manifests()[""].shards if self._grows else ()
-        is_known_by_plan = not (self._grows or self.kind in ("part", "writer"))
-        plan = {PLAN: digest_of(self._plan)} if is_known_by_plan else {}
+        before = self.manifests()[""].shards if self.kind == "extend" else ()
+        # What a command makes was made by what has made its source.
+        made_by = {} if self.kind in ("command", "extend") else {"packer": PACKER}
+        if self.kind in ("packing", "command"):
+            made_by[PLAN] = digest_of(self._plan)
         manifests = dict[str, Manifest]()
         with self._explained(self.dst, "the dataset cannot be published"):
             for folder, made in datasets.items():
                 shards = self._put_whole(folder, made.whole, len(before))
                 shards = shards or self.state.shards.get(folder, [])
-                about = {**made.provenance, **plan}
+                about = {**made.provenance, **made_by}
                 manifests[folder] = Manifest(made.schema, (*before, *shards), about)
             done = {
                 folder: {"schema": each.schema.to_json(), "provenance": each.provenance}
@@ -305,8 +295,7 @@ class Packing:
         infos = [named_by_hash(s.info, f"shard-{n:05d}") for n, s in enumerate(shards, first)]
 
         def put(shard: FileShard, info: ShardInfo) -> None:
-            name = name_at(folder, info.file)
-            self._store.put_shard(name, shard.fetch(), info.size_bytes, info.xxh3_128)
+            self._store.put_shard(folder, shard.fetch(), info)
 
         list(self._pool.map(put, shards, infos))
         for shard in shards:
@@ -316,11 +305,10 @@ class Packing:
     def _put_made(
         self, manifests: Mapping[str, Manifest], files: Mapping[str, Mapping[str, bytes]]
     ) -> None:
-        rejects = dict.fromkeys(() if self._grows else self.folders, b"")
-        if self.kind != "command":
-            rejects = {"": rejects_bytes(self.state.all_rejects)}
-        about = self._store, manifests, files, rejects
-        publish(*about, overwrite=self._overwrite, seen=self._seen)
+        rejected = {"": self.state.rejected}
+        if self.kind in ("command", "extend"):  # one packs all, the other adds to what is there
+            rejected = {folder: [] for folder in self.folders if self.kind == "command"}
+        publish(self._store, manifests, files, rejected=rejected, seen=self._seen)
 
     def manifests(self) -> dict[str, Manifest]:
         """Return the manifest of each target, once it is published."""
@@ -329,10 +317,9 @@ class Packing:
         return self._manifests
 
     def rejected(self) -> list[tuple[str, str]]:
-        """Return (item, error) of what was left out so far, or of what is published."""
-        if not self.is_published:
-            return named(self.state.all_rejects)
-        return parse_rejects(self._store.read(REJECTED_NAME)[0] or b"")
+        """Return (item, error) of what was left out so far; of a packing that was published earlier, of that."""
+        is_listed = self.is_published and self.kind == "packing"
+        return rejected_at(self._store) if is_listed else self.state.rejected
 
     def _leave(self) -> None:
         """Leave what it takes to go on."""
@@ -361,26 +348,3 @@ def write_staged(path: Path, columns: Mapping[str, Column], schema: Schema) -> S
             raise
         # LMDB says EIO.
         raise OSError(os.strerror(errno.ENOSPC) if is_full else str(error)) from error
-
-
-def check_target(
-    dst: Path, folders: Sequence[str], *, overwrite: bool, is_alone: bool = True
-) -> None:
-    """Raise PackError if something is where datasets are to be made; ManifestError if it is damaged.
-
-    Args:
-        dst: The destination, a folder or a URL.
-        folders: The datasets below it.
-        overwrite: Datasets in these folders may be there: they are replaced.
-        is_alone: No other dataset may be below the destination.
-    """
-    store = store_of(dst)
-    there = [*manifests_at(store, dict.fromkeys(("", *folders)))]
-    below = datasets_below(store) if is_alone and not is_url(dst) else []
-    if others := {*there, *below} - {*folders}:
-        hint = "Datasets are replaced in the same places only: remove that one, or choose another folder"
-        raise PackError("another packed dataset exists", dst / min(others), hint)
-    if there and not overwrite:
-        raise already_there(dst / there[0])
-    if not there and not is_url(dst):
-        check_empty(dst, {*folders, *([""] if is_alone else [])})

@@ -33,7 +33,7 @@ _MAX_CHUNK = 256
 # Chunks in flight, which smooth out items of unequal cost. Where one item in a hundred takes fifty times as long, 64
 # keep eight workers busy for 94 % of the time, 16 for 71 %, 4 for 39 %.
 _CHUNKS_PER_WORKER = 64
-_MAX_RESULT_BYTES = 256 << 20
+MAX_RESULT_BYTES = 256 << 20
 _WAIT_S = 1  # for room, between two looks whether the interpreter shuts down
 
 
@@ -63,7 +63,7 @@ class OrderedPool(Generic[ItemT, ResultT]):
         function: Callable[[ItemT], ResultT],
         num_workers: int,
         size_of: Callable[[ResultT], int] = lambda _: 0,
-        max_bytes: int = _MAX_RESULT_BYTES,
+        max_bytes: int = MAX_RESULT_BYTES,
     ) -> None:
         self._function, self._size_of, self._max_bytes = function, size_of, max_bytes
         # One that never begins, where there is no work for it.

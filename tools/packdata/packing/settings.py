@@ -15,8 +15,8 @@ ON_ERROR = get_args(OnError)
 _T = TypeVar("_T")
 
 
-class PackSettings(TypedDict, total=False):
-    """Keyword arguments that other functions pass on to ``pack_recipes``, which has the defaults.
+class RunSettings(TypedDict, total=False):
+    """Keyword arguments of all that packs; ``packdata.packing.engine.Run`` has the defaults.
 
     Attributes:
         shard_bytes: A shard ends with the sample that brings its records to this size.
@@ -24,10 +24,8 @@ class PackSettings(TypedDict, total=False):
             on it.
         on_error: ``"fail"`` stops at an item that cannot be packed, ``"skip"`` leaves it out and
             lists it.
-        overwrite: Replace the datasets that are there.
+        overwrite: Replace the datasets that are there. They can be read until the new ones are complete.
         progress: Called for every sample.
-        part: Pack this part of the items alone, ``"I/N"``; ``packdata.parts.packing.finish`` joins them all.
-        shuffle: A seed: pack in an order drawn by it, as ``--shuffle`` of the command does; None keeps the source's.
     """
 
     shard_bytes: int
@@ -35,6 +33,16 @@ class PackSettings(TypedDict, total=False):
     on_error: OnError
     overwrite: bool
     progress: Progress | None
+
+
+class PackSettings(RunSettings, total=False):
+    """The same, and what takes a source that was listed.
+
+    Attributes:
+        part: Pack this part of the items alone, ``"I/N"``; ``packdata.parts.packing.finish`` joins them all.
+        shuffle: A seed: pack in an order drawn by it, as ``--shuffle`` of the command does; None keeps the source's.
+    """
+
     part: str | None
     shuffle: int | None
 

@@ -94,7 +94,7 @@ class ShardBuilder:
     """
 
     def __init__(self, schema: Schema, format: Format, shard_bytes: int) -> None:
-        self.schema, self._shard_bytes = schema, shard_bytes
+        self.schema, self.format, self._shard_bytes = schema, format, shard_bytes
         self._rows = {n: _GrowingColumn(each.record_nbytes) for n, each in schema.fields.items()}
         self._num_samples = self._nbytes = 0
         num_varied = sum(field.record_nbytes is None for field in schema.fields.values())
@@ -177,10 +177,9 @@ def _block_ends(block: Block) -> npt.NDArray[np.int64]:
     return np.cumsum(sizes, out=sizes)
 
 
-def named_by_hash(shard: ShardInfo, name: str = "") -> ShardInfo:
+def named_by_hash(shard: ShardInfo, name: str) -> ShardInfo:
     """Return a shard under its name in a dataset, which holds its hash: ``NAME-HASH.lmdb``."""
-    own, _, suffix = shard.file.rpartition(".")
-    return shard._replace(file=f"{name or own}-{shard.xxh3_128}.{suffix}")
+    return shard._replace(file=f"{name}-{shard.xxh3_128}.{shard_format(shard.file)}")
 
 
 def shard_format(name: str) -> Format:

@@ -11,11 +11,11 @@ Shards come first, under names that hold their hash; then the manifests are swap
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import uuid
 from contextlib import suppress
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import xxhash
@@ -27,7 +27,8 @@ from loaders.remote.url import URL, is_url
 from loaders.remote.wire import Entry
 from loaders.system.publish import publish_bytes, sync_folder
 from loaders.system.regular import read_regular
-from packdata.bucket import Bucket
+from loaders.text import printable_json
+from packdata.bucket import Bucket, name_at
 from packdata.describe import counted
 from packdata.packing.provenance import PLAN
 from packdata.packing.target import (
@@ -35,12 +36,14 @@ from packdata.packing.target import (
     PARTS_NAME,
     REJECTED_NAME,
     STORED_SHARD,
+    check_empty,
+    digest_of,
     explained,
     make_folder,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from loaders.data.manifest import ShardInfo
@@ -82,20 +85,20 @@ class FolderStore:
         with explained(target):
             return self._publish(target, lambda beside: publish_bytes(beside, data), only == {})
 
-    def put_shard(self, name: str, path: Path, size_bytes: int, digest: str) -> None:
+    def put_shard(self, folder: str, path: Path, info: ShardInfo) -> None:
         """Put a file under a name that no other content has, unless it is there: link it, or copy and verify it."""
-        target = self.url / name
+        target = self.url / name_at(folder, info.file)
 
         def write(beside: Path) -> None:
             if self._link:
                 with suppress(OSError):  # another file system, or one without links
                     return os.link(path.resolve(), beside)
-            return _copy(path, beside, digest)
+            return _copy(path, beside, info.xxh3_128)
 
         with explained(target, "the shard cannot be written"):
-            if target.exists() and target.stat().st_size == size_bytes:
+            if target.exists() and target.stat().st_size == info.size_bytes:
                 return
-            if (what := size_fault(path, size_bytes)) is not None:
+            if (what := size_fault(path, info.size_bytes)) is not None:
                 hint = "Run 'packdata verify', and copy what it names from a backup"
                 raise ShardError(what, path, hint=hint)
             target.unlink(missing_ok=True)
@@ -184,11 +187,6 @@ def size_fault(path: Path, size_bytes: int) -> str | None:
     return None if size == size_bytes else f"{size} bytes, the manifest says {size_bytes}"
 
 
-def name_at(folder: str, name: str) -> str:
-    """Return the name of a file in a folder of a target."""
-    return f"{folder}/{name}".lstrip("/")
-
-
 def sizes_at(store: Store, folder: str) -> dict[str, int]:
     """Return the bytes of each file in a folder of a target."""
     return {entry.name: entry.size for entry in store.in_folder(folder)[0]}
@@ -234,29 +232,62 @@ def _is_of_dataset(file: Entry) -> bool:
     return is_shard or name == MANIFEST_NAME
 
 
-def is_made(store: Store, folders: Collection[str], digest: str) -> bool:
-    """Tell whether the datasets are there, whole, as the plan of this hash has made them."""
-    there = manifests_at(store, folders)
+def is_made(store: Store, folders: Collection[str], plan: Mapping[str, str]) -> bool:
+    """Tell whether the datasets are there, whole, as this plan has made them."""
+    there, digest = manifests_at(store, folders), digest_of(plan)
     return there.keys() >= {*folders} and all(
         each.provenance.get(PLAN) == digest and not lost_at(store, folder, each.shards)
         for folder, each in there.items()
     )
 
 
-def already_there(folder: Path) -> PackError:
-    """Return the error that a dataset is where another would go."""
+def check_target(
+    store: Store, folders: Collection[str], *, overwrite: bool, is_alone: bool = True
+) -> None:
+    """Raise PackError if something is where datasets are to be made; ManifestError if it is damaged.
+
+    Args:
+        store: The destination.
+        folders: The datasets below it.
+        overwrite: Datasets in these folders may be there: they are replaced.
+        is_alone: No other dataset may be below the destination.
+    """
+    there = [*manifests_at(store, dict.fromkeys(("", *folders)))]
+    below = datasets_below(store) if is_alone and not is_url(store.url) else []
+    if others := {*there, *below} - {*folders}:
+        hint = "Datasets are replaced in the same places only: remove that one, or choose another folder"
+        raise PackError("another packed dataset exists", store.url / min(others), hint)
+    if there and not overwrite:
+        raise _already_there(store.url / there[0])
+    if not there and not is_url(store.url):
+        check_empty(store.url, {*folders, *([""] if is_alone else [])})
+
+
+def _already_there(folder: Path) -> PackError:
     hint = "Pass overwrite=True to replace that; 'packdata extend' adds samples"
     return PackError("a packed dataset exists", folder, hint)
+
+
+def rejected_at(store: Store) -> list[tuple[str, str]]:
+    """Return (item, error) of what was left out of the datasets at a place."""
+    lines = (store.read(REJECTED_NAME)[0] or b"").splitlines()
+    return [(line["item"], line["error"]) for line in map(json.loads, lines)]
+
+
+def _rejected_bytes(rejected: Iterable[tuple[str, str]]) -> bytes:
+    """Return what ``rejected.jsonl`` holds, escaped as the manifest is."""
+    lines = (json.dumps({"item": i, "error": e}, ensure_ascii=False) for i, e in rejected)
+    text = "".join(f"{printable_json(line)}\n" for line in lines)
+    return text.encode(errors="backslashreplace")
 
 
 def publish(
     store: Store,
     manifests: Mapping[str, Manifest],
     files: Mapping[str, Mapping[str, bytes]],
-    rejects: Mapping[str, bytes],
     *,
-    overwrite: bool = False,
-    seen: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+    rejected: Mapping[str, Sequence[tuple[str, str]]],
+    seen: Mapping[str, Mapping[str, Any]],
 ) -> bool:
     """Make datasets of shards that were put there; return whether any was not there before.
 
@@ -264,23 +295,24 @@ def publish(
         store: The target.
         manifests: Of each dataset, by its folder.
         files: The files that its schema names, by their names.
-        rejects: What ``rejected.jsonl`` is to hold, by folder: if it is nothing, the file that is there goes.
-        overwrite: Replace other datasets.
-        seen: Marks of the manifests to replace, by folder; without one, the manifest that is there now is replaced.
+        rejected: (item, error) for ``rejected.jsonl``, by folder: if there is none, the file that is there goes.
+        seen: Marks of the manifests that may be replaced, by folder (``marks_at``).
 
     Raises:
         PackError: Another dataset is there, or was put there meanwhile; a shard is missing.
         RemoteError: The store does not answer, or refuses.
     """
-    marks, old = dict[str, dict[str, Any]](), set[str]()
+    marks: dict[str, Mapping[str, Any]] = {}
+    old = set[str]()
     for folder, manifest in manifests.items():
-        there, mark = store.read(name_at(folder, MANIFEST_NAME))
+        there, _ = store.read(name_at(folder, MANIFEST_NAME))
         if there == manifest_bytes(manifest):
             continue
-        if there is not None and folder not in seen and not overwrite:
-            raise already_there(store.url / folder)
-        marks[folder] = {} if there is None else dict(seen.get(folder, mark))
+        marks[folder] = {}
         if there is not None:
+            if folder not in seen:
+                raise _already_there(store.url / folder)
+            marks[folder] = seen[folder]
             old |= files_of(folder, parse_manifest(there, store.url / folder / MANIFEST_NAME))
     for folder, manifest in manifests.items():
         if lost := lost_at(store, folder, manifest.shards):
@@ -289,17 +321,24 @@ def publish(
     for folder, beside in files.items():
         for name, data in beside.items():
             store.put(name_at(folder, name), data)
-    for folder, data in rejects.items():
-        if data:
-            store.put(name_at(folder, REJECTED_NAME), data)
-        elif store.read(name_at(folder, REJECTED_NAME))[0] is not None:  # of what is replaced
-            store.delete(name_at(folder, REJECTED_NAME))
+    for folder, items in rejected.items():
+        name = name_at(folder, REJECTED_NAME)
+        if items:
+            store.put(name, _rejected_bytes(items))
+        elif store.read(name)[0] is not None:  # of what is replaced
+            store.delete(name)
     for folder, mark in marks.items():
         swap(store, folder, manifests[folder], mark)
     if not is_url(store.url):
         kept = set[str]().union(*(files_of(f, manifest) for f, manifest in manifests.items()))
         store.delete(*(old - kept), *unnamed(store, manifests, manifests))
     return bool(marks)
+
+
+def marks_at(store: Store, folders: Iterable[str]) -> dict[str, Mapping[str, Any]]:
+    """Return the marks of the manifests in folders of a target, as they are now; {} where there is none."""
+    read = {folder: store.read(name_at(folder, MANIFEST_NAME)) for folder in folders}
+    return {folder: {} if data is None else mark for folder, (data, mark) in read.items()}
 
 
 def swap(store: Store, folder: str, manifest: Manifest, seen: Mapping[str, Any]) -> None:

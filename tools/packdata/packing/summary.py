@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from loaders.remote.url import is_url, place_of
@@ -12,11 +12,10 @@ from packdata.describe import counted
 from packdata.packing.target import PARTS_NAME, REJECTED_NAME
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from loaders.data.manifest import Manifest
-    from packdata.packing.journal import Reached
 
 _SHOWN_REJECTS = 10
 
@@ -101,30 +100,34 @@ class Summary:
 def summary_of(
     dst: Path | str,
     manifests: Mapping[str, Manifest],
-    rejected: Sequence[tuple[str, str]],
-    firsts: Sequence[str],
-    seconds: float,
-    num_samples: int,
-    notes: Sequence[str] = (),
-    ends: Iterable[Reached] = (),
+    *,
+    counted_in: Iterable[str] | None = None,
+    rejected: Iterable[tuple[str, str]] = (),
+    seconds: float = 0.0,
+    encoded: int = 0,
+    notes: Iterable[str] = (),
+    amount: str = "",
+    counts: Mapping[str, int] = MappingProxyType({}),
 ) -> Summary:
     """Return the summary of datasets at a destination, by their folders.
 
-    Samples are counted in the ``firsts``; this run made ``num_samples``. ``ends`` are those of the splits.
+    Samples are counted in the folders ``counted_in``, by default in all; this run ``encoded`` so many.
     """
     datasets = tuple(
         DatasetSummary(folder, m.num_samples, len(m.shards), m.size_bytes, m.fingerprint)
         for folder, m in manifests.items()
     )
+    folders = manifests if counted_in is None else counted_in
     return Summary(
         dst=str(dst),
-        samples=sum(manifests[folder].num_samples for folder in firsts),
+        samples=sum(manifests[folder].num_samples for folder in folders),
         shards=sum(d.shards for d in datasets),
         bytes=sum(d.bytes for d in datasets),
         rejected=tuple(rejected),
         seconds=seconds,
-        samples_per_s=num_samples / max(seconds, 1e-9),
+        samples_per_s=encoded / max(seconds, 1e-9),
         datasets=datasets,
         notes=tuple(notes),
-        counts=dict(sum((Counter(end.counts) for end in ends), Counter())),
+        amount=amount,
+        counts=dict(counts),
     )

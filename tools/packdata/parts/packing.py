@@ -18,11 +18,11 @@ import re
 import shutil
 import socket
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,31 +32,25 @@ from loaders.data.manifest import Manifest
 from loaders.errors import PackError
 from loaders.remote.url import is_url
 from loaders.schema import Schema
-from packdata.bucket import target_at
+from packdata.bucket import name_at, target_at
 from packdata.claimed import claimed_folder
 from packdata.describe import counted, few
-from packdata.packing.engine import Run, counted_folders, plan_of, targets_of, why_rejected
-from packdata.packing.journal import (
-    State,
-    differences,
-    named,
-    parse_journal,
-    parse_rejects,
-    rejects_bytes,
-)
-from packdata.packing.packing import Packing, check_target
+from packdata.packing.engine import counted_folders, targets_of, why_rejected
+from packdata.packing.journal import State, differences, flatten_plan, parse_journal
+from packdata.packing.packing import Packing
 from packdata.packing.provenance import PLAN
-from packdata.packing.shards import DEFAULT_SHARD_BYTES
 from packdata.packing.store import (
     Store,
+    check_target,
     clear_parts,
     datasets_below,
     is_made,
     kept_file,
     lost_at,
     manifests_at,
-    name_at,
+    marks_at,
     publish,
+    rejected_at,
     store_of,
     unnamed,
 )
@@ -65,7 +59,6 @@ from packdata.packing.target import (
     JOURNAL_NAME,
     PACKING_NAME,
     PARTS_NAME,
-    REJECTED_NAME,
     digest_of,
     explained,
     locked,
@@ -75,7 +68,7 @@ from packdata.parts.part import Part, versions
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from packdata.packing.shards import Format
+    from packdata.packing.engine import Run
     from packdata.recipe import Recipe
 
 
@@ -88,29 +81,20 @@ _THREADS = 16  # that wait for a store, or a network drive
 
 
 def pack_part(
-    recipes: Sequence[tuple[str, Recipe]],
-    dst: Path | str,
-    part: Part,
-    *,
-    format: Format,
-    shard_bytes: int = DEFAULT_SHARD_BYTES,
-    overwrite: bool = False,
-    **settings: Any,
+    run: Run, recipes: Sequence[tuple[str, Recipe]], dst: Path | str, part: Part
 ) -> Summary:
-    """Pack one part of recipes below ``dst``; the arguments beside ``part`` are those of ``pack_recipes``.
+    """Pack one part of recipes below ``dst``; see ``Run.pack_to``.
 
     Raises:
         SourceError: An item cannot be packed, and is not to be left out.
         PackError: The target cannot be written, or holds something else: also parts made with other options.
     """
-    run = Run(format, shard_bytes, **settings)
-    share = {"of": part.of, "counted": counted_folders(recipes), "versions": versions()}
-    plan = plan_of(recipes, format, shard_bytes, share)
-    place, folders = target_at(dst), [*targets_of(*recipes)]
-    with PartPacking(place, folders, plan, part, overwrite=overwrite) as packing:
+    place = target_at(dst)
+    with PartPacking(run, recipes, place, part) as packing:
         if packing.is_published:
             what = f"part {part} was packed earlier; nothing was read or written"
-            return nothing_done(place / packing.record, what, packing.rejected())
+            dst, rejected = place / packing.record, packing.rejected()
+            return summary_of(dst, {}, rejected=rejected, notes=[what])
         summary = run.pack(packing, part.cut(recipes))
     return replace(summary, dst=str(place / packing.record))
 
@@ -119,15 +103,12 @@ class PartPacking(Packing):
     """The making of one part of datasets: what is published is its journal, as ``record``."""
 
     def __init__(
-        self,
-        dst: Path,
-        folders: Sequence[str],
-        plan: Mapping[str, str],
-        part: Part,
-        *,
-        overwrite: bool = False,
+        self, run: Run, recipes: Sequence[tuple[str, Recipe]], dst: Path, part: Part
     ) -> None:
-        super().__init__(dst, folders, plan, overwrite=overwrite, kind="part")
+        share = {"of": part.of, "counted": counted_folders(recipes), "versions": versions()}
+        folders, plan = [*targets_of(*recipes)], run.plan_of(recipes)
+        plan |= flatten_plan({"part": share})
+        super().__init__(dst, folders, plan, overwrite=run.overwrite, kind="part")
         self._part, self.record = part, f"{PARTS_NAME}/{part.name}"
         self._prefix = f"shard-{part.number:05d}" if part.of > 1 else "shard"
 
@@ -150,19 +131,19 @@ class PartPacking(Packing):
         With ``overwrite``, a part that left items out is packed again: they may be readable now.
         """
         if (found := part_at(self._store, self._part.name)) is None:
-            digest = digest_of(whole(self._plan, self._part.of))
-            self.is_published = is_made(self._store, self.folders, digest)
+            plan = whole(self._plan, self._part.of)
+            self.is_published = is_made(self._store, self.folders, plan)
         elif not (
             differences(found.plan, self._plan)
             or any(lost_at(self._store, folder, each) for folder, each in found.shards.items())
-            or (self._overwrite and found.all_rejects)
+            or (self._overwrite and found.rejected)
         ):
             self.is_published, self.state = True, found
         return self.is_published
 
     def _check_target(self) -> None:
         """Make room for the part; PackError if something else is there."""
-        check_target(self.dst, self.folders, overwrite=self._overwrite)
+        check_target(self._store, self.folders, overwrite=self._overwrite)
         begun = self.dst / PACKING_NAME / JOURNAL_NAME
         if not (self._overwrite or is_url(self.dst)) and begun.exists():
             hint = "Finish with the command that began there, or pass overwrite=True"
@@ -196,10 +177,6 @@ class PartPacking(Packing):
                 self._store.put(kept_file(manifests[folder].schema.files[name]), data)
         if not self._store.put(self.record, self._journal.path.read_bytes(), {}):
             self._check_record()
-
-    def rejected(self) -> list[tuple[str, str]]:
-        """Return (item, error) of what was left out of the part so far."""
-        return named(self.state.all_rejects)
 
 
 def _this_machine() -> str:
@@ -271,10 +248,10 @@ def _all_parts(store: Store) -> list[State]:
     there = {name: part for name, part in read.items() if part is not None}
     if not (missing := [number for number, name in enumerate(names) if name not in there]):
         return [there[name] for name in names]
-    for first in islice(there.values(), 1):
-        if is_made(store, first.folders, digest_of(whole(first.plan, counts[0]))):
-            clear_parts(store)  # killed while it deleted them, or one came late
-            return []
+    first = next(iter(there.values()), None)
+    if first is not None and is_made(store, first.folders, whole(first.plan, counts[0])):
+        clear_parts(store)  # killed while it deleted them, or one came late
+        return []
     if not found_parts(store):  # another command has joined them meanwhile
         return []
     what = f"{len(missing):,} of {counted(counts[0], 'part')} missing: {few(map(str, missing), _SHOWN)}"
@@ -293,27 +270,32 @@ def _check_alike(dst: Path, parts: Sequence[State]) -> None:
             raise PackError(what, dst, "Pack one of them again as the other, with overwrite=True")
     for folder in first.folders:
         if not any(part.shards.get(folder) for part in parts):
-            rejects = [reject for part in parts for reject in part.all_rejects]
-            raise PackError("no sample that could be packed", dst / folder, why_rejected(rejects))
+            errors = [error for part in parts for _, error in part.rejected]
+            raise PackError("no sample that could be packed", dst / folder, why_rejected(errors))
 
 
 def _join(store: Store, parts: Sequence[State], began: float, *, overwrite: bool) -> Summary:
     joined = _joined(parts)
-    check_target(store.url, [*joined], overwrite=True)
+    check_target(store, joined, overwrite=True)
     files = {folder: _kept_files(store, folder, m.schema.files) for folder, m in joined.items()}
-    rejects = [reject for part in parts for reject in part.all_rejects]
-    about = store, joined, files, {"": rejects_bytes(rejects)}
-    notes = [] if publish(*about, overwrite=overwrite) else [_JOINED]
+    rejected = [each for part in parts for each in part.rejected]
+    seen = marks_at(store, joined) if overwrite else {}
+    is_new = publish(store, joined, files, rejected={"": rejected}, seen=seen)
     clear_parts(store)
-    made = store.url, joined, named(rejects), _first_folders([*joined], parts[0].plan)
-    ends = [end for part in parts for end in part.ended.values()]
-    summary = summary_of(*made, time.monotonic() - began, 0, notes, ends)
-    return replace(summary, amount=counted(len(parts), "part"))
+    return summary_of(
+        store.url,
+        joined,
+        counted_in=_first_folders([*joined], parts[0].plan),
+        rejected=rejected,
+        seconds=time.monotonic() - began,
+        notes=[] if is_new else [_JOINED],
+        amount=counted(len(parts), "part"),
+        counts=sum((Counter(part.counts) for part in parts), Counter()),
+    )
 
 
 def _joined(parts: Sequence[State]) -> dict[str, Manifest]:
     """Return what becomes of parts, by its folder; of one part it is what a packing without parts makes."""
-    done: Mapping[str, Any] = parts[0].done or {}
     of: dict[str, Any] = {NUM_PARTS: len(parts)} if len(parts) > 1 else {}
     of[PLAN] = digest_of(whole(parts[0].plan, len(parts)))
     return {
@@ -322,7 +304,7 @@ def _joined(parts: Sequence[State]) -> dict[str, Manifest]:
             tuple(shard for part in parts for shard in part.shards.get(folder, ())),
             {**content["provenance"], **of},
         )
-        for folder, content in done.items()
+        for folder, content in (parts[0].done or {}).items()
     }
 
 
@@ -354,13 +336,8 @@ def _nothing_left(store: Store) -> Summary:
     if not manifests_at(store, datasets_below(store)):
         hint = "'packdata images SRC... DST --part I/N' packs one, and so do tokens, tables and arrays"
         raise PackError("no parts found, and no dataset", store.url, hint)
-    rejected = parse_rejects(store.read(REJECTED_NAME)[0] or b"")
-    return nothing_done(store.url, "no parts found; nothing was written", rejected)
-
-
-def nothing_done(dst: Path | str, why: str, rejected: Sequence[tuple[str, str]]) -> Summary:
-    """Return the summary of what was done before."""
-    return Summary(str(dst), 0, 0, 0, tuple(rejected), 0, 0, (), (why,))
+    notes = ["no parts found; nothing was written"]
+    return summary_of(store.url, {}, rejected=rejected_at(store), notes=notes)
 
 
 def _note_deleted(store: Store, summary: Summary) -> Summary:

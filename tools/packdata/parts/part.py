@@ -18,7 +18,7 @@ from loaders.rng import hash64, key64
 from packdata.recipe import Recipe
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from packdata.recipe import Block, Records
 
@@ -75,8 +75,8 @@ class Part:
         start, stop = self.bounds(sum(len(recipe) for _, recipe in splits))
         cut: list[tuple[str, Recipe]] = []
         for split, recipe in splits:
-            inside = (min(max(0, at), len(recipe)) for at in (start, stop))
-            cut.append((split, PartRecipe(recipe, *inside)))
+            inside = range(len(recipe))[max(0, start) : max(0, stop)]
+            cut.append((split, PartRecipe(recipe, inside)))
             start, stop = start - len(recipe), stop - len(recipe)
         return cut
 
@@ -84,21 +84,20 @@ class Part:
 class PartRecipe(Recipe):
     """The items of a recipe from one number to another."""
 
-    def __init__(self, recipe: Recipe, start: int, stop: int) -> None:
-        self._recipe, self._start, self._stop = recipe, start, stop
+    def __init__(self, recipe: Recipe, inside: range) -> None:
+        self._recipe, self._inside = recipe, inside
         self.targets, self.identity = recipe.targets, recipe.identity
         self.provenance, self.tally = recipe.provenance, recipe.tally
         self.is_of_blocks, self.divides = recipe.is_of_blocks, recipe.divides
         self.why_empty = recipe.why_empty
-        is_whole = stop - start == len(recipe)
-        self.num_samples = recipe.num_samples if is_whole else None
+        self.num_samples = recipe.num_samples if len(inside) == len(recipe) else None
 
     def __len__(self) -> int:
-        return self._stop - self._start
+        return len(self._inside)
 
     def items(self, start: int) -> Iterator[Any]:
         """Yield its items."""
-        return islice(self._recipe.items(self._start + start), len(self) - start)
+        return islice(self._recipe.items(self._inside.start + start), len(self) - start)
 
     def name(self, item: Any) -> str:
         """Return the place of an item."""
@@ -120,7 +119,7 @@ class ShuffledRecipe(PartRecipe):
         if not can_shuffle(recipe):
             what = "shuffle= takes pictures and arrays that are files of their own, in folders or a list"
             raise SchemaError(what)
-        super().__init__(recipe, 0, len(recipe))
+        super().__init__(recipe, range(len(recipe)))
         self.identity = {**recipe.identity, "shuffle": seed}
         self.provenance = {**recipe.provenance, "shuffle": seed}
         self._seed = seed
@@ -140,8 +139,9 @@ class ShuffledRecipe(PartRecipe):
 
     def encode(self, item: Any) -> Sequence[Records | Block]:
         """Return the records of an item."""
-        key, encode = key64(self._seed, _SHUFFLE, item.number), self._recipe.encode
-        return encode(item.item, *[partial(_drawn, key)] if self.is_of_blocks else ())
+        encode: Callable[..., Sequence[Records | Block]] = self._recipe.encode
+        draw = partial(_drawn, key64(self._seed, _SHUFFLE, item.number))
+        return encode(item.item, draw) if self.is_of_blocks else encode(item.item)
 
 
 def _drawn(key: int, of: int | Sequence[int]) -> npt.NDArray[np.int64]:
