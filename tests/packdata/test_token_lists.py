@@ -300,7 +300,7 @@ def test_an_id_too_large_is_named_by_its_line_also_where_lines_are_read_one_by_o
 
 @pytest.mark.parametrize(
     "line",
-    ['{"input_ids": [1, 2.5]}', '{"input_ids": [true]}', '{"input_ids": "1 2"}', '{"ids": [1]}'],
+    ['{"input_ids": [1, 2.5]}', '{"input_ids": [true]}', '{"input_ids": "1 2"}', '{"ids": "1"}'],
 )
 def test_json_that_holds_no_list_of_ids_is_refused(tmp_path: Path, line: str) -> None:
     source = write(tmp_path / "a.jsonl", f'{{"input_ids": [1]}}\n\n{line}\n')
@@ -406,6 +406,10 @@ def test_labels_that_are_the_next_ids_already_are_refused(tmp_path: Path, kind: 
     with pytest.raises(SourceError, match="shifted"):
         pack(source, tmp_path / "p")
     assert labels_of(pack(write_rows(tmp_path / f"b.{kind}", alike), tmp_path / "q"))
+    where = "a.parquet, row 0" if kind == "parquet" else "a.jsonl, line 1"
+    with pytest.raises(SourceError, match="shifted", check=At(where)):  # also behind another file
+        pack([tmp_path / f"b.{kind}", source], tmp_path / "r")
+    assert len(documents(pack(source, tmp_path / "s", drop=("labels",)))) == len(ids)
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
@@ -467,15 +471,14 @@ def test_what_is_called_as_labels_or_a_mask_and_is_no_list_of_numbers_is_refused
 @pytest.mark.parametrize("kind", ["parquet", "arrow", "jsonl"])
 @pytest.mark.parametrize(
     "lists",
-    [[[0, 0, 1], [1, 0]], [None, [1, 0]], [[1, 3], [2]], [[2, 1], [2]], [[1, 0], [0, 0, 0]]],
-    ids=["numbers", "later", "ends", "lengths", "mask of a part"],
+    [[[0, 0, 1], [1, 0]], [None, [1, 0]], [[1, 3], [2]], [[0.5], [0.25, 1.0]], [[True], [False]]],
+    ids=["numbers", "later", "ends", "floats", "flags"],
 )
-def test_another_list_that_fits_the_ids_is_an_error_that_names_what_to_drop(
+def test_another_list_of_numbers_beside_the_ids_is_an_error_that_names_what_to_drop(
     tmp_path: Path, kind: str, lists: Any
 ) -> None:
     columns: dict[str, Any] = {"input_ids": [[5, 6, 7], [8, 9]], "prompt_mask": lists}
-    # Of other lengths, or one length a row: no business of the ids.
-    columns |= {"scores": [[0.5], [0.25, 1.0]], "length": [[3], [2]]}
+    columns |= {"tags": [["a"], ["b", "c"]], "length": [3, 2], "nested": [[[1]], [[2]]]}
     source = write_rows(tmp_path / f"a.{kind}", columns)
 
     with pytest.raises(SourceError, check=At(f"a.{kind}")) as caught:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_left
+from dataclasses import dataclass
 from datetime import date, datetime, time
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -18,19 +19,32 @@ from typing import TYPE_CHECKING, Any
 import jinja2.ext
 import jinja2.meta
 import jinja2.sandbox
+import numpy as np
+import pyarrow as pa
 import xxhash
 
 from loaders.errors import SourceError
 from loaders.remote.url import place_of
+from loaders.schema.tokens import IGNORED
 from packdata.reading import read_text
 from packdata.sources.listed import is_file
+from packdata.tokens.contents import Content
+from packdata.tokens.documents import Documents, placed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from packdata.tokens.contents import Row
+    from packdata.tokens.documents import Place
+
     Message = Mapping[str, Any]
 
+# What would change the text of a conversation, where it stands beside its messages; ``tools`` is used.
+_BESIDE_CHAT = (
+    *("tools", "prompt", "system", "functions", "documents", "chat_template_kwargs"),
+    *("enable_thinking", "images", "videos", "audios", "label", "kto_tag"),
+)
 CONFIG = "tokenizer_config.json"
 _HINT = f"Pass a Jinja file or a {CONFIG}"
 _NOW = "strftime_now"
@@ -47,6 +61,113 @@ _USE_MARKS = "use a template that marks targets by {% generation %}"
 _OPEN, _CLOSE = "\ue000{9b1d6f32-generation}\ue001", "\ue000{9b1d6f32-endgeneration}\ue001"
 _PROBE = "9b1d6f32content"  # nor this
 _MARKS = re.compile(f"({re.escape(_OPEN)}|{re.escape(_CLOSE)})")
+
+
+@dataclass(frozen=True)
+class Chat(Content):
+    """A column of conversations: lists of messages with ``role`` and ``content``; ``tools`` may be beside it."""
+
+    column: str
+    template: ChatTemplate
+    drop: tuple[str, ...] = ()  # columns, and keys of messages, that are left out
+    kind, option, holds, type = "chat", "messages_column=", "lists of messages", None
+    has_labels = True
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        beside = (name for name in _BESIDE_CHAT if name not in (self.column, *self.drop))
+        return (self.column, *beside)
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        return (self.column,)
+
+    @staticmethod
+    def takes(kind: pa.DataType) -> bool:
+        return bool(pa.types.is_struct(getattr(kind, "value_type", pa.null())))
+
+    def to_json(self) -> dict[str, Any]:
+        made_by = {"messages_column": self.column, "chat_template": self.template.digest}
+        return made_by | ({"drop": sorted(self.drop)} if self.drop else {})
+
+    def of_table(self, table: pa.Table, place: Place) -> Documents:
+        """Return the documents of rows, whose messages have the keys of any of them: what is null is left out."""
+        rows = [_without_null(row) for row in table.to_pylist()]
+        messages = (m for row in rows for m in row.get(self.column, ()) if isinstance(m, dict))
+        for message in messages:
+            message.setdefault("content", None)  # as in JSON: that of a call
+        return self.of_rows(rows, place)
+
+    def of_rows(self, rows: Sequence[Row], place: Place) -> Documents:
+        """Return the text of each row as UTF-8, of which what the assistant says is a target."""
+        parts, labels = list[bytes](), [np.empty(0, np.int8)]
+        kept, rejects = list[int](), list[SourceError]()
+        for number, row in enumerate(rows):
+            try:
+                text, turns = self._text(row)
+                parts.append(text.encode())
+            except (ValueError, RecursionError) as error:
+                rejects.append(SourceError(str(error), place(number)))
+                continue
+            kept.append(number)
+            labels.append(np.full(len(parts[-1]), IGNORED, np.int8))
+            for start, stop in turns:
+                first = len(text[:start].encode())
+                labels[-1][first : first + len(text[start:stop].encode())] = 1
+        data, ends = np.frombuffer(b"".join(parts), np.uint8), np.cumsum([0, *map(len, parts)])[1:]
+        where = placed(ends, lambda i: place(kept[i]))
+        return Documents(data, ends, where, tuple(rejects), np.concatenate(labels))
+
+    def _text(self, row: Row) -> tuple[str, list[tuple[int, int]]]:
+        """Return the text of a conversation, and where its targets are; ValueError if a part of it is not used."""
+        for name, value in row.items():
+            if name not in (self.column, "tools") and _is_lost(name, value):
+                hint = f"write it into the messages, or pass drop={[name]}"
+                raise ValueError(f"{name!r} beside {self.column!r} is not used: {hint}")
+        return self.template.turns(self._messages(row.get(self.column)), _tools(row.get("tools")))
+
+    def _messages(self, value: Any) -> list[dict[str, Any]]:
+        """Return the messages without what is left out or null, as OpenAI's ``tool_calls``; content may be null."""
+        said = value if isinstance(value, list) else []
+        if not said or not all(
+            isinstance(m, dict) and isinstance(m.get("role"), str) for m in said
+        ):
+            raise ValueError(f"{self.column!r} is no list of messages with 'role' and 'content'")
+
+        def is_used(name: str, value: Any) -> bool:
+            return name not in self.drop and (value is not None or name == "content")
+
+        return [{n: each for n, each in m.items() if is_used(n, each)} for m in said]
+
+
+def _is_lost(name: str, value: Any) -> bool:
+    """Tell whether something beside the messages would have changed the text."""
+    is_first = name == "prompt" and isinstance(value, str)  # the text of the first message
+    is_class = name == "label" and not isinstance(value, bool)  # KTO's tells whether it is wanted
+    return not is_first and not is_class and value not in (None, "", [], {})
+
+
+def _tools(value: Any) -> list[Any] | None:
+    """Return the tools of a conversation, which may be text, as JSON; ValueError if they are none."""
+    try:
+        tools = json.loads(value.strip() or "null") if isinstance(value, str) else value
+    except ValueError as error:
+        raise ValueError(f"'tools' is not JSON ({error})") from error
+    is_list = isinstance(tools, list) and all(isinstance(each, dict) for each in tools)
+    if tools and not is_list:
+        raise ValueError("'tools' is no list of objects, each a function")
+    return tools or None
+
+
+def _without_null(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_null(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _without_null(item) for name, item in value.items() if item is not None}
+    return value
+
+
+# -- templates -------------------------------------------------------------------------------------
 
 
 class ChatTemplate:

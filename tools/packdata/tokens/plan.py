@@ -42,8 +42,10 @@ if TYPE_CHECKING:
     from packdata.packing.shards import Format
     from packdata.packing.summary import Summary
     from packdata.tokens.files import SourceFile
+    from packdata.tokens.options import Eod
     from packdata.tokens.tokenizer import Tokenizer
 
+_CHAT_TARGETS = "Only turns of role 'assistant' are targets: rename the role, or mark turns by {% generation %}"
 TRAIN_BYTES = 256 << 20  # of the corpus are enough for a BPE
 
 
@@ -141,9 +143,10 @@ def plan_tokens(
         raise SourceError("all files are empty", str(sources[0]))
     if source.has_labels:
         _check_targets(source, str(sources[0]))
-    places, listed = [*map(place_of, sources)], identity["files"]
-    how = places, [("", recipe)], format or "parquet", listed, partial(_identity_now, places)
-    return TokensPlan(*how, recipe, files, ignored, first_pass)
+    places, splits = [*map(place_of, sources)], [("", recipe)]
+    again = partial(_identity_now, places)
+    format, listed = format or "parquet", identity["files"]
+    return TokensPlan(places, splits, format, listed, again, recipe, files, ignored, first_pass)
 
 
 def _identity_now(sources: Sequence[Path]) -> list[Any]:
@@ -172,9 +175,8 @@ def _check_targets(source: TokenSource, where: str) -> None:
             return
     except SourceError:
         return  # the packing names what is refused
-    assert source.content is not None  # without rows there are no labels
-    what = "no document has a target: nothing would be learned"
-    raise SourceError(what, where, source.content.targets_hint)
+    hint = _CHAT_TARGETS if source.kind == "chat" else "Are all labels -100?"
+    raise SourceError("no document has a target: nothing would be learned", where, hint)
 
 
 def _tokenizer_of(
@@ -200,24 +202,32 @@ def _field_of(
     source: TokenSource, options: TokenOptions, tokenizer: Tokenizer | None, first_pass: FirstPass
 ) -> tuple[Tokens, int | None]:
     """Return how ids are stored, and the id to put before documents."""
-    names = ("begin", "end", "vocab_size", "name", "digest")
-    begin, end, size, name, digest = (getattr(tokenizer, each, None) for each in names)
-    end = end if source.kind == "text" else None
-    none: dict[Any, int | None] = {"none": None}
-    bos = {**none, "auto": begin}.get(options.bos, options.bos)
-    eod = {**none, "auto": end}.get(options.eod, options.eod)
+    bos = _id_of(options.bos, tokenizer.begin if tokenizer else None)
+    eod = _id_of(options.eod, tokenizer.end if tokenizer and source.kind == "text" else None)
     added = {each for each in (eod, bos) if each is not None}
+    size, itemsize = tokenizer.vocab_size if tokenizer else None, source.itemsize
     if isinstance(tokenizer, BytesTokenizer) and not source.has_ids:
         # Ids of their own follow the bytes.
         size = 256 + len({each for each in added if each >= 256})
-    size, itemsize = options.vocab_size or size, source.itemsize
+    size = options.vocab_size or size
     if size is None and itemsize > 2:
         largest = int(first_pass.get("largest", lambda: _largest_in(source)))
         # No fewer than two bytes, so that parts of one corpus agree.
         itemsize = 2 if max({largest, *added}) < 1 << 16 else itemsize
-    dtype, row_tokens = dtype_of(size, itemsize, eod=eod, bos=bos), options.row_tokens
-    known: dict[str, Any] = {"tokenizer": name, "tokenizer_xxh3_128": digest, "vocab_size": size}
-    return Tokens(dtype=dtype, row_tokens=row_tokens, eod=eod, **known), bos
+    field = Tokens(
+        dtype=dtype_of(size, itemsize, eod=eod, bos=bos),
+        row_tokens=options.row_tokens,
+        eod=eod,
+        vocab_size=size,
+        tokenizer=tokenizer.name if tokenizer else None,
+        tokenizer_xxh3_128=tokenizer.digest if tokenizer else None,
+    )
+    return field, bos
+
+
+def _id_of(given: Eod, usual: int | None) -> int | None:
+    """Return the id that an option means; ``usual`` is the tokenizer's."""
+    return {"auto": usual, "none": None}[given] if isinstance(given, str) else given
 
 
 def _largest_in(source: TokenSource) -> int:

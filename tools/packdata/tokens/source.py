@@ -11,16 +11,24 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from loaders.errors import SourceError
+from loaders.errors import LoadersError, SourceError
 from loaders.system.limits import usable_cores
 from packdata.delimited import CsvRows
 from packdata.describe import counted
 from packdata.packing.pool import OrderedPool
 from packdata.reading import RemoteFile
+from packdata.rows import Part
 from packdata.sources.row_kinds import open_row_file
-from packdata.tokens.contents import BOM, content_of
+from packdata.tokens.contents import (
+    BESIDE_IDS,
+    LABELS,
+    LOSS_MASKS,
+    Ids,
+    Texts,
+    is_list_of_numbers,
+)
 from packdata.tokens.documents import Documents, joined
-from packdata.tokens.files import IDS_KINDS, LINE_KINDS
+from packdata.tokens.files import BOM, IDS_KINDS, LINE_KINDS, columns_of
 from packdata.tokens.ids import open_ids
 
 if TYPE_CHECKING:
@@ -28,7 +36,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
-    from packdata.tokens.contents import DocumentForm
+    from packdata.tokens.contents import Content
     from packdata.tokens.documents import Place
     from packdata.tokens.files import SourceFile
     from packdata.tokens.options import TokenOptions
@@ -50,8 +58,7 @@ class Range(NamedTuple):
     start: int  # bytes, ids, or rows
     stop: int
     nbytes: int  # about what it holds
-    # What must be read from its beginning, and is kept by this key: an unpacked file, a group of rows.
-    key: Any = None
+    group: Part  # what is read for it from its beginning: itself, an unpacked file, or a group of rows
     stored: RemoteFile | None = None  # what has its bytes, if it lies in a store
 
 
@@ -93,11 +100,11 @@ class TokenSource:
     def __init__(
         self, files: Sequence[SourceFile], options: TokenOptions, *, may_cut: bool = False
     ) -> None:
-        rows = [file for file in files if file.kind in LINE_KINDS]
         self.options, self._recent = options, _Recent()
-        others = [file.kind for file in files if file.kind not in LINE_KINDS]
-        kinds = {"ids" if kind in IDS_KINDS else "text" for kind in others}
+        rows = [file for file in files if file.kind in LINE_KINDS]
         self.content = content_of(rows, options) if rows else None
+        others = {file.kind for file in files} - LINE_KINDS
+        kinds = {"ids" if kind in IDS_KINDS else "text" for kind in others}
         kinds |= {self.content.kind} if self.content else set()
         if len(kinds) > 1:
             what = "plain text beside ids or conversations"
@@ -107,8 +114,7 @@ class TokenSource:
         self.has_labels = self.content is not None and self.content.has_labels
         row = options.row_tokens
         # Then all rows but a file's last are full.
-        may_cut = may_cut and self.kind == "ids"
-        self.cut = max(1, _PIECE_TOKENS // row) * row if may_cut else None
+        self.cut = max(1, _PIECE_TOKENS // row) * row if may_cut and self.kind == "ids" else None
         self._plan: list[list[Range]] = []
         self.runs: list[int] = []
         self._add(files)
@@ -126,7 +132,8 @@ class TokenSource:
         with OrderedPool(listed, num_threads) as pool:
             for part in (part for ranges in pool.map(files) for part in ranges):
                 if not self._plan or size >= _PIECE_BYTES:
-                    goes_on = self._plan and part.key and self._plan[-1][0].key == part.key
+                    before = self._plan[-1][0] if self._plan else None
+                    goes_on = before and (before.file, before.group) == (part.file, part.group)
                     self.runs.append(self.runs[-1] if goes_on else len(self._plan))
                     self._plan.append([])
                     size = 0
@@ -165,6 +172,37 @@ class TokenSource:
             yield from map(bytes.decode, piece.read().slices())
 
 
+def content_of(files: Sequence[SourceFile], options: TokenOptions) -> Content:
+    """Return what the rows of files hold; SourceError if that is not used, or not known."""
+    pa.array([])  # imports pandas, where that is installed: not on a thread that packs
+    if options.chat_template is not None:
+        try:
+            from packdata.tokens.chat import Chat, open_template
+        except ImportError as error:
+            what = "a chat template needs the package 'jinja2': pip install 'loaders[text]'"
+            raise LoadersError(what) from error
+        template = open_template(options.chat_template, options.tokenizer, options.chat_date)
+        return Chat(options.messages_column or "messages", template, options.drop)
+    schema, path = columns_of(files[0]), files[0].path
+    names = {*schema.names}
+    makes_ids = "text" in names and (options.tokenizer or options.train_bpe) is not None
+    has_ids = "input_ids" in names and options.text_column is None and not makes_ids
+    if options.ids_column is not None or has_ids:
+        beside = tuple(name for name in BESIDE_IDS if name in names - {*options.drop})
+        ids = Ids(options.ids_column or "input_ids", beside, options.drop)
+        for file in files:
+            if file.kind == "jsonl":  # others declare their columns
+                ids.check_others(columns_of(file), file.path)
+        return ids
+    if options.text_column is None and "text" not in names and "messages" in names:
+        raise SourceError("conversations ('messages')", path, "Pass chat_template=")
+    lists = {field.name for field in schema if is_list_of_numbers(field.type)} - {*options.drop}
+    if unused := lists & {*LOSS_MASKS, *([LABELS] if "input_ids" in lists else [])}:
+        hint = f"Pass ids_column= where there are lists of ids, or drop={sorted(unused)}"
+        raise SourceError(f"{min(unused)!r} beside texts is not used", path, hint)
+    return Texts(options.text_column or "text")
+
+
 class _Recent:
     """Keeps the last two of what several threads read: unpacked files, groups of rows."""
 
@@ -190,7 +228,7 @@ class TextFile:
     """A file of text, or of JSON lines, read in ranges that end where a document does."""
 
     def __init__(
-        self, file: SourceFile, documents: str, content: DocumentForm | None, recent: _Recent
+        self, file: SourceFile, documents: str, content: Content | None, recent: _Recent
     ) -> None:
         self._file, self._documents, self._recent = file, documents, recent
         # The bytes behind which a document ends; none where the file is one.
@@ -201,10 +239,10 @@ class TextFile:
     def ranges(self) -> Iterator[Range]:
         file, documents, start = self._file, self._documents, 0
         stored = file.file if isinstance(file.file, RemoteFile) else None
-        read, size, key = file.read, file.size, None
+        read, size, whole = file.read, file.size, None
         if (data := file.unpacked()) is not None:
-            read, size = lambda start, stop: data[start:stop], len(data)
-            key, stored = file.path, None
+            read, size, stored = lambda start, stop: data[start:stop], len(data), None
+            whole = Part(0, 0, size, 1)
         if "\n" in documents and "\r" not in documents:
             head = read(0, _WINDOW_BYTES)
             if 0 < head.count(b"\n") == head.count(b"\r\n"):
@@ -214,7 +252,8 @@ class TextFile:
             least = start + _PIECE_BYTES if self._mark else size
             stop = _end_behind(read, start, least, size, self._mark)
             where = file.name if stop - start == size else f"{file.name}, bytes {start} to {stop}"
-            yield Range(self, where, start, stop, stop - start, key, stored)
+            group = whole or Part(0, start, stop, 1)
+            yield Range(self, where, start, stop, stop - start, group, stored)
             start = stop
 
     def read(self, part: Range) -> Documents:
@@ -247,7 +286,7 @@ class TextFile:
     def _bytes(self, start: int, stop: int) -> bytes:
         if not self._file.is_compressed:
             return self._file.read(start, stop)
-        data: bytes = self._recent.get(self._file.path, self._file.unpacked)[start:stop]
+        data: bytes = self._recent.get(self, self._file.unpacked)[start:stop]
         return data
 
 
@@ -310,18 +349,18 @@ def _stops(data: bytes, separator: bytes) -> npt.NDArray[np.int64]:
 class CsvFile:
     """A CSV file, of which a column holds texts; an empty cell is an empty document."""
 
-    def __init__(self, file: SourceFile, content: DocumentForm) -> None:
+    def __init__(self, file: SourceFile, content: Content) -> None:
         self._name, self._content, self._rows = file.name, content, CsvRows(file.file)
         content.check(pa.schema([(n, pa.string()) for n in self._rows.columns]), file.path)
 
     def ranges(self) -> Iterator[Range]:
         for part in self._rows.parts():
-            where, key = f"{self._name}, from line {part.line}", (self._name, part)
-            yield Range(self, where, part.start, part.stop, part.stop - part.start, key)
+            where = f"{self._name}, from line {part.line}"
+            yield Range(self, where, part.start, part.stop, part.stop - part.start, part)
 
     def read(self, part: Range) -> Documents:
         name = self._content.column
-        (rows,) = self._rows.read(part.key[1], [name])
+        (rows,) = self._rows.read(part.group, [name])
         texts = pa.table({name: pc.fill_null(rows.table[name], "").cast(pa.large_string())})
         found = self._content.of_table(texts, lambda row: f"{self._name}, line {rows.line(row)}")
         bad = [SourceError(why, f"{self._name}, line {line}") for line, why in rows.bad]
@@ -331,7 +370,7 @@ class CsvFile:
 class TableFile:
     """A file of columns with types; its groups of rows are read as a whole."""
 
-    def __init__(self, file: SourceFile, content: DocumentForm, recent: _Recent) -> None:
+    def __init__(self, file: SourceFile, content: Content, recent: _Recent) -> None:
         self._file, self._content, self._recent = file, content, recent
         self._rows = open_row_file(file.file)
         content.check(self._rows.schema, file.path)
@@ -346,11 +385,12 @@ class TableFile:
                 stop = min(start + step, group.stop)
                 where = f"{self._file.name}, rows {start} to {stop - 1}"
                 nbytes = size * (stop - start) // rows
-                yield Range(self, where, start, stop, nbytes, (self._file.path, group))
+                yield Range(self, where, start, stop, nbytes, group)
 
     def read(self, part: Range) -> Documents:
-        _, group = part.key
-        table = self._recent.get(part.key, partial(self._rows.table, group, self._columns))
+        group = part.group
+        read = partial(self._rows.table, group, self._columns)
+        table = self._recent.get((self, group), read)
         table = table.slice(part.start - group.line, part.stop - part.start)
         try:
             if (kind := self._content.type) is not None:
@@ -380,7 +420,8 @@ class IdsFile:
             stop = min(start + (self._cut or _PIECE_TOKENS), size)
             stop = stop if self._cut else self._next_end(stop)
             where = f"{self._name}, ids {start} to {stop - 1}"
-            yield Range(self, where, start, stop, _PIECE_BYTES)  # a piece by itself
+            group = Part(0, start, stop, 0)
+            yield Range(self, where, start, stop, _PIECE_BYTES, group)  # a piece by itself
             start = stop
 
     def _next_end(self, position: int) -> int:
