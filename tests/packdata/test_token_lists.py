@@ -148,12 +148,21 @@ def test_lists_of_any_type_of_arrow_are_read(tmp_path: Path, kind: pa.DataType) 
     assert documents(pack(source, tmp_path / "p")) == [[1, 2], [3, 4]]
 
 
-def test_text_is_packed_where_the_options_mean_it_and_ids_else(tmp_path: Path) -> None:
-    source = write_rows(tmp_path / "a.parquet", {"text": ["a"], "input_ids": [[300]]})
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+@pytest.mark.parametrize("beside", [{}, {"labels": [[97]]}, {"loss_mask": [[1]]}], ids=str)
+def test_where_there_are_texts_and_ids_a_tokenizer_alone_does_not_tell_which_are_meant(
+    tmp_path: Path, kind: str, beside: dict[str, Any]
+) -> None:
+    """It may have made the ids, or shall make some: masks beside them would be lost without a word."""
+    source = write_rows(tmp_path / f"a.{kind}", {"text": ["a"], "input_ids": [[97]], **beside})
 
-    assert documents(pack(source, tmp_path / "ids")) == [[300]]
+    assert documents(pack(source, tmp_path / "ids")) == [[97]]
     assert texts(pack(source, tmp_path / "text", text_column="text")) == ["a"]
-    assert texts(pack(source, tmp_path / "bytes", tokenizer="bytes")) == ["a"]
+    for made_by in ({"tokenizer": "bytes"}, {"train_bpe": 300}):
+        with pytest.raises(SourceError, check=At(source)):
+            pack(source, tmp_path / "p", **made_by)
+    ids = pack(source, tmp_path / "bytes", tokenizer="bytes", ids_column="input_ids")
+    assert documents(ids) == [[97]]
 
 
 def test_ids_that_begin_and_end_documents_are_put_where_they_are_missing(tmp_path: Path) -> None:
@@ -489,20 +498,6 @@ def test_another_list_of_numbers_beside_the_ids_is_an_error_that_names_what_to_d
     with pytest.raises(SourceError, check=At(f"a.{kind}")):
         pack([first, source], tmp_path / "p")
     assert documents(pack(source, tmp_path / "p", drop=("prompt_mask",))) == [[5, 6, 7], [8, 9]]
-
-
-@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
-@pytest.mark.parametrize("name", ["loss_mask", "labels"])
-def test_masks_beside_texts_are_refused_or_dropped(tmp_path: Path, kind: str, name: str) -> None:
-    """As where a tokenizer is passed for lists of ids that have their text beside them."""
-    columns = {"text": ["ab"], "input_ids": [[5, 6]], name: [[0, 1]]}
-    source = write_rows(tmp_path / f"a.{kind}", columns)
-
-    with pytest.raises(SourceError, check=At(source)):
-        pack(source, tmp_path / "p", tokenizer="bytes")
-    assert texts(pack(source, tmp_path / "q", tokenizer="bytes", drop=(name,))) == ["ab"]
-    ids = pack(source, tmp_path / "r", tokenizer="bytes", ids_column="input_ids")
-    assert documents(ids) == [[5, 6]]
 
 
 @pytest.mark.parametrize("ids", ["[1, null]", '"x"'], ids=["by Arrow", "by Python"])

@@ -90,8 +90,12 @@ def takes(*kinds: type, **names: str) -> Callable[[_FunctionT], _FunctionT]:
                     f.name: (f.type, f.default) for f in fields(kind) if "argument" in f.metadata
                 }
             for each, (hint, default) in hints.items():
-                about = {"default": default, "annotation": getattr(hint, "__forward_arg__", hint)}
-                made = Parameter(names.get(each, each), Parameter.KEYWORD_ONLY, **about)
+                made = Parameter(
+                    names.get(each, each),
+                    Parameter.KEYWORD_ONLY,
+                    default=default,
+                    annotation=getattr(hint, "__forward_arg__", hint),
+                )
                 shown.setdefault(made.name, made)
 
         @wraps(function)

@@ -39,9 +39,10 @@ if TYPE_CHECKING:
     from packdata.tokens.documents import Place
 
     Message = Mapping[str, Any]
+    Tools = list[dict[str, Any]] | None
 
 # What would change the text of a conversation, where it stands beside its messages; ``tools`` is used.
-_BESIDE_CHAT = (
+BESIDE_CHAT = (
     *("tools", "prompt", "system", "functions", "documents", "chat_template_kwargs"),
     *("enable_thinking", "images", "videos", "audios", "label", "kto_tag"),
 )
@@ -69,14 +70,10 @@ class Chat(Content):
 
     column: str
     template: ChatTemplate
+    beside: tuple[str, ...] = ()  # of ``BESIDE_CHAT``, those that are not left out
     drop: tuple[str, ...] = ()  # columns, and keys of messages, that are left out
     kind, option, holds, type = "chat", "messages_column=", "lists of messages", None
     has_labels = True
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        beside = (name for name in _BESIDE_CHAT if name not in (self.column, *self.drop))
-        return (self.column, *beside)
 
     @property
     def needed(self) -> tuple[str, ...]:
@@ -147,7 +144,7 @@ def _is_lost(name: str, value: Any) -> bool:
     return not is_first and not is_class and value not in (None, "", [], {})
 
 
-def _tools(value: Any) -> list[Any] | None:
+def _tools(value: Any) -> Tools:
     """Return the tools of a conversation, which may be text, as JSON; ValueError if they are none."""
     try:
         tools = json.loads(value.strip() or "null") if isinstance(value, str) else value
@@ -198,12 +195,14 @@ class ChatTemplate:
         written = json.dumps(made_by, sort_keys=True).encode(errors="surrogatepass")
         self.digest = xxhash.xxh3_128_hexdigest(written)  # of what it makes of messages
 
-    def render(self, messages: Sequence[Message], tools: Any, *, opens_turn: bool = False) -> str:
+    def render(
+        self, messages: Sequence[Message], tools: Tools, *, opens_turn: bool = False
+    ) -> str:
         """Return the text of a conversation's first messages; ValueError if the template refuses them.
 
         With ``opens_turn`` an answer is begun behind them (``add_generation_prompt``).
         """
-        given = {"messages": messages, "tools": tools, "documents": None}
+        given: dict[str, Any] = {"messages": messages, "tools": tools, "documents": None}
         given |= {"add_generation_prompt": opens_turn, **self.tokens}
         # Template.render() takes four times as long, to put the globals below what is given.
         context = self._template.new_context(self._globals | given, shared=True)
@@ -214,7 +213,9 @@ class ChatTemplate:
             what = f"the chat template refuses {what} ({type(error).__name__}: {error})"
             raise ValueError(what) from error
 
-    def turns(self, messages: Sequence[Message], tools: Any) -> tuple[str, list[tuple[int, int]]]:
+    def turns(
+        self, messages: Sequence[Message], tools: Tools
+    ) -> tuple[str, list[tuple[int, int]]]:
         """Return the text of a conversation, and where in it the assistant speaks, or the template's marks are.
 
         Turns that say that they are not to be trained are left out; ValueError if the template refuses the messages,
@@ -235,7 +236,7 @@ class ChatTemplate:
             raise ValueError(f"{what}: turns that are not trained need one mark a turn")
         return text, [marked[answers.index(n)] for n in learned]
 
-    def _check_written(self, messages: Sequence[Message], tools: Any, text: str) -> None:
+    def _check_written(self, messages: Sequence[Message], tools: Tools, text: str) -> None:
         """Raise ValueError if the text lacks a part of the messages, or has its Python representation."""
         beside = set[str]().union(*messages).intersection(_BESIDE)
         given = {name for name in beside if any(m.get(name) for m in messages)}
@@ -249,7 +250,7 @@ class ChatTemplate:
                 self._check_content(number, messages, tools, text)
 
     def _check_content(
-        self, number: int, messages: Sequence[Message], tools: Any, text: str
+        self, number: int, messages: Sequence[Message], tools: Tools, text: str
     ) -> None:
         """Raise ValueError if the text lacks a message's content, or has its Python representation."""
         message, what = messages[number], f"message {number + 1}"

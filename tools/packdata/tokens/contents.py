@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -21,13 +21,12 @@ from packdata.tokens.documents import Documents, placed
 from packdata.types import flags_of, is_text, kind_of, plain, text_buffers
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     import numpy.typing as npt
 
     from packdata.tokens.documents import Place
-    from packdata.types import Flags
 
     Row = Mapping[str, Any]
     Numbers = npt.NDArray[np.int64]
@@ -46,25 +45,15 @@ def without(name: str) -> str:
 
 
 class Content(ABC):
-    """What rows hold: each is a document, and so becomes one of bytes or of ids.
+    """What rows hold: each is a document, and so becomes one of bytes or of ids."""
 
-    Attributes:
-        kind: ``text``, ``lists`` (of ids) or ``chat``.
-        column: Where the documents are.
-        beside: Columns that are read, too.
-        has_labels: Whether documents have labels.
-        type: What columns are cast to; None: they are read as they are.
-        holds: What columns have, for messages.
-        option: What names another column, for messages.
-    """
-
-    kind: ClassVar[str]
-    column: str
-    beside: tuple[str, ...] = ()
-    has_labels: bool = False
-    type: ClassVar[pa.DataType | None]
-    holds: ClassVar[str]
-    option: ClassVar[str]
+    kind: ClassVar[str]  # ``text``, ``lists`` (of ids) or ``chat``
+    column: str  # where the documents are
+    beside: tuple[str, ...] = ()  # columns that are read, too
+    has_labels: bool = False  # of documents
+    type: ClassVar[pa.DataType | None]  # that columns are cast to; None: they are read as they are
+    holds: ClassVar[str]  # what columns have, for messages
+    option: ClassVar[str]  # that names another column
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -175,7 +164,7 @@ class Texts(Content):
 # -- lists of ids, and what stands beside them -----------------------------------------------------
 
 
-def is_list_of_numbers(kind: pa.DataType) -> bool:
+def _is_list_of_numbers(kind: pa.DataType) -> bool:
     """Tell whether a type of Arrow is lists of numbers, or of flags."""
     inside = kind_of(getattr(kind, "value_type", pa.null()))
     return kind_of(kind) == "other" and inside in ("number", "flag")
@@ -191,7 +180,7 @@ class Ids(Content):
     beside: tuple[str, ...] = ()
     drop: tuple[str, ...] = ()  # columns that are left out
     kind, option, holds, type = "lists", "ids_column=", "lists of ids", pa.list_(pa.int64())
-    takes = staticmethod(is_list_of_numbers)
+    takes = staticmethod(_is_list_of_numbers)
 
     @property
     def has_labels(self) -> bool:  # type: ignore[override]
@@ -211,8 +200,9 @@ class Ids(Content):
     def check_others(self, schema: pa.Schema, path: Path) -> None:
         """Raise SourceError if there are lists of numbers that are not used: whether they matter is not known."""
         known = {self.column, *self.beside, *self.drop}
-        lists = [field.name for field in schema if is_list_of_numbers(field.type)]
-        if self.column in schema.names and (others := [n for n in lists if n not in known]):
+        lists = [field.name for field in schema if _is_list_of_numbers(field.type)]
+        others = [name for name in lists if name not in known]
+        if self.column in schema.names and others:
             what = f"lists of numbers beside {self.column!r} that are not used: {others}"
             hint = f"Pass drop={others} to pack without them; files with other lists are packed by themselves"
             raise SourceError(what, path, hint)
@@ -240,35 +230,45 @@ class Ids(Content):
 
         SourceError if labels are the next ids: windows take the next label themselves.
         """
-        lists = {name: _lists_of(plain(table[name])) for name in self.columns}
-        lengths = lists[self.column].lengths
-        good, rejects = np.ones(len(lengths), bool), list[SourceError]()
-        for name, each in lists.items():
-            is_sum, is_mask = name == SEQ_LENGTHS, name in MASKS
-            covered = _sums(np.abs(each.values), each.lengths) if is_sum else each.lengths
-            # Such as numbers of documents.
-            num_odd = _sums(each.values >> 1 != 0, each.lengths) if is_mask else 0 * lengths
-            bad = good & (each.has_null | (num_odd > 0) | (covered != lengths))
-            good &= ~bad
-            for row in np.flatnonzero(bad).tolist():
-                what = f"is for {covered[row]} ids, and there are {lengths[row]}"
-                what = "has a null" if each.has_null[row] else what
-                what = "has other numbers than 0 and 1" if num_odd[row] else what
-                rejects.append(SourceError(f"{name!r} {what}", place(row)))
-        used = {name: each.values for name, each in lists.items()}
-        if not good.all():
-            used = {n: each.values[np.repeat(good, each.lengths)] for n, each in lists.items()}
+        lists = {name: plain(table[name]) for name in self.columns}
+        lengths = _lengths(lists[self.column])
+        faults: dict[int, str] = {}
+        for name in reversed(self.columns):  # of a row with several, the first is told
+            faults |= {row: f"{name!r} {why}" for row, why in _faults(name, lists[name], lengths)}
+        rejects = [SourceError(why, place(row)) for row, why in sorted(faults.items())]
+        kept = np.delete(np.arange(len(table)), [*faults])
+        if faults:
+            lists = {name: array.take(pa.array(kept)) for name, array in lists.items()}
+        used = {
+            name: each.flatten().to_numpy(zero_copy_only=False) for name, each in lists.items()
+        }
         ids, labels = used[self.column], used.get(LABELS)
         for name in (each for each in LOSS_MASKS if each in used):
             labels = np.where(used[name] != 0, ids if labels is None else labels, IGNORED)
-        rows = np.cumsum(np.where(good, lengths, 0), dtype=np.int64)
+        rows = np.cumsum(lengths[kept])
         ends = np.cumsum(used[SEQ_LENGTHS]) if SEQ_LENGTHS in used else rows
         if labels is not None and _are_next(ids, labels, ends):
             hint = f"Put {IGNORED} before each row's labels, and leave out the last one"
             raise SourceError(f"{LABELS!r} are shifted: each is the next id", place(0), hint)
-        documents = Documents(ids, ends, placed(rows, place), tuple(rejects), labels)
+        where = placed(rows, lambda i: place(int(kept[i])))
+        documents = Documents(ids, ends, where, tuple(rejects), labels)
         is_padded = ATTENTION_MASK in used
         return documents.where(used[ATTENTION_MASK] != 0) if is_padded else documents
+
+
+def _faults(name: str, lists: pa.Array, lengths: Numbers) -> Iterator[tuple[int, str]]:
+    """Yield the rows whose list has a null, or does not fit so many ids, and why; of one, the last counts."""
+    own, values = _lengths(lists), lists.flatten()  # of a row that is null: nothing
+    has_null = flags_of(lists.is_null()) | (_sums(flags_of(values.is_null()), own) > 0)
+    numbers = pc.fill_null(values, 0).to_numpy(zero_copy_only=False)
+    covered = _sums(np.abs(numbers), own) if name == SEQ_LENGTHS else own
+    for row in np.flatnonzero(covered != lengths).tolist():
+        yield row, f"is for {covered[row]} ids, and there are {lengths[row]}"
+    for row in np.flatnonzero(has_null).tolist():
+        yield row, "has a null"
+    if name in MASKS:  # not numbers of documents
+        for row in np.flatnonzero(_sums(numbers >> 1 != 0, own)).tolist():
+            yield row, "has other numbers than 0 and 1"
 
 
 def _are_next(ids: Numbers, labels: Numbers, ends: Numbers) -> bool:
@@ -280,22 +280,9 @@ def _are_next(ids: Numbers, labels: Numbers, ends: Numbers) -> bool:
     return len(at) > _LEAST_USED and is_next and bool((labels[at] != ids[at]).any())
 
 
-class _Lists(NamedTuple):
-    """A column of lists."""
-
-    values: npt.NDArray[Any]  # end to end
-    lengths: Numbers
-    has_null: Flags  # of those that are null, or hold one
-
-
-def _lists_of(array: pa.Array) -> _Lists:
-    lengths = pc.fill_null(pc.list_value_length(array), 0).cast(pa.int64()).to_numpy()
-    has_null = flags_of(array.is_null())
-    values = array.flatten()  # of a row that is null: nothing
-    if values.null_count:
-        has_null |= _sums(flags_of(values.is_null()), lengths) > 0
-        values = pc.fill_null(values, 0)
-    return _Lists(values.to_numpy(zero_copy_only=False), lengths, has_null)
+def _lengths(lists: pa.Array) -> Numbers:
+    lengths: Numbers = pc.fill_null(pc.list_value_length(lists), 0).cast(pa.int64()).to_numpy()
+    return lengths
 
 
 def _sums(values: npt.NDArray[Any], lengths: Numbers) -> Numbers:

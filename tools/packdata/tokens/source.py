@@ -19,14 +19,7 @@ from packdata.packing.pool import OrderedPool
 from packdata.reading import RemoteFile
 from packdata.rows import Part
 from packdata.sources.row_kinds import open_row_file
-from packdata.tokens.contents import (
-    BESIDE_IDS,
-    LABELS,
-    LOSS_MASKS,
-    Ids,
-    Texts,
-    is_list_of_numbers,
-)
+from packdata.tokens.contents import BESIDE_IDS, Ids, Texts
 from packdata.tokens.documents import Documents, joined
 from packdata.tokens.files import BOM, IDS_KINDS, LINE_KINDS, columns_of
 from packdata.tokens.ids import open_ids
@@ -177,18 +170,22 @@ def content_of(files: Sequence[SourceFile], options: TokenOptions) -> Content:
     pa.array([])  # imports pandas, where that is installed: not on a thread that packs
     if options.chat_template is not None:
         try:
-            from packdata.tokens.chat import Chat, open_template
+            from packdata.tokens.chat import BESIDE_CHAT, Chat, open_template
         except ImportError as error:
             what = "a chat template needs the package 'jinja2': pip install 'loaders[text]'"
             raise LoadersError(what) from error
+        column = options.messages_column or "messages"
         template = open_template(options.chat_template, options.tokenizer, options.chat_date)
-        return Chat(options.messages_column or "messages", template, options.drop)
-    schema, path = columns_of(files[0]), files[0].path
-    names = {*schema.names}
-    makes_ids = "text" in names and (options.tokenizer or options.train_bpe) is not None
-    has_ids = "input_ids" in names and options.text_column is None and not makes_ids
-    if options.ids_column is not None or has_ids:
-        beside = tuple(name for name in BESIDE_IDS if name in names - {*options.drop})
+        beside = tuple(name for name in BESIDE_CHAT if name not in (column, *options.drop))
+        return Chat(column, template, beside, options.drop)
+    path, names = files[0].path, {*columns_of(files[0]).names} - {*options.drop}
+    is_told = options.ids_column is not None or options.text_column is not None
+    if options.ids_column is not None or ("input_ids" in names and not is_told):
+        makes_ids = options.tokenizer is not None or options.train_bpe is not None
+        if "text" in names and makes_ids and not is_told:
+            hint = "Pass text_column= or ids_column="
+            raise SourceError("'text' beside 'input_ids': which is to be packed?", path, hint)
+        beside = tuple(name for name in BESIDE_IDS if name in names)
         ids = Ids(options.ids_column or "input_ids", beside, options.drop)
         for file in files:
             if file.kind == "jsonl":  # others declare their columns
@@ -196,10 +193,6 @@ def content_of(files: Sequence[SourceFile], options: TokenOptions) -> Content:
         return ids
     if options.text_column is None and "text" not in names and "messages" in names:
         raise SourceError("conversations ('messages')", path, "Pass chat_template=")
-    lists = {field.name for field in schema if is_list_of_numbers(field.type)} - {*options.drop}
-    if unused := lists & {*LOSS_MASKS, *([LABELS] if "input_ids" in lists else [])}:
-        hint = f"Pass ids_column= where there are lists of ids, or drop={sorted(unused)}"
-        raise SourceError(f"{min(unused)!r} beside texts is not used", path, hint)
     return Texts(options.text_column or "text")
 
 
