@@ -70,14 +70,10 @@ class Chat(Content):
 
     column: str
     template: ChatTemplate
-    beside: tuple[str, ...] = ()  # of ``BESIDE_CHAT``, those that are not left out
+    optional: tuple[str, ...] = ()  # of ``BESIDE_CHAT``, those that are not left out
     drop: tuple[str, ...] = ()  # columns, and keys of messages, that are left out
     kind, option, holds, type = "chat", "messages_column=", "lists of messages", None
     has_labels = True
-
-    @property
-    def needed(self) -> tuple[str, ...]:
-        return (self.column,)
 
     @staticmethod
     def takes(kind: pa.DataType) -> bool:

@@ -50,6 +50,7 @@ class Content(ABC):
     kind: ClassVar[str]  # ``text``, ``lists`` (of ids) or ``chat``
     column: str  # where the documents are
     beside: tuple[str, ...] = ()  # columns that are read, too
+    optional: tuple[str, ...] = ()  # the same, where a row has them
     has_labels: bool = False  # of documents
     type: ClassVar[pa.DataType | None]  # that columns are cast to; None: they are read as they are
     holds: ClassVar[str]  # what columns have, for messages
@@ -58,12 +59,7 @@ class Content(ABC):
     @property
     def columns(self) -> tuple[str, ...]:
         """The columns that are read."""
-        return (self.column, *self.beside)
-
-    @property
-    def needed(self) -> tuple[str, ...]:
-        """Those of them that no row may lack."""
-        return self.columns
+        return (self.column, *self.beside, *self.optional)
 
     def to_json(self) -> dict[str, Any]:
         """Return what the rows are read by, for the identity of a packing."""
@@ -71,7 +67,7 @@ class Content(ABC):
 
     def check(self, schema: pa.Schema, path: Path) -> None:
         """Raise SourceError if a file's columns cannot be read."""
-        for name in self.needed:
+        for name in (self.column, *self.beside):
             hint = f"Pass {self.option}, one of {', '.join(schema.names[:12])}"
             hint = hint if name == self.column else without(name)
             if (num := schema.names.count(name)) != 1:
@@ -126,7 +122,7 @@ class Content(ABC):
 
     def _row(self, line: Row) -> Row:
         """Return the columns of an object; ValueError if it lacks one, or that is no part of a document."""
-        if missing := {*self.needed} - {*line}:
+        if missing := {self.column, *self.beside} - {*line}:
             what = f"missing {min(missing)!r} among {sorted(line)[:8]}"
             raise ValueError(f"{what}; see {self.option}")
         return {name: self.value(line[name], name) for name in self.columns if name in line}
@@ -218,9 +214,8 @@ class Ids(Content):
         return np.array(value, np.int64)
 
     def of_lines(self, data: bytes, place: Place) -> Documents:
-        for name in BESIDE_IDS:
-            at = data.find(f'"{name}"'.encode())
-            if at >= 0 and name not in (*self.beside, *self.drop):
+        for name in (each for each in BESIDE_IDS if each not in (*self.beside, *self.drop)):
+            if (at := data.find(f'"{name}"'.encode())) >= 0:
                 what = f"unexpected {name!r}, which the first rows lack"
                 raise SourceError(what, place(at), without(name))
         return super().of_lines(data, place)
@@ -274,10 +269,11 @@ def _faults(name: str, lists: pa.Array, lengths: Numbers) -> Iterator[tuple[int,
 def _are_next(ids: Numbers, labels: Numbers, ends: Numbers) -> bool:
     """Tell whether labels are not those of the ids at their places, but of those behind."""
     is_used = labels != IGNORED
+    if not (is_used & (labels != ids)).any():
+        return False
     is_used[ends[ends > 0] - 1] = False  # behind these begins another document
     at = np.flatnonzero(is_used)
-    is_next = bool((labels[at] == ids[at + 1]).all())
-    return len(at) > _LEAST_USED and is_next and bool((labels[at] != ids[at]).any())
+    return len(at) > _LEAST_USED and bool((labels[at] == ids[at + 1]).all())
 
 
 def _lengths(lists: pa.Array) -> Numbers:

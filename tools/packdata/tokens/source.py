@@ -93,7 +93,7 @@ class TokenSource:
     def __init__(
         self, files: Sequence[SourceFile], options: TokenOptions, *, may_cut: bool = False
     ) -> None:
-        self.options, self._recent = options, _Recent()
+        self.files, self.options, self._recent = files, options, _Recent()
         rows = [file for file in files if file.kind in LINE_KINDS]
         self.content = content_of(rows, options) if rows else None
         others = {file.kind for file in files} - LINE_KINDS
@@ -178,7 +178,8 @@ def content_of(files: Sequence[SourceFile], options: TokenOptions) -> Content:
         template = open_template(options.chat_template, options.tokenizer, options.chat_date)
         beside = tuple(name for name in BESIDE_CHAT if name not in (column, *options.drop))
         return Chat(column, template, beside, options.drop)
-    path, names = files[0].path, {*columns_of(files[0]).names} - {*options.drop}
+    columns, path = columns_of(files[0]), files[0].path
+    names = {*columns.names} - {*options.drop}
     is_told = options.ids_column is not None or options.text_column is not None
     if options.ids_column is not None or ("input_ids" in names and not is_told):
         makes_ids = options.tokenizer is not None or options.train_bpe is not None
@@ -187,9 +188,9 @@ def content_of(files: Sequence[SourceFile], options: TokenOptions) -> Content:
             raise SourceError("'text' beside 'input_ids': which is to be packed?", path, hint)
         beside = tuple(name for name in BESIDE_IDS if name in names)
         ids = Ids(options.ids_column or "input_ids", beside, options.drop)
-        for file in files:
-            if file.kind == "jsonl":  # others declare their columns
-                ids.check_others(columns_of(file), file.path)
+        ids.check_others(columns, path)
+        for file in (each for each in files[1:] if each.kind == "jsonl"):
+            ids.check_others(columns_of(file), file.path)  # others declare theirs
         return ids
     if options.text_column is None and "text" not in names and "messages" in names:
         raise SourceError("conversations ('messages')", path, "Pass chat_template=")
