@@ -84,19 +84,18 @@ def takes(*kinds: type, **names: str) -> Callable[[_FunctionT], _FunctionT]:
         own = signature(function)
         shown = {p.name: p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD}
         for kind in kinds:
-            hints: dict[str, Any] = {n: (hint, ...) for n, hint in kind.__annotations__.items()}
+            written = kind.__annotations__.items()
+            hints: dict[str, Any] = {
+                n: (getattr(h, "__forward_arg__", h), ...) for n, h in written
+            }
             if is_dataclass(kind):
                 hints = {
                     f.name: (f.type, f.default) for f in fields(kind) if "argument" in f.metadata
                 }
             for each, (hint, default) in hints.items():
-                made = Parameter(
-                    names.get(each, each),
-                    Parameter.KEYWORD_ONLY,
-                    default=default,
-                    annotation=getattr(hint, "__forward_arg__", hint),
-                )
-                shown.setdefault(made.name, made)
+                name = names.get(each, each)
+                made = Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+                shown.setdefault(name, made)
 
         @wraps(function)
         def checked(*args: Any, **options: Any) -> Any:

@@ -64,14 +64,11 @@ _PROBE = "9b1d6f32content"  # nor this
 _MARKS = re.compile(f"({re.escape(_OPEN)}|{re.escape(_CLOSE)})")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Chat(Content):
     """A column of conversations: lists of messages with ``role`` and ``content``; ``tools`` may be beside it."""
 
-    column: str
     template: ChatTemplate
-    optional: tuple[str, ...] = ()  # of ``BESIDE_CHAT``, those that are not left out
-    drop: tuple[str, ...] = ()  # columns, and keys of messages, that are left out
     kind, option, holds, type = "chat", "messages_column=", "lists of messages", None
     has_labels = True
 
@@ -81,7 +78,7 @@ class Chat(Content):
 
     def to_json(self) -> dict[str, Any]:
         made_by = {"messages_column": self.column, "chat_template": self.template.digest}
-        return made_by | ({"drop": sorted(self.drop)} if self.drop else {})
+        return made_by | super().to_json()
 
     def of_table(self, table: pa.Table, place: Place) -> Documents:
         """Return the documents of rows, whose messages have the keys of any of them: what is null is left out."""

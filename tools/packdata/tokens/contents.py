@@ -44,17 +44,20 @@ def without(name: str) -> str:
     return f"Pack files with and without it one after the other, or pass drop={[name]}"
 
 
+@dataclass(frozen=True)
 class Content(ABC):
     """What rows hold: each is a document, and so becomes one of bytes or of ids."""
 
     kind: ClassVar[str]  # ``text``, ``lists`` (of ids) or ``chat``
-    column: str  # where the documents are
-    beside: tuple[str, ...] = ()  # columns that are read, too
-    optional: tuple[str, ...] = ()  # the same, where a row has them
-    has_labels: bool = False  # of documents
     type: ClassVar[pa.DataType | None]  # that columns are cast to; None: they are read as they are
     holds: ClassVar[str]  # what columns have, for messages
     option: ClassVar[str]  # that names another column
+    has_labels: ClassVar[bool] = False  # of documents
+
+    column: str  # where the documents are
+    beside: tuple[str, ...] = ()  # columns that are read, too
+    optional: tuple[str, ...] = ()  # the same, where a row has them
+    drop: tuple[str, ...] = ()  # columns that are left out, and keys of messages
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -63,7 +66,7 @@ class Content(ABC):
 
     def to_json(self) -> dict[str, Any]:
         """Return what the rows are read by, for the identity of a packing."""
-        return {}
+        return {"drop": sorted(self.drop)} if self.drop else {}
 
     def check(self, schema: pa.Schema, path: Path) -> None:
         """Raise SourceError if a file's columns cannot be read."""
@@ -128,11 +131,9 @@ class Content(ABC):
         return {name: self.value(line[name], name) for name in self.columns if name in line}
 
 
-@dataclass(frozen=True)
 class Texts(Content):
     """A column of strings."""
 
-    column: str
     kind, option, holds, type = "text", "text_column=", "text", pa.large_string()
 
     @staticmethod
@@ -157,24 +158,19 @@ class Texts(Content):
         return replace(documents, rejects=(*documents.rejects, *bad))
 
 
-# -- lists of ids, and what stands beside them -----------------------------------------------------
-
-
 def _is_list_of_numbers(kind: pa.DataType) -> bool:
     """Tell whether a type of Arrow is lists of numbers, or of flags."""
     inside = kind_of(getattr(kind, "value_type", pa.null()))
     return kind_of(kind) == "other" and inside in ("number", "flag")
 
 
-@dataclass(frozen=True)
 class Ids(Content):
-    """A column of lists of ids, perhaps with lists beside it."""
+    """A column of lists of ids, perhaps with some of ``BESIDE_IDS`` beside it.
 
-    column: str
-    # Of ``BESIDE_IDS``: ``labels`` and masks are aligned with the ids; ``attention_mask`` is 0 where an id is padding,
-    # which is left out, the other masks where it is no target; ``seq_lengths`` divide a row into documents.
-    beside: tuple[str, ...] = ()
-    drop: tuple[str, ...] = ()  # columns that are left out
+    ``labels`` and masks are aligned with the ids; ``attention_mask`` is 0 where an id is padding, which is left out,
+    the other masks where it is no target; ``seq_lengths`` divide a row into documents.
+    """
+
     kind, option, holds, type = "lists", "ids_column=", "lists of ids", pa.list_(pa.int64())
     takes = staticmethod(_is_list_of_numbers)
 
@@ -186,8 +182,8 @@ class Ids(Content):
     def to_json(self) -> dict[str, Any]:
         used = {name: True for name in self.beside if name not in (LABELS, ATTENTION_MASK)}
         # Without an attention mask, padding is kept.
-        dropped = {"drop": sorted(self.drop)} if self.drop else {}
-        return {"ids_column": self.column, LABELS: LABELS in self.beside, **used, **dropped}
+        labels = {"ids_column": self.column, LABELS: LABELS in self.beside}
+        return {**labels, **used, **super().to_json()}
 
     def check(self, schema: pa.Schema, path: Path) -> None:
         super().check(schema, path)

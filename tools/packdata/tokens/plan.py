@@ -157,7 +157,7 @@ def _check_targets(source: TokenSource, where: str) -> None:
             return
     except SourceError:
         return  # the packing names what is refused
-    hint = "Are all labels -100? Of conversations, role 'assistant' is the target, or what {% generation %} marks"
+    hint = "Are all labels -100? Of messages, call the role that answers 'assistant', or mark turns by {% generation %}"
     raise SourceError("no document has a target: nothing would be learned", where, hint)
 
 
@@ -182,11 +182,14 @@ def _field_of(
     source: TokenSource, tokenizer: Tokenizer | None, first_pass: FirstPass
 ) -> tuple[Tokens, int | None]:
     """Return how ids are stored, and the id to put before documents."""
-    options = source.options
-    bos = _id_of(options.bos, tokenizer.begin if tokenizer else None)
-    eod = _id_of(options.eod, tokenizer.end if tokenizer and source.kind == "text" else None)
+    options, itemsize = source.options, source.itemsize
+    begin = end = size = name = digest = None
+    if tokenizer is not None:
+        begin, end, size = tokenizer.begin, tokenizer.end, tokenizer.vocab_size
+        name, digest = tokenizer.name, tokenizer.digest
+    bos = _id_of(options.bos, begin)
+    eod = _id_of(options.eod, end if source.kind == "text" else None)
     added = {each for each in (eod, bos) if each is not None}
-    size, itemsize = tokenizer.vocab_size if tokenizer else None, source.itemsize
     if isinstance(tokenizer, BytesTokenizer) and not source.has_ids:
         # Ids of their own follow the bytes.
         size = 256 + len({each for each in added if each >= 256})
@@ -198,10 +201,10 @@ def _field_of(
     field = Tokens(
         dtype=dtype_of(size, itemsize, eod=eod, bos=bos),
         row_tokens=options.row_tokens,
-        eod=eod,
         vocab_size=size,
-        tokenizer=tokenizer.name if tokenizer else None,
-        tokenizer_xxh3_128=tokenizer.digest if tokenizer else None,
+        eod=eod,
+        tokenizer=name,
+        tokenizer_xxh3_128=digest,
     )
     return field, bos
 

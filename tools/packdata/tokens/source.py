@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -110,20 +111,16 @@ class TokenSource:
         self.cut = max(1, _PIECE_TOKENS // row) * row if may_cut and self.kind == "ids" else None
         self._plan: list[list[Range]] = []
         self.runs: list[int] = []
-        self._add(files)
+        self._add()
         read = (parts[0].file for parts in self._plan)
         self.itemsize = max((f.itemsize for f in read if isinstance(f, IdsFile)), default=4)
 
-    def _add(self, files: Sequence[SourceFile]) -> None:
+    def _add(self) -> None:
         """List the ranges of all files: many are looked at where that is waiting for answers of a store."""
-        are_stored, size = any(isinstance(file.file, RemoteFile) for file in files), 0
-        num_threads = _AT_ONCE if are_stored else usable_cores()
-
-        def listed(file: SourceFile) -> list[Range]:
-            return [*self._open(file).ranges()]
-
-        with OrderedPool(listed, num_threads) as pool:
-            for part in (part for ranges in pool.map(files) for part in ranges):
+        are_stored = any(isinstance(file.file, RemoteFile) for file in self.files)
+        num_threads, size = _AT_ONCE if are_stored else usable_cores(), 0
+        with OrderedPool(self._ranges, num_threads) as pool:
+            for part in chain.from_iterable(pool.map(self.files)):
                 if not self._plan or size >= _PIECE_BYTES:
                     before = self._plan[-1][0] if self._plan else None
                     goes_on = before and (before.file, before.group) == (part.file, part.group)
@@ -132,6 +129,9 @@ class TokenSource:
                     size = 0
                 self._plan[-1].append(part)
                 size += part.nbytes
+
+    def _ranges(self, file: SourceFile) -> list[Range]:
+        return [*self._open(file).ranges()]
 
     def _open(self, file: SourceFile) -> DocumentFile:
         options, content = self.options, self.content
@@ -176,8 +176,8 @@ def content_of(files: Sequence[SourceFile], options: TokenOptions) -> Content:
             raise LoadersError(what) from error
         column = options.messages_column or "messages"
         template = open_template(options.chat_template, options.tokenizer, options.chat_date)
-        beside = tuple(name for name in BESIDE_CHAT if name not in (column, *options.drop))
-        return Chat(column, template, beside, options.drop)
+        optional = tuple(name for name in BESIDE_CHAT if name not in (column, *options.drop))
+        return Chat(column, optional=optional, drop=options.drop, template=template)
     columns, path = columns_of(files[0]), files[0].path
     names = {*columns.names} - {*options.drop}
     is_told = options.ids_column is not None or options.text_column is not None
@@ -187,7 +187,7 @@ def content_of(files: Sequence[SourceFile], options: TokenOptions) -> Content:
             hint = "Pass text_column= or ids_column="
             raise SourceError("'text' beside 'input_ids': which is to be packed?", path, hint)
         beside = tuple(name for name in BESIDE_IDS if name in names)
-        ids = Ids(options.ids_column or "input_ids", beside, options.drop)
+        ids = Ids(options.ids_column or "input_ids", beside, drop=options.drop)
         ids.check_others(columns, path)
         for file in (each for each in files[1:] if each.kind == "jsonl"):
             ids.check_others(columns_of(file), file.path)  # others declare theirs
