@@ -294,6 +294,23 @@ def test_rows_that_are_no_document_are_named_and_may_be_skipped(
     assert documents(tmp_path / "q") == [[1]]
 
 
+def test_each_bad_row_is_listed_and_those_behind_it_keep_their_places(tmp_path: Path) -> None:
+    columns: dict[str, Any] = {"input_ids": [None, [1], [2, None], [3, 4], [9]]}
+    columns["labels"] = [[1], [1], [2, 2, 2], [3], [9]]
+    source = write_rows(tmp_path / "a.parquet", columns)
+
+    summary = pack_tokens(source, tmp_path / "p", TokenOptions(vocab_size=10), on_error="skip")
+
+    assert [(item, "'labels'" in why) for item, why in summary.rejected] == [
+        ("a.parquet, row 0", False),
+        ("a.parquet, row 2", False),
+        ("a.parquet, row 3", True),
+    ]
+    assert labels_of(tmp_path / "p") == documents(tmp_path / "p") == [[1], [9]]
+    with pytest.raises(SourceError, check=At("a.parquet, row 4")):
+        pack(source, tmp_path / "q", vocab_size=9)
+
+
 def test_an_id_too_large_is_named_by_its_line_also_where_lines_are_read_one_by_one(
     tmp_path: Path,
 ) -> None:

@@ -119,9 +119,8 @@ class Chat(Content):
     def _messages(self, value: Any) -> list[dict[str, Any]]:
         """Return the messages without what is left out or null, as OpenAI's ``tool_calls``; content may be null."""
         said = value if isinstance(value, list) else []
-        if not said or not all(
-            isinstance(m, dict) and isinstance(m.get("role"), str) for m in said
-        ):
+        roles = [m.get("role") if isinstance(m, dict) else None for m in said]
+        if not roles or not all(isinstance(role, str) for role in roles):
             raise ValueError(f"{self.column!r} is no list of messages with 'role' and 'content'")
 
         def is_used(name: str, value: Any) -> bool:
@@ -166,7 +165,7 @@ class ChatTemplate:
     SourceError if it is no template, or needs a token that is missing.
     """
 
-    def __init__(self, text: str, tokens: Mapping[str, Any], where: Path | str, day: date) -> None:
+    def __init__(self, text: str, tokens: Mapping[str, str], where: Path | str, day: date) -> None:
         environment = _environment(day)
         try:
             tree = environment.parse(text)
@@ -179,7 +178,7 @@ class ChatTemplate:
             raise SourceError(f"unknown {' and '.join(lost)} in the template", where, hint)
         self._words = {*re.findall(r"\w+", text)}
         self.tokens = {name: value for name, value in tokens.items() if name in asked}
-        self._end = str(self.tokens.get("eos_token") or "")
+        self._end = self.tokens.get("eos_token", "")
         # Its ``{% generation %}`` marks are the targets.
         data = tree.find_all(jinja2.nodes.TemplateData)
         self.has_marks = any(_OPEN in each.data for each in data)
@@ -266,7 +265,7 @@ class ChatTemplate:
             raise ValueError(f"{what}: use a template that does, or remove the message")
 
     def _turn(
-        self, text: str, messages: Sequence[Message], number: int, tools: Any
+        self, text: str, messages: Sequence[Message], number: int, tools: Tools
     ) -> tuple[int, int]:
         """Return where a message lies in the text of the whole conversation."""
         earlier, is_last = messages[:number], number + 1 == len(messages)

@@ -88,7 +88,7 @@ class SourceFile:
         with open_text(self.file) as source:
             return bytes(source.read(nbytes))
 
-    def unpacked(self) -> Any:
+    def unpacked(self) -> mmap.mmap | bytes | None:
         """Return its decompressed bytes, mapped: they lie in a file without a name below ``TMPDIR``.
 
         None if it is not compressed; SourceError if it is damaged, or cut off.

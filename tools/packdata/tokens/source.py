@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +26,7 @@ from packdata.tokens.files import BOM, IDS_KINDS, LINE_KINDS, columns_of
 from packdata.tokens.ids import open_ids
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Sequence
 
     import numpy.typing as npt
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from packdata.tokens.files import SourceFile
     from packdata.tokens.options import TokenOptions
 
+_T = TypeVar("_T")
 _PIECE_BYTES = 4 << 20  # of a range, and of what is packed together
 _PIECE_TOKENS = 2 << 20  # of files of ids
 _AT_ONCE = 16  # objects that are looked at
@@ -174,20 +175,21 @@ def content_of(files: Sequence[SourceFile], options: TokenOptions) -> Content:
         except ImportError as error:
             what = "a chat template needs the package 'jinja2': pip install 'loaders[text]'"
             raise LoadersError(what) from error
-        column = options.messages_column or "messages"
+        messages = options.messages_column or "messages"
         template = open_template(options.chat_template, options.tokenizer, options.chat_date)
-        optional = tuple(name for name in BESIDE_CHAT if name not in (column, *options.drop))
-        return Chat(column, optional=optional, drop=options.drop, template=template)
+        optional = tuple(name for name in BESIDE_CHAT if name not in (messages, *options.drop))
+        return Chat(messages, optional=optional, drop=options.drop, template=template)
     columns, path = columns_of(files[0]), files[0].path
     names = {*columns.names} - {*options.drop}
-    is_told = options.ids_column is not None or options.text_column is not None
-    if options.ids_column is not None or ("input_ids" in names and not is_told):
-        makes_ids = options.tokenizer is not None or options.train_bpe is not None
-        if "text" in names and makes_ids and not is_told:
+    column = options.ids_column
+    if column is None and options.text_column is None and "input_ids" in names:
+        if "text" in names and (options.tokenizer or options.train_bpe) is not None:
             hint = "Pass text_column= or ids_column="
             raise SourceError("'text' beside 'input_ids': which is to be packed?", path, hint)
+        column = "input_ids"
+    if column is not None:
         beside = tuple(name for name in BESIDE_IDS if name in names)
-        ids = Ids(options.ids_column or "input_ids", beside, drop=options.drop)
+        ids = Ids(column, beside, drop=options.drop)
         ids.check_others(columns, path)
         for file in (each for each in files[1:] if each.kind == "jsonl"):
             ids.check_others(columns_of(file), file.path)  # others declare theirs
@@ -206,13 +208,14 @@ class _Recent:
     def __reduce__(self) -> tuple[type[_Recent], tuple[()]]:
         return _Recent, ()
 
-    def get(self, key: Any, make: Callable[[], Any]) -> Any:
+    def get(self, key: Hashable, make: Callable[[], _T]) -> _T:
         """Return what is kept by a key, made first if there is none."""
         with self._lock:
             if key not in self._kept:
                 self._kept = dict([*self._kept.items()][-1:])  # before more memory is taken
                 self._kept[key] = make()
-            return self._kept[key]
+            kept: _T = self._kept[key]
+            return kept
 
 
 # -- text, and JSON lines --------------------------------------------------------------------------
@@ -280,8 +283,8 @@ class TextFile:
     def _bytes(self, start: int, stop: int) -> bytes:
         if not self._file.is_compressed:
             return self._file.read(start, stop)
-        data: bytes = self._recent.get(self, self._file.unpacked)[start:stop]
-        return data
+        data = self._recent.get(self, self._file.unpacked)
+        return data[start:stop] if data else b""
 
 
 def _end_behind(
