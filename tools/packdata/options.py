@@ -84,16 +84,13 @@ def takes(*kinds: type, **names: str) -> Callable[[_FunctionT], _FunctionT]:
         own = signature(function)
         shown = {p.name: p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD}
         for kind in kinds:
-            written = kind.__annotations__.items()
-            hints: dict[str, Any] = {
-                n: (getattr(h, "__forward_arg__", h), ...) for n, h in written
-            }
+            hints: dict[str, Any] = {n: (hint, ...) for n, hint in kind.__annotations__.items()}
             if is_dataclass(kind):
                 hints = {
                     f.name: (f.type, f.default) for f in fields(kind) if "argument" in f.metadata
                 }
             for each, (hint, default) in hints.items():
-                name = names.get(each, each)
+                name, hint = names.get(each, each), getattr(hint, "__forward_arg__", hint)
                 made = Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=hint)
                 shown.setdefault(name, made)
 

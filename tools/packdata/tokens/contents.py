@@ -1,7 +1,4 @@
-"""What the rows of Parquet, Arrow, CSV and JSON lines hold, and how they become documents: texts, or lists of ids.
-
-Conversations, the third of them, are in ``chat``.
-"""
+"""What rows of files hold, and how they become documents: texts, lists of ids, or (in ``chat``) conversations."""
 
 from __future__ import annotations
 
