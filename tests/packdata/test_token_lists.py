@@ -148,12 +148,21 @@ def test_lists_of_any_type_of_arrow_are_read(tmp_path: Path, kind: pa.DataType) 
     assert documents(pack(source, tmp_path / "p")) == [[1, 2], [3, 4]]
 
 
-def test_text_is_packed_where_the_options_mean_it_and_ids_else(tmp_path: Path) -> None:
-    source = write_rows(tmp_path / "a.parquet", {"text": ["a"], "input_ids": [[300]]})
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+@pytest.mark.parametrize("beside", [{}, {"labels": [[97]]}, {"loss_mask": [[1]]}], ids=str)
+def test_where_there_are_texts_and_ids_a_tokenizer_alone_does_not_tell_which_are_meant(
+    tmp_path: Path, kind: str, beside: dict[str, Any]
+) -> None:
+    """It may have made the ids, or shall make some: masks beside them would be lost without a word."""
+    source = write_rows(tmp_path / f"a.{kind}", {"text": ["a"], "input_ids": [[97]], **beside})
 
-    assert documents(pack(source, tmp_path / "ids")) == [[300]]
+    assert documents(pack(source, tmp_path / "ids")) == [[97]]
     assert texts(pack(source, tmp_path / "text", text_column="text")) == ["a"]
-    assert texts(pack(source, tmp_path / "bytes", tokenizer="bytes")) == ["a"]
+    for made_by in ({"tokenizer": "bytes"}, {"train_bpe": 300}):
+        with pytest.raises(SourceError, check=At(source)):
+            pack(source, tmp_path / "p", **made_by)
+    ids = pack(source, tmp_path / "bytes", tokenizer="bytes", ids_column="input_ids")
+    assert documents(ids) == [[97]]
 
 
 def test_ids_that_begin_and_end_documents_are_put_where_they_are_missing(tmp_path: Path) -> None:
@@ -285,6 +294,23 @@ def test_rows_that_are_no_document_are_named_and_may_be_skipped(
     assert documents(tmp_path / "q") == [[1]]
 
 
+def test_each_bad_row_is_listed_and_those_behind_it_keep_their_places(tmp_path: Path) -> None:
+    columns: dict[str, Any] = {"input_ids": [None, [1], [2, None], [3, 4], [9]]}
+    columns["labels"] = [[1], [1], [2, 2, 2], [3], [9]]
+    source = write_rows(tmp_path / "a.parquet", columns)
+
+    summary = pack_tokens(source, tmp_path / "p", TokenOptions(vocab_size=10), on_error="skip")
+
+    assert [(item, "'labels'" in why) for item, why in summary.rejected] == [
+        ("a.parquet, row 0", False),
+        ("a.parquet, row 2", False),
+        ("a.parquet, row 3", True),
+    ]
+    assert labels_of(tmp_path / "p") == documents(tmp_path / "p") == [[1], [9]]
+    with pytest.raises(SourceError, check=At("a.parquet, row 4")):
+        pack(source, tmp_path / "q", vocab_size=9)
+
+
 def test_an_id_too_large_is_named_by_its_line_also_where_lines_are_read_one_by_one(
     tmp_path: Path,
 ) -> None:
@@ -300,7 +326,7 @@ def test_an_id_too_large_is_named_by_its_line_also_where_lines_are_read_one_by_o
 
 @pytest.mark.parametrize(
     "line",
-    ['{"input_ids": [1, 2.5]}', '{"input_ids": [true]}', '{"input_ids": "1 2"}', '{"ids": [1]}'],
+    ['{"input_ids": [1, 2.5]}', '{"input_ids": [true]}', '{"input_ids": "1 2"}', '{"ids": "1"}'],
 )
 def test_json_that_holds_no_list_of_ids_is_refused(tmp_path: Path, line: str) -> None:
     source = write(tmp_path / "a.jsonl", f'{{"input_ids": [1]}}\n\n{line}\n')
@@ -406,6 +432,10 @@ def test_labels_that_are_the_next_ids_already_are_refused(tmp_path: Path, kind: 
     with pytest.raises(SourceError, match="shifted"):
         pack(source, tmp_path / "p")
     assert labels_of(pack(write_rows(tmp_path / f"b.{kind}", alike), tmp_path / "q"))
+    where = "a.parquet, row 0" if kind == "parquet" else "a.jsonl, line 1"
+    with pytest.raises(SourceError, match="shifted", check=At(where)):  # also behind another file
+        pack([tmp_path / f"b.{kind}", source], tmp_path / "r")
+    assert len(documents(pack(source, tmp_path / "s", drop=("labels",)))) == len(ids)
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
@@ -467,15 +497,14 @@ def test_what_is_called_as_labels_or_a_mask_and_is_no_list_of_numbers_is_refused
 @pytest.mark.parametrize("kind", ["parquet", "arrow", "jsonl"])
 @pytest.mark.parametrize(
     "lists",
-    [[[0, 0, 1], [1, 0]], [None, [1, 0]], [[1, 3], [2]], [[2, 1], [2]], [[1, 0], [0, 0, 0]]],
-    ids=["numbers", "later", "ends", "lengths", "mask of a part"],
+    [[[0, 0, 1], [1, 0]], [None, [1, 0]], [[1, 3], [2]], [[0.5], [0.25, 1.0]], [[True], [False]]],
+    ids=["numbers", "later", "ends", "floats", "flags"],
 )
-def test_another_list_that_fits_the_ids_is_an_error_that_names_what_to_drop(
+def test_another_list_of_numbers_beside_the_ids_is_an_error_that_names_what_to_drop(
     tmp_path: Path, kind: str, lists: Any
 ) -> None:
     columns: dict[str, Any] = {"input_ids": [[5, 6, 7], [8, 9]], "prompt_mask": lists}
-    # Of other lengths, or one length a row: no business of the ids.
-    columns |= {"scores": [[0.5], [0.25, 1.0]], "length": [[3], [2]]}
+    columns |= {"tags": [["a"], ["b", "c"]], "length": [3, 2], "nested": [[[1]], [[2]]]}
     source = write_rows(tmp_path / f"a.{kind}", columns)
 
     with pytest.raises(SourceError, check=At(f"a.{kind}")) as caught:
@@ -486,20 +515,6 @@ def test_another_list_that_fits_the_ids_is_an_error_that_names_what_to_drop(
     with pytest.raises(SourceError, check=At(f"a.{kind}")):
         pack([first, source], tmp_path / "p")
     assert documents(pack(source, tmp_path / "p", drop=("prompt_mask",))) == [[5, 6, 7], [8, 9]]
-
-
-@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
-@pytest.mark.parametrize("name", ["loss_mask", "labels"])
-def test_masks_beside_texts_are_refused_or_dropped(tmp_path: Path, kind: str, name: str) -> None:
-    """As where a tokenizer is passed for lists of ids that have their text beside them."""
-    columns = {"text": ["ab"], "input_ids": [[5, 6]], name: [[0, 1]]}
-    source = write_rows(tmp_path / f"a.{kind}", columns)
-
-    with pytest.raises(SourceError, check=At(source)):
-        pack(source, tmp_path / "p", tokenizer="bytes")
-    assert texts(pack(source, tmp_path / "q", tokenizer="bytes", drop=(name,))) == ["ab"]
-    ids = pack(source, tmp_path / "r", tokenizer="bytes", ids_column="input_ids")
-    assert documents(ids) == [[5, 6]]
 
 
 @pytest.mark.parametrize("ids", ["[1, null]", '"x"'], ids=["by Arrow", "by Python"])

@@ -90,9 +90,9 @@ def takes(*kinds: type, **names: str) -> Callable[[_FunctionT], _FunctionT]:
                     f.name: (f.type, f.default) for f in fields(kind) if "argument" in f.metadata
                 }
             for each, (hint, default) in hints.items():
-                about = {"default": default, "annotation": getattr(hint, "__forward_arg__", hint)}
-                made = Parameter(names.get(each, each), Parameter.KEYWORD_ONLY, **about)
-                shown.setdefault(made.name, made)
+                name, hint = names.get(each, each), getattr(hint, "__forward_arg__", hint)
+                made = Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+                shown.setdefault(name, made)
 
         @wraps(function)
         def checked(*args: Any, **options: Any) -> Any:

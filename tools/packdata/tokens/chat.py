@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_left
+from dataclasses import dataclass
 from datetime import date, datetime, time
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -18,19 +19,33 @@ from typing import TYPE_CHECKING, Any
 import jinja2.ext
 import jinja2.meta
 import jinja2.sandbox
+import numpy as np
+import pyarrow as pa
 import xxhash
 
 from loaders.errors import SourceError
 from loaders.remote.url import place_of
+from loaders.schema.tokens import IGNORED
 from packdata.reading import read_text
 from packdata.sources.listed import is_file
+from packdata.tokens.contents import Content
+from packdata.tokens.documents import Documents, placed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    Message = Mapping[str, Any]
+    from packdata.tokens.contents import Row
+    from packdata.tokens.documents import Place
 
+    Message = Mapping[str, Any]
+    Tools = list[dict[str, Any]] | None
+
+# What would change the text of a conversation, where it stands beside its messages; ``tools`` is used.
+BESIDE_CHAT = (
+    *("tools", "prompt", "system", "functions", "documents", "chat_template_kwargs"),
+    *("enable_thinking", "images", "videos", "audios", "label", "kto_tag"),
+)
 CONFIG = "tokenizer_config.json"
 _HINT = f"Pass a Jinja file or a {CONFIG}"
 _NOW = "strftime_now"
@@ -49,13 +64,108 @@ _PROBE = "9b1d6f32content"  # nor this
 _MARKS = re.compile(f"({re.escape(_OPEN)}|{re.escape(_CLOSE)})")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Chat(Content):
+    """A column of conversations: lists of messages with ``role`` and ``content``; ``tools`` may be beside it."""
+
+    template: ChatTemplate
+    kind, option, holds, type = "chat", "messages_column=", "lists of messages", None
+    has_labels = True
+
+    @staticmethod
+    def takes(kind: pa.DataType) -> bool:
+        return bool(pa.types.is_struct(getattr(kind, "value_type", pa.null())))
+
+    def to_json(self) -> dict[str, Any]:
+        made_by = {"messages_column": self.column, "chat_template": self.template.digest}
+        return made_by | super().to_json()
+
+    def of_table(self, table: pa.Table, place: Place) -> Documents:
+        """Return the documents of rows, whose messages have the keys of any of them: what is null is left out."""
+        rows = [_without_null(row) for row in table.to_pylist()]
+        messages = (m for row in rows for m in row.get(self.column, ()) if isinstance(m, dict))
+        for message in messages:
+            message.setdefault("content", None)  # as in JSON: that of a call
+        return self.of_rows(rows, place)
+
+    def of_rows(self, rows: Sequence[Row], place: Place) -> Documents:
+        """Return the text of each row as UTF-8, of which what the assistant says is a target."""
+        parts, labels = list[bytes](), [np.empty(0, np.int8)]
+        kept, rejects = list[int](), list[SourceError]()
+        for number, row in enumerate(rows):
+            try:
+                text, turns = self._text(row)
+                parts.append(text.encode())
+            except (ValueError, RecursionError) as error:
+                rejects.append(SourceError(str(error), place(number)))
+                continue
+            kept.append(number)
+            labels.append(np.full(len(parts[-1]), IGNORED, np.int8))
+            for start, stop in turns:
+                first = len(text[:start].encode())
+                labels[-1][first : first + len(text[start:stop].encode())] = 1
+        data, ends = np.frombuffer(b"".join(parts), np.uint8), np.cumsum([0, *map(len, parts)])[1:]
+        where = placed(ends, lambda i: place(kept[i]))
+        return Documents(data, ends, where, tuple(rejects), np.concatenate(labels))
+
+    def _text(self, row: Row) -> tuple[str, list[tuple[int, int]]]:
+        """Return the text of a conversation, and where its targets are; ValueError if a part of it is not used."""
+        for name, value in row.items():
+            if name not in (self.column, "tools") and _is_lost(name, value):
+                hint = f"write it into the messages, or pass drop={[name]}"
+                raise ValueError(f"{name!r} beside {self.column!r} is not used: {hint}")
+        return self.template.turns(self._messages(row.get(self.column)), _tools(row.get("tools")))
+
+    def _messages(self, value: Any) -> list[dict[str, Any]]:
+        """Return the messages without what is left out or null, as OpenAI's ``tool_calls``; content may be null."""
+        said = value if isinstance(value, list) else []
+        roles = [m.get("role") if isinstance(m, dict) else None for m in said]
+        if not roles or not all(isinstance(role, str) for role in roles):
+            raise ValueError(f"{self.column!r} is no list of messages with 'role' and 'content'")
+
+        def is_used(name: str, value: Any) -> bool:
+            return name not in self.drop and (value is not None or name == "content")
+
+        return [{n: each for n, each in m.items() if is_used(n, each)} for m in said]
+
+
+def _is_lost(name: str, value: Any) -> bool:
+    """Tell whether something beside the messages would have changed the text."""
+    is_first = name == "prompt" and isinstance(value, str)  # the text of the first message
+    is_class = name == "label" and not isinstance(value, bool)  # KTO's tells whether it is wanted
+    return not is_first and not is_class and value not in (None, "", [], {})
+
+
+def _tools(value: Any) -> Tools:
+    """Return the tools of a conversation, which may be text, as JSON; ValueError if they are none."""
+    try:
+        tools = json.loads(value.strip() or "null") if isinstance(value, str) else value
+    except ValueError as error:
+        raise ValueError(f"'tools' is not JSON ({error})") from error
+    is_list = isinstance(tools, list) and all(isinstance(each, dict) for each in tools)
+    if tools and not is_list:
+        raise ValueError("'tools' is no list of objects, each a function")
+    return tools or None
+
+
+def _without_null(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_null(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _without_null(item) for name, item in value.items() if item is not None}
+    return value
+
+
+# -- templates -------------------------------------------------------------------------------------
+
+
 class ChatTemplate:
     """A template in Jinja, with the special tokens that it may spell out; if it asks for the time, midnight of ``day``.
 
     SourceError if it is no template, or needs a token that is missing.
     """
 
-    def __init__(self, text: str, tokens: Mapping[str, Any], where: Path | str, day: date) -> None:
+    def __init__(self, text: str, tokens: Mapping[str, str], where: Path | str, day: date) -> None:
         environment = _environment(day)
         try:
             tree = environment.parse(text)
@@ -68,7 +178,7 @@ class ChatTemplate:
             raise SourceError(f"unknown {' and '.join(lost)} in the template", where, hint)
         self._words = {*re.findall(r"\w+", text)}
         self.tokens = {name: value for name, value in tokens.items() if name in asked}
-        self._end = str(self.tokens.get("eos_token") or "")
+        self._end = self.tokens.get("eos_token", "")
         # Its ``{% generation %}`` marks are the targets.
         data = tree.find_all(jinja2.nodes.TemplateData)
         self.has_marks = any(_OPEN in each.data for each in data)
@@ -77,12 +187,14 @@ class ChatTemplate:
         written = json.dumps(made_by, sort_keys=True).encode(errors="surrogatepass")
         self.digest = xxhash.xxh3_128_hexdigest(written)  # of what it makes of messages
 
-    def render(self, messages: Sequence[Message], tools: Any, *, opens_turn: bool = False) -> str:
+    def render(
+        self, messages: Sequence[Message], tools: Tools, *, opens_turn: bool = False
+    ) -> str:
         """Return the text of a conversation's first messages; ValueError if the template refuses them.
 
         With ``opens_turn`` an answer is begun behind them (``add_generation_prompt``).
         """
-        given = {"messages": messages, "tools": tools, "documents": None}
+        given: dict[str, Any] = {"messages": messages, "tools": tools, "documents": None}
         given |= {"add_generation_prompt": opens_turn, **self.tokens}
         # Template.render() takes four times as long, to put the globals below what is given.
         context = self._template.new_context(self._globals | given, shared=True)
@@ -93,7 +205,9 @@ class ChatTemplate:
             what = f"the chat template refuses {what} ({type(error).__name__}: {error})"
             raise ValueError(what) from error
 
-    def turns(self, messages: Sequence[Message], tools: Any) -> tuple[str, list[tuple[int, int]]]:
+    def turns(
+        self, messages: Sequence[Message], tools: Tools
+    ) -> tuple[str, list[tuple[int, int]]]:
         """Return the text of a conversation, and where in it the assistant speaks, or the template's marks are.
 
         Turns that say that they are not to be trained are left out; ValueError if the template refuses the messages,
@@ -114,7 +228,7 @@ class ChatTemplate:
             raise ValueError(f"{what}: turns that are not trained need one mark a turn")
         return text, [marked[answers.index(n)] for n in learned]
 
-    def _check_written(self, messages: Sequence[Message], tools: Any, text: str) -> None:
+    def _check_written(self, messages: Sequence[Message], tools: Tools, text: str) -> None:
         """Raise ValueError if the text lacks a part of the messages, or has its Python representation."""
         beside = set[str]().union(*messages).intersection(_BESIDE)
         given = {name for name in beside if any(m.get(name) for m in messages)}
@@ -128,7 +242,7 @@ class ChatTemplate:
                 self._check_content(number, messages, tools, text)
 
     def _check_content(
-        self, number: int, messages: Sequence[Message], tools: Any, text: str
+        self, number: int, messages: Sequence[Message], tools: Tools, text: str
     ) -> None:
         """Raise ValueError if the text lacks a message's content, or has its Python representation."""
         message, what = messages[number], f"message {number + 1}"
@@ -151,7 +265,7 @@ class ChatTemplate:
             raise ValueError(f"{what}: use a template that does, or remove the message")
 
     def _turn(
-        self, text: str, messages: Sequence[Message], number: int, tools: Any
+        self, text: str, messages: Sequence[Message], number: int, tools: Tools
     ) -> tuple[int, int]:
         """Return where a message lies in the text of the whole conversation."""
         earlier, is_last = messages[:number], number + 1 == len(messages)

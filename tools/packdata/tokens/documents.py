@@ -69,6 +69,15 @@ class Documents:
         labels = None if self.labels is None else cut(self.labels)
         return Documents(cut(self.data), ends, place, labels=labels)
 
+    def where(self, kept: npt.NDArray[np.bool_]) -> Documents:
+        """Leave out ids, such as padding; a document may be left without any."""
+        before = np.append(0, np.cumsum(kept, dtype=np.int64))
+        labels = None if self.labels is None else self.labels[kept]
+        place = placed(before[1:], self.place)
+        return replace(
+            self, data=self.data[kept], ends=before[self.ends], place=place, labels=labels
+        )
+
     def only_utf8(self) -> Documents:
         """Leave out documents that are not UTF-8."""
         whole = replace(self, ends=np.array([len(self.data)]))

@@ -7,17 +7,23 @@ import os
 import shutil
 import tempfile
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
 
 from loaders.errors import SourceError
 from packdata.copies import opened_in_order
+from packdata.delimited import CsvRows
+from packdata.parsing import json_object
 from packdata.reading import LocalFile, RemoteFile
 from packdata.rows import DELIMITED, JSON_LINES, compression_of, open_text, suffix_inside
 from packdata.sources.listed import Listing, look_at
 from packdata.sources.names import check_name, foreign_hint, suffix_of
 from packdata.sources.opening import check_folder
-from packdata.sources.row_kinds import ROW_KINDS, listed_files
+from packdata.sources.row_kinds import ROW_KINDS, listed_files, open_row_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -25,6 +31,8 @@ if TYPE_CHECKING:
 
     from packdata.reading import File
 
+_FIRST_BYTES, _FIRST_ROWS = 1 << 20, 64  # of JSON lines, for the columns that they have
+BOM = b"\xef\xbb\xbf"
 _KINDS = {
     **dict.fromkeys((".txt", ".text", ".md", ".rst"), "text"),
     **dict.fromkeys((*JSON_LINES, ".json"), "jsonl"),
@@ -81,7 +89,7 @@ class SourceFile:
         with open_text(self.file) as source:
             return bytes(source.read(nbytes))
 
-    def unpacked(self) -> Any:
+    def unpacked(self) -> mmap.mmap | bytes | None:
         """Return its decompressed bytes, mapped: they lie in a file without a name below ``TMPDIR``.
 
         None if it is not compressed; SourceError if it is damaged, or cut off.
@@ -160,3 +168,25 @@ def _source_file(file: File, name: str) -> SourceFile:
 def identity_of(files: Iterable[SourceFile]) -> list[Any]:
     """Return what changes when the files do."""
     return [[file.name, file.size, file.file.mark] for file in files]
+
+
+def columns_of(file: SourceFile) -> pa.Schema:
+    """Return the columns of a file; those of JSON are of type null but for lists of numbers, by its first lines."""
+    if file.kind == "csv":
+        return pa.schema([(name, pa.string()) for name in CsvRows(file.file).columns])
+    if file.kind != "jsonl":
+        return open_row_file(file.file).schema
+    lines = file.head(_FIRST_BYTES).removeprefix(BOM).split(b"\n")
+    columns: dict[str, pa.DataType] = {}
+    for line in islice(filter(bytes.strip, lines), _FIRST_ROWS):
+        with suppress(ValueError):  # the packing names what cannot be read
+            for name, value in json_object(line).items():
+                columns.setdefault(name, pa.null())
+                if _is_numbers(value):
+                    columns[name] = pa.list_(pa.float64())
+    return pa.schema(columns)
+
+
+def _is_numbers(value: Any) -> bool:
+    is_list = isinstance(value, list) and len(value) > 0
+    return is_list and all(isinstance(each, int | float) for each in value)

@@ -22,7 +22,6 @@ from packdata.packing.settings import PackSettings
 from packdata.plan import SourcePlan, pack_plan
 from packdata.sources.listed import listed_sources
 from packdata.tokens.files import LINE_KINDS, identity_of, list_files
-from packdata.tokens.ids import DEFAULT_DTYPE
 from packdata.tokens.options import TokenOptions as TokenOptions
 from packdata.tokens.rows import NO_TARGET, TokensRecipe, count
 from packdata.tokens.source import TokenSource
@@ -41,7 +40,7 @@ if TYPE_CHECKING:
     from packdata.packing.settings import OnError
     from packdata.packing.shards import Format
     from packdata.packing.summary import Summary
-    from packdata.tokens.files import SourceFile
+    from packdata.tokens.options import Eod
     from packdata.tokens.tokenizer import Tokenizer
 
 TRAIN_BYTES = 256 << 20  # of the corpus are enough for a BPE
@@ -52,7 +51,6 @@ class TokensPlan(SourcePlan):
     """The plan of some files of text or ids."""
 
     recipe: TokensRecipe
-    files: Sequence[SourceFile]
     ignored: Mapping[str, int]  # how many others were found, by suffix
     first_pass: FirstPass
 
@@ -61,7 +59,7 @@ class TokensPlan(SourcePlan):
         return {
             "src": [*map(str, self.sources)],
             "format": self.format,
-            "files": len(self.files),
+            "files": len(recipe.source.files),
             "pieces": len(recipe),
             "ignored": dict(self.ignored),
             "targets": {t.folder: t.schema.to_json() for t in recipe.targets},
@@ -70,10 +68,12 @@ class TokensPlan(SourcePlan):
         }
 
     def heading(self, split: str, recipe: TokensRecipe) -> str:
-        files, pieces = counted(len(self.files), "file"), counted(len(recipe), "piece")
-        kinds = ", ".join(sorted({file.kind for file in self.files}))
-        size = counted(sum(file.size for file in self.files), "byte")
-        return f"{files} ({kinds}), {size}, in {pieces}"
+        files = recipe.source.files
+        kinds = ", ".join(sorted({file.kind for file in files}))
+        size = counted(sum(file.size for file in files), "byte")
+        return (
+            f"{counted(len(files), 'file')} ({kinds}), {size}, in {counted(len(recipe), 'piece')}"
+        )
 
     def notes(self, packed: Summary | None = None) -> list[str]:
         """Say what is worth knowing of the source."""
@@ -117,33 +117,18 @@ def plan_tokens(
     first_pass = FirstPass() if first_pass is None else first_pass
     may_cut = on_error == "fail" and not options.val_share and shuffle is None
     source = TokenSource(files, options, may_cut=may_cut)
-    tokenizer = _tokenizer_of(source, options, first_pass)
-    field, bos = _field_of(source, options, tokenizer, first_pass)
-    about: dict[str, Any] = {
-        "documents": options.documents,
-        "text_column": options.text_column or "text",
-        "tokenizer": field.tokenizer,
-        "trained": options.train_bpe,
-        "eod": field.eod,
-        "vocab_size": field.vocab_size,
-        "bin_dtype": options.bin_dtype or DEFAULT_DTYPE,
-        "row_tokens": options.row_tokens,
-        "val_share": options.val_share,
-        "seed": options.seed,
-        **({} if source.content is None else source.content.to_json()),
-        **({} if bos is None else {"bos": bos}),
-    }
-    provenance = {"recipe": "tokens", "source": [f.name for f in files[:16]], **about}
-    identity = {"recipe": "tokens", "files": identity_of(files), "cut": source.cut, **about}
-    recipe = TokensRecipe(source, options, field, bos, tokenizer, identity, provenance)
-    first_pass.check(identity)
+    tokenizer = _tokenizer_of(source, first_pass)
+    field, bos = _field_of(source, tokenizer, first_pass)
+    recipe = TokensRecipe(source, field, bos, tokenizer)
+    first_pass.check(recipe.identity)
     if not len(recipe):
         raise SourceError("all files are empty", str(sources[0]))
     if source.has_labels:
         _check_targets(source, str(sources[0]))
-    places, listed = [*map(place_of, sources)], identity["files"]
-    how = places, [("", recipe)], format or "parquet", listed, partial(_identity_now, places)
-    return TokensPlan(*how, recipe, files, ignored, first_pass)
+    places, splits = [*map(place_of, sources)], [("", recipe)]
+    again = partial(_identity_now, places)
+    format, listed = format or "parquet", recipe.identity["files"]
+    return TokensPlan(places, splits, format, listed, again, recipe, ignored, first_pass)
 
 
 def _identity_now(sources: Sequence[Path]) -> list[Any]:
@@ -172,21 +157,18 @@ def _check_targets(source: TokenSource, where: str) -> None:
             return
     except SourceError:
         return  # the packing names what is refused
-    assert source.content is not None  # without rows there are no labels
-    what = "no document has a target: nothing would be learned"
-    raise SourceError(what, where, source.content.targets_hint)
+    hint = "Are all labels -100? Of messages, call the role that answers 'assistant', or mark turns by {% generation %}"
+    raise SourceError("no document has a target: nothing would be learned", where, hint)
 
 
-def _tokenizer_of(
-    source: TokenSource, options: TokenOptions, first_pass: FirstPass
-) -> Tokenizer | None:
+def _tokenizer_of(source: TokenSource, first_pass: FirstPass) -> Tokenizer | None:
     """Return what makes ids of a text, or made those of a source of ids, if that is known."""
-    num_ids, given = options.train_bpe, options.tokenizer
+    num_ids, given = source.options.train_bpe, source.options.tokenizer
     if source.has_ids:
         if num_ids is not None:
             raise ValueError("train_bpe is for text, and these are ids")
         return None if given is None else open_tokenizer(given)
-    if options.vocab_size is not None:
+    if source.options.vocab_size is not None:
         raise ValueError("vocab_size is for ids: a tokenizer has its own")
     if num_ids is None:
         return open_tokenizer(given or "bytes", is_chat=source.kind == "chat")
@@ -197,27 +179,39 @@ def _tokenizer_of(
 
 
 def _field_of(
-    source: TokenSource, options: TokenOptions, tokenizer: Tokenizer | None, first_pass: FirstPass
+    source: TokenSource, tokenizer: Tokenizer | None, first_pass: FirstPass
 ) -> tuple[Tokens, int | None]:
     """Return how ids are stored, and the id to put before documents."""
-    names = ("begin", "end", "vocab_size", "name", "digest")
-    begin, end, size, name, digest = (getattr(tokenizer, each, None) for each in names)
-    end = end if source.kind == "text" else None
-    none: dict[Any, int | None] = {"none": None}
-    bos = {**none, "auto": begin}.get(options.bos, options.bos)
-    eod = {**none, "auto": end}.get(options.eod, options.eod)
+    options, itemsize = source.options, source.itemsize
+    begin = end = size = name = digest = None
+    if tokenizer is not None:
+        begin, end, size = tokenizer.begin, tokenizer.end, tokenizer.vocab_size
+        name, digest = tokenizer.name, tokenizer.digest
+    bos = _id_of(options.bos, begin)
+    eod = _id_of(options.eod, end if source.kind == "text" else None)
     added = {each for each in (eod, bos) if each is not None}
     if isinstance(tokenizer, BytesTokenizer) and not source.has_ids:
         # Ids of their own follow the bytes.
         size = 256 + len({each for each in added if each >= 256})
-    size, itemsize = options.vocab_size or size, source.itemsize
+    size = options.vocab_size or size
     if size is None and itemsize > 2:
         largest = int(first_pass.get("largest", lambda: _largest_in(source)))
         # No fewer than two bytes, so that parts of one corpus agree.
         itemsize = 2 if max({largest, *added}) < 1 << 16 else itemsize
-    dtype, row_tokens = dtype_of(size, itemsize, eod=eod, bos=bos), options.row_tokens
-    known: dict[str, Any] = {"tokenizer": name, "tokenizer_xxh3_128": digest, "vocab_size": size}
-    return Tokens(dtype=dtype, row_tokens=row_tokens, eod=eod, **known), bos
+    field = Tokens(
+        dtype=dtype_of(size, itemsize, eod=eod, bos=bos),
+        row_tokens=options.row_tokens,
+        vocab_size=size,
+        eod=eod,
+        tokenizer=name,
+        tokenizer_xxh3_128=digest,
+    )
+    return field, bos
+
+
+def _id_of(given: Eod, usual: int | None) -> int | None:
+    """Return the id that an option means; ``usual`` is the tokenizer's."""
+    return {"auto": usual, "none": None}[given] if isinstance(given, str) else given
 
 
 def _largest_in(source: TokenSource) -> int:

@@ -21,13 +21,14 @@ from loaders.schema.tokens import DOCUMENT_ENDS, IGNORED, LABELS, NUM_TOKENS, TO
 from packdata.moments import percentiles
 from packdata.recipe import Block, Recipe, Tally, Target
 from packdata.tokens.documents import Documents, joined
+from packdata.tokens.files import identity_of
+from packdata.tokens.ids import DEFAULT_DTYPE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from loaders.data.view import View
     from packdata.recipe import Draw
-    from packdata.tokens.options import TokenOptions
     from packdata.tokens.source import Piece, TokenSource
     from packdata.tokens.tokenizer import Tokenizer
 
@@ -45,39 +46,47 @@ class TokensRecipe(Recipe):
     ``document_ends``, behind which of them a document ends; ``labels`` beside the tokens, where the source has some.
 
     Args:
-        source: Where the pieces come from.
-        options: How documents are divided and rows are filled.
+        source: Where the pieces come from, and how documents are divided and rows are filled.
         field: How ids are stored.
         bos: The id to put before documents.
         tokenizer: Of a text source; of a source of ids, what they stand for, if known.
-        identity: What the source and options are.
-        provenance: The same for people.
     """
 
     is_of_blocks = True
 
     def __init__(
-        self,
-        source: TokenSource,
-        options: TokenOptions,
-        field: Tokens,
-        bos: int | None,
-        tokenizer: Tokenizer | None,
-        identity: Mapping[str, Any],
-        provenance: Mapping[str, Any],
+        self, source: TokenSource, field: Tokens, bos: int | None, tokenizer: Tokenizer | None
     ) -> None:
+        options = source.options
         self.source, self.field, self.bos, self.tokenizer = source, field, bos, tokenizer
         self.val_share, self.seed = options.val_share, options.seed
-        self.identity, self.provenance = identity, provenance
+        about: dict[str, Any] = {
+            "documents": options.documents,
+            "text_column": options.text_column or "text",
+            "tokenizer": field.tokenizer,
+            "trained": options.train_bpe,
+            "eod": field.eod,
+            "vocab_size": field.vocab_size,
+            "bin_dtype": options.bin_dtype or DEFAULT_DTYPE,
+            "row_tokens": options.row_tokens,
+            "val_share": options.val_share,
+            "seed": options.seed,
+            **({} if source.content is None else source.content.to_json()),
+            **({} if bos is None else {"bos": bos}),
+        }
+        files = identity_of(source.files)
+        self.identity = {"recipe": "tokens", "files": files, "cut": source.cut, **about}
+        names = [file.name for file in source.files[:16]]
+        self.provenance = {"recipe": "tokens", "source": names, **about}
         fields: dict[str, Field] = {TOKENS: field, NUM_TOKENS: Array(dtype="int32")}
         fields[DOCUMENT_ENDS] = Array(dtype=_ends_dtype(field.row_tokens), dims=(None,))
         if source.has_labels:
             fields[LABELS] = Array(dtype="int32", dims=(field.row_tokens,))
-        files = {tokenizer.name: tokenizer.file} if tokenizer and tokenizer.file else {}
+        kept = {tokenizer.name: tokenizer.file} if tokenizer and tokenizer.file else {}
         folders: Sequence[str] = ("",)
         if self.val_share:
             folders, self.divides, self.why_empty = ("train", "val"), True, _ALL_IN_ONE
-        self.targets: Sequence[Target] = [Target(f, Schema(fields), files) for f in folders]
+        self.targets: Sequence[Target] = [Target(f, Schema(fields), kept) for f in folders]
         self.runs, self.tally = source.runs, Tally()
 
     def __len__(self) -> int:
@@ -100,7 +109,7 @@ class TokensRecipe(Recipe):
                 data = whole.data.astype(f"i{self.source.itemsize}", copy=False)
                 whole = replace(whole, data=data)
             elif self.source.kind == "lists":  # of which some have begin and end already
-                whole = _enclose(whole, self.bos, self.field.eod, only_missing=True)
+                whole = self._enclose(whole)
             is_val = whole.hashes(self.seed) * 2.0**-64 < self.val_share
             parts = [parts[0].take(np.flatnonzero(some)) for some in (~is_val, is_val)]
         if not self.source.has_ids and self.tokenizer is not None:
@@ -112,14 +121,38 @@ class TokensRecipe(Recipe):
     def _block(self, documents: Documents) -> Block:
         documents = _narrow(documents, self.field)
         if self.source.kind != "ids":
-            only_missing = self.source.kind != "text"
-            documents = _enclose(documents, self.bos, self.field.eod, only_missing=only_missing)
+            documents = self._enclose(documents)
         labels = documents.labels
         if labels is not None and len(documents):
             learned = np.append(0, np.cumsum(labels != IGNORED))
             is_none = learned[documents.ends] == learned[documents.starts]
             self.tally.add(NO_TARGET, int(is_none.sum()))
         return block_of(documents.data, documents.ends, self.field.row_tokens, labels)
+
+    def _enclose(self, documents: Documents) -> Documents:
+        """Return ids with ``bos`` before and ``eod`` behind each document, None for none.
+
+        Those that are not of texts have neither where they begin or end so already. All documents begin here where
+        there is a ``bos``.
+        """
+        bos, eod = self.bos, self.field.eod
+        ids, labels = documents.data, documents.labels
+        starts, ends = documents.starts, documents.ends
+        before, behind = np.full(len(ends), bos is not None), np.full(len(ends), eod is not None)
+        if self.source.kind != "text" and len(ends):
+            before &= ids[starts] != bos
+            behind &= ids[ends - 1] != eod
+        # Where one document ends the next one begins: its end comes first.
+        at = np.concatenate([ends[behind], starts[before]])
+        added = np.repeat([eod or 0, bos or 0], [behind.sum(), before.sum()])
+        if labels is not None:
+            # An end is a target where what stands before it is one; a begin follows from nothing.
+            targets = np.where(labels[at - 1] != IGNORED, added, IGNORED)
+            targets[behind.sum() :] = IGNORED
+            labels = np.insert(labels, at, targets.astype(labels.dtype))
+        ids = np.insert(ids, at, added.astype(ids.dtype))
+        ends = ends + np.cumsum(before) + np.cumsum(behind)
+        return replace(documents, data=ids, ends=ends, labels=labels)
 
 
 def _encoded(documents: Documents, tokenizer: Tokenizer) -> Documents:
@@ -158,32 +191,6 @@ def _narrow(documents: Documents, field: Tokens) -> Documents:
 def _ends_dtype(row_tokens: int) -> str:
     """Return the type of the positions, 1 to ``row_tokens``, at which documents end in a row."""
     return "uint16" if row_tokens < 1 << 16 else "uint32"
-
-
-def _enclose(
-    documents: Documents, bos: int | None, eod: int | None, *, only_missing: bool
-) -> Documents:
-    """Return ids with ``bos`` before and ``eod`` behind each document, None for none.
-
-    With ``only_missing``, not where a document begins or ends so already. All documents begin here where there is a
-    ``bos``.
-    """
-    ids, labels, starts, ends = documents.data, documents.labels, documents.starts, documents.ends
-    before, behind = np.full(len(ends), bos is not None), np.full(len(ends), eod is not None)
-    if only_missing and len(ends):
-        before &= ids[starts] != bos
-        behind &= ids[ends - 1] != eod
-    # Where one document ends the next one begins: its end comes first.
-    at = np.concatenate([ends[behind], starts[before]])
-    added = np.repeat([eod or 0, bos or 0], [behind.sum(), before.sum()])
-    if labels is not None:
-        # An end is a target where what stands before it is one; a begin follows from nothing.
-        targets = np.where(labels[at - 1] != IGNORED, added, IGNORED)
-        targets[behind.sum() :] = IGNORED
-        labels = np.insert(labels, at, targets.astype(labels.dtype))
-    ids = np.insert(ids, at, added.astype(ids.dtype))
-    ends = ends + np.cumsum(before) + np.cumsum(behind)
-    return replace(documents, data=ids, ends=ends, labels=labels)
 
 
 def block_of(

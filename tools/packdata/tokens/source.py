@@ -5,34 +5,37 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import chain
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from loaders.errors import SourceError
+from loaders.errors import LoadersError, SourceError
 from loaders.system.limits import usable_cores
 from packdata.delimited import CsvRows
 from packdata.describe import counted
 from packdata.packing.pool import OrderedPool
 from packdata.reading import RemoteFile
+from packdata.rows import Part
 from packdata.sources.row_kinds import open_row_file
-from packdata.tokens.contents import BOM, content_of
+from packdata.tokens.contents import BESIDE_IDS, Ids, Texts
 from packdata.tokens.documents import Documents, joined
-from packdata.tokens.files import IDS_KINDS, LINE_KINDS
+from packdata.tokens.files import BOM, IDS_KINDS, LINE_KINDS, columns_of
 from packdata.tokens.ids import open_ids
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Hashable, Iterator, Sequence
 
     import numpy.typing as npt
 
-    from packdata.tokens.contents import DocumentForm
+    from packdata.tokens.contents import Content
     from packdata.tokens.documents import Place
     from packdata.tokens.files import SourceFile
     from packdata.tokens.options import TokenOptions
 
+_T = TypeVar("_T")
 _PIECE_BYTES = 4 << 20  # of a range, and of what is packed together
 _PIECE_TOKENS = 2 << 20  # of files of ids
 _AT_ONCE = 16  # objects that are looked at
@@ -50,8 +53,7 @@ class Range(NamedTuple):
     start: int  # bytes, ids, or rows
     stop: int
     nbytes: int  # about what it holds
-    # What must be read from its beginning, and is kept by this key: an unpacked file, a group of rows.
-    key: Any = None
+    group: Part  # what is read for it from its beginning: itself, an unpacked file, or a group of rows
     stored: RemoteFile | None = None  # what has its bytes, if it lies in a store
 
     def unfetched(self) -> Range:
@@ -98,11 +100,11 @@ class TokenSource:
     def __init__(
         self, files: Sequence[SourceFile], options: TokenOptions, *, may_cut: bool = False
     ) -> None:
+        self.files, self.options, self._recent = files, options, _Recent()
         rows = [file for file in files if file.kind in LINE_KINDS]
-        self.options, self._recent = options, _Recent()
-        others = [file.kind for file in files if file.kind not in LINE_KINDS]
-        kinds = {"ids" if kind in IDS_KINDS else "text" for kind in others}
         self.content = content_of(rows, options) if rows else None
+        others = {file.kind for file in files} - LINE_KINDS
+        kinds = {"ids" if kind in IDS_KINDS else "text" for kind in others}
         kinds |= {self.content.kind} if self.content else set()
         if len(kinds) > 1:
             what = "plain text beside ids or conversations"
@@ -112,31 +114,30 @@ class TokenSource:
         self.has_labels = self.content is not None and self.content.has_labels
         row = options.row_tokens
         # Then all rows but a file's last are full.
-        may_cut = may_cut and self.kind == "ids"
-        self.cut = max(1, _PIECE_TOKENS // row) * row if may_cut else None
+        self.cut = max(1, _PIECE_TOKENS // row) * row if may_cut and self.kind == "ids" else None
         self._plan: list[list[Range]] = []
         self.runs: list[int] = []
-        self._add(files)
+        self._add()
         read = (parts[0].file for parts in self._plan)
         self.itemsize = max((f.itemsize for f in read if isinstance(f, IdsFile)), default=4)
 
-    def _add(self, files: Sequence[SourceFile]) -> None:
+    def _add(self) -> None:
         """List the ranges of all files: many are looked at where that is waiting for answers of a store."""
-        are_stored, size = any(isinstance(file.file, RemoteFile) for file in files), 0
-        num_threads = _AT_ONCE if are_stored else usable_cores()
-
-        def listed(file: SourceFile) -> list[Range]:
-            return [*self._open(file).ranges()]
-
-        with OrderedPool(listed, num_threads) as pool:
-            for part in (part for ranges in pool.map(files) for part in ranges):
+        are_stored = any(isinstance(file.file, RemoteFile) for file in self.files)
+        num_threads, size = _AT_ONCE if are_stored else usable_cores(), 0
+        with OrderedPool(self._ranges, num_threads) as pool:
+            for part in chain.from_iterable(pool.map(self.files)):
                 if not self._plan or size >= _PIECE_BYTES:
-                    goes_on = self._plan and part.key and self._plan[-1][0].key == part.key
+                    before = self._plan[-1][0] if self._plan else None
+                    goes_on = before and (before.file, before.group) == (part.file, part.group)
                     self.runs.append(self.runs[-1] if goes_on else len(self._plan))
                     self._plan.append([])
                     size = 0
                 self._plan[-1].append(part)
                 size += part.nbytes
+
+    def _ranges(self, file: SourceFile) -> list[Range]:
+        return [*self._open(file).ranges()]
 
     def _open(self, file: SourceFile) -> DocumentFile:
         options, content = self.options, self.content
@@ -168,6 +169,39 @@ class TokenSource:
             yield from map(bytes.decode, piece.read().slices())
 
 
+def content_of(files: Sequence[SourceFile], options: TokenOptions) -> Content:
+    """Return what the rows of files hold; SourceError if that is not used, or not known."""
+    pa.array([])  # imports pandas, where that is installed: not on a thread that packs
+    if options.chat_template is not None:
+        try:
+            from packdata.tokens.chat import BESIDE_CHAT, Chat, open_template
+        except ImportError as error:
+            what = "a chat template needs the package 'jinja2': pip install 'loaders[text]'"
+            raise LoadersError(what) from error
+        messages = options.messages_column or "messages"
+        template = open_template(options.chat_template, options.tokenizer, options.chat_date)
+        optional = tuple(name for name in BESIDE_CHAT if name not in (messages, *options.drop))
+        return Chat(messages, optional=optional, drop=options.drop, template=template)
+    columns, path = columns_of(files[0]), files[0].path
+    names = {*columns.names} - {*options.drop}
+    column = options.ids_column
+    if column is None and options.text_column is None and "input_ids" in names:
+        if "text" in names and (options.tokenizer or options.train_bpe) is not None:
+            hint = "Pass text_column= or ids_column="
+            raise SourceError("'text' beside 'input_ids': which is to be packed?", path, hint)
+        column = "input_ids"
+    if column is not None:
+        beside = tuple(name for name in BESIDE_IDS if name in names)
+        ids = Ids(column, beside, drop=options.drop)
+        ids.check_others(columns, path)
+        for file in (each for each in files[1:] if each.kind == "jsonl"):
+            ids.check_others(columns_of(file), file.path)  # others declare theirs
+        return ids
+    if options.text_column is None and "text" not in names and "messages" in names:
+        raise SourceError("conversations ('messages')", path, "Pass chat_template=")
+    return Texts(options.text_column or "text")
+
+
 class _Recent:
     """Keeps the last two of what several threads read: unpacked files, groups of rows."""
 
@@ -177,13 +211,14 @@ class _Recent:
     def __reduce__(self) -> tuple[type[_Recent], tuple[()]]:
         return _Recent, ()
 
-    def get(self, key: Any, make: Callable[[], Any]) -> Any:
+    def get(self, key: Hashable, make: Callable[[], _T]) -> _T:
         """Return what is kept by a key, made first if there is none."""
         with self._lock:
             if key not in self._kept:
                 self._kept = dict([*self._kept.items()][-1:])  # before more memory is taken
                 self._kept[key] = make()
-            return self._kept[key]
+            kept: _T = self._kept[key]
+            return kept
 
 
 # -- text, and JSON lines --------------------------------------------------------------------------
@@ -193,7 +228,7 @@ class TextFile:
     """A file of text, or of JSON lines, read in ranges that end where a document does."""
 
     def __init__(
-        self, file: SourceFile, documents: str, content: DocumentForm | None, recent: _Recent
+        self, file: SourceFile, documents: str, content: Content | None, recent: _Recent
     ) -> None:
         self._file, self._documents, self._recent = file, documents, recent
         # The bytes behind which a document ends; none where the file is one.
@@ -204,10 +239,10 @@ class TextFile:
     def ranges(self) -> Iterator[Range]:
         file, documents, start = self._file, self._documents, 0
         stored = file.file if isinstance(file.file, RemoteFile) else None
-        read, size, key = file.read, file.size, None
+        read, size, whole = file.read, file.size, None
         if (data := file.unpacked()) is not None:
-            read, size = lambda start, stop: data[start:stop], len(data)
-            key, stored = file.path, None
+            read, size, stored = lambda start, stop: data[start:stop], len(data), None
+            whole = Part(0, 0, size, 1)
         if "\n" in documents and "\r" not in documents:
             head = read(0, _WINDOW_BYTES)
             if 0 < head.count(b"\n") == head.count(b"\r\n"):
@@ -217,7 +252,8 @@ class TextFile:
             least = start + _PIECE_BYTES if self._mark else size
             stop = _end_behind(read, start, least, size, self._mark)
             where = file.name if stop - start == size else f"{file.name}, bytes {start} to {stop}"
-            yield Range(self, where, start, stop, stop - start, key, stored)
+            group = whole or Part(0, start, stop, 1)
+            yield Range(self, where, start, stop, stop - start, group, stored)
             start = stop
 
     def read(self, part: Range) -> Documents:
@@ -250,8 +286,8 @@ class TextFile:
     def _bytes(self, start: int, stop: int) -> bytes:
         if not self._file.is_compressed:
             return self._file.read(start, stop)
-        data: bytes = self._recent.get(self._file.path, self._file.unpacked)[start:stop]
-        return data
+        data = self._recent.get(self, self._file.unpacked)
+        return data[start:stop] if data else b""
 
 
 def _end_behind(
@@ -313,18 +349,18 @@ def _stops(data: bytes, separator: bytes) -> npt.NDArray[np.int64]:
 class CsvFile:
     """A CSV file, of which a column holds texts; an empty cell is an empty document."""
 
-    def __init__(self, file: SourceFile, content: DocumentForm) -> None:
+    def __init__(self, file: SourceFile, content: Content) -> None:
         self._name, self._content, self._rows = file.name, content, CsvRows(file.file)
         content.check(pa.schema([(n, pa.string()) for n in self._rows.columns]), file.path)
 
     def ranges(self) -> Iterator[Range]:
         for part in self._rows.parts():
-            where, key = f"{self._name}, from line {part.line}", (self._name, part)
-            yield Range(self, where, part.start, part.stop, part.stop - part.start, key)
+            where = f"{self._name}, from line {part.line}"
+            yield Range(self, where, part.start, part.stop, part.stop - part.start, part)
 
     def read(self, part: Range) -> Documents:
         name = self._content.column
-        (rows,) = self._rows.read(part.key[1], [name])
+        (rows,) = self._rows.read(part.group, [name])
         texts = pa.table({name: pc.fill_null(rows.table[name], "").cast(pa.large_string())})
         found = self._content.of_table(texts, lambda row: f"{self._name}, line {rows.line(row)}")
         bad = [SourceError(why, f"{self._name}, line {line}") for line, why in rows.bad]
@@ -334,7 +370,7 @@ class CsvFile:
 class TableFile:
     """A file of columns with types; its groups of rows are read as a whole."""
 
-    def __init__(self, file: SourceFile, content: DocumentForm, recent: _Recent) -> None:
+    def __init__(self, file: SourceFile, content: Content, recent: _Recent) -> None:
         self._file, self._content, self._recent = file, content, recent
         self._rows = open_row_file(file.file)
         content.check(self._rows.schema, file.path)
@@ -349,11 +385,12 @@ class TableFile:
                 stop = min(start + step, group.stop)
                 where = f"{self._file.name}, rows {start} to {stop - 1}"
                 nbytes = size * (stop - start) // rows
-                yield Range(self, where, start, stop, nbytes, (self._file.path, group))
+                yield Range(self, where, start, stop, nbytes, group)
 
     def read(self, part: Range) -> Documents:
-        _, group = part.key
-        table = self._recent.get(part.key, partial(self._rows.table, group, self._columns))
+        group = part.group
+        read = partial(self._rows.table, group, self._columns)
+        table = self._recent.get((self, group), read)
         table = table.slice(part.start - group.line, part.stop - part.start)
         try:
             if (kind := self._content.type) is not None:
@@ -383,7 +420,8 @@ class IdsFile:
             stop = min(start + (self._cut or _PIECE_TOKENS), size)
             stop = stop if self._cut else self._next_end(stop)
             where = f"{self._name}, ids {start} to {stop - 1}"
-            yield Range(self, where, start, stop, _PIECE_BYTES)  # a piece by itself
+            group = Part(0, start, stop, 0)
+            yield Range(self, where, start, stop, _PIECE_BYTES, group)  # a piece by itself
             start = stop
 
     def _next_end(self, position: int) -> int:

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -69,10 +68,16 @@ class JsonTokenizer(JsonDecoder):
     """
 
     def __init__(self, data: bytes, where: Path | str, *, is_chat: bool = False) -> None:
-        super().__init__(_without_draws(data), where)
+        super().__init__(data, where)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = not is_chat
+        # It trims blanks off the places of tokens, by which a mask is found.
+        self._tokenizer.post_processor = None
+        model = self._tokenizer.model
+        for name in ("dropout", "alpha", "nbest_size"):  # of draws at random
+            if hasattr(model, name):
+                setattr(model, name, None)
         self.begin, self.end = self._first_of(_BEGIN_TOKENS), self._first_of(_END_TOKENS)
         self.file: bytes | None = data
         digest = xxhash.xxh3_128_hexdigest(data)
@@ -110,22 +115,6 @@ def _is_learned(documents: Documents, spans: Sequence[npt.NDArray[np.int64]]) ->
 
 
 Tokenizer = BytesTokenizer | JsonTokenizer
-
-
-def _without_draws(data: bytes) -> bytes:
-    """Return a ``tokenizer.json`` that draws nothing at random, and whose tokens have the places of all their text.
-
-    What comes behind the model (``post_processor``) adds special tokens, which are not asked for, and trims blanks off
-    the places of tokens, by which a mask is found.
-    """
-    try:
-        content = json.loads(data)
-        model = content["model"]
-        changed = [model.pop(name, None) for name in ("dropout", "alpha", "nbest_size")]
-        changed.append(content.pop("post_processor", None))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return data  # which is no such file
-    return json.dumps(content | {"model": model}).encode() if any(changed) else data
 
 
 def open_tokenizer(name: Path | str, *, is_chat: bool = False) -> Tokenizer:
