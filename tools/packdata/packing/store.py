@@ -121,10 +121,13 @@ class FolderStore:
         return True
 
     def delete(self, *names: str) -> None:
-        """Delete files, those that are not there are no error, and folders that this leaves empty."""
+        """Delete files and folders, those that are not there are no error, and folders that this leaves empty."""
         for name in names:
             path = self.url / name
-            path.unlink(missing_ok=True)
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
             for above in path.parents:
                 if above == self.url:
                     break
@@ -336,8 +339,6 @@ def kept_file(digest: str) -> str:
 
 def clear_parts(store: Store) -> None:
     """Delete what is kept of parts, journals last: by them a command that was killed sees what it has done."""
-    if not is_url(store.url):  # also folders of twins, which find out
-        for folder in store.in_folder(PARTS_NAME)[1]:
-            shutil.rmtree(store.url / folder, ignore_errors=True)
     for folder in (_KEPT, PARTS_NAME):
-        store.delete(*(entry.name for entry in store.in_folder(folder)[0]))
+        files, folders = store.in_folder(folder)  # folders of twins, too, which find out
+        store.delete(*folders, *(entry.name for entry in files))

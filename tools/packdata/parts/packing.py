@@ -167,14 +167,11 @@ class PartPacking(Packing):
         if not (self._overwrite or is_url(self.dst)) and begun.exists():
             hint = "Finish with the command that began there, or pass overwrite=True"
             raise PackError("unfinished packing", self.dst, hint)
-        others = [path for path, part in found_parts(self._store) if part.of != self._part.of]
+        others = [name for name, part in found_parts(self._store) if part.of != self._part.of]
         if others and not self._overwrite:
-            raise self._other(f"{others[0].name}, of another number of parts")
+            raise self._other(f"{others[0]}, of another number of parts")
         self._check_record()
-        for path in others:
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-        self._store.delete(self.record, *(f"{PARTS_NAME}/{path.name}" for path in others))
+        self._store.delete(self.record, *(f"{PARTS_NAME}/{name}" for name in others))
 
     def _check_record(self) -> None:
         """Raise PackError if the part is there, made with other options."""
@@ -247,13 +244,13 @@ def part_at(store: Store, name: str) -> State | None:
     return state if state is not None and state.done is not None else None
 
 
-def found_parts(store: Store) -> list[tuple[Path, Part]]:
-    """Return what lies there of parts: journals, and in a folder also what is being packed."""
+def found_parts(store: Store) -> list[tuple[str, Part]]:
+    """Return what lies there of parts, by name: journals, and in a folder also what is being packed."""
     entries, folders = store.in_folder(PARTS_NAME)
-    paths = [store.url / name for name in sorted([*(entry.name for entry in entries), *folders])]
-    matches = ((path, _NAME.fullmatch(path.name)) for path in paths)
-    numbers = ((path, int(m[1]), int(m[2])) for path, m in matches if m is not None)
-    return [(path, Part(number, of)) for path, number, of in numbers if number < of]
+    paths = sorted([*(entry.name for entry in entries), *folders])
+    matches = (_NAME.fullmatch(path.rpartition("/")[2]) for path in paths)
+    numbers = ((m[0], int(m[1]), int(m[2])) for m in matches if m is not None)
+    return [(name, Part(number, of)) for name, number, of in numbers if number < of]
 
 
 def _all_parts(store: Store) -> list[State]:
@@ -263,9 +260,9 @@ def _all_parts(store: Store) -> list[State]:
     dst, counts = store.url, sorted({part.of for _, part in found})
     if len(counts) > 1:
         what = f"there are parts of {' and of '.join(map(str, counts))}"
-        raise PackError(what, dst, f"Remove those that are not meant from {found[0][0].parent}")
+        raise PackError(what, dst, f"Remove those that are not meant from {dst / PARTS_NAME}")
     names = [Part(number, counts[0]).name for number in range(counts[0])]
-    put = [path.name for path, part in found if path.name == part.name]
+    put = [name for name, part in found if name == part.name]
     with ThreadPoolExecutor(_THREADS) as pool:
         read = dict(zip(put, pool.map(partial(part_at, store), put), strict=True))
     there = {name: part for name, part in read.items() if part is not None}
