@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from loaders.errors import LoadersError, PackError
 from loaders.remote.origin import get_defaults, set_defaults
-from loaders.remote.url import place_of
+from loaders.remote.url import Location, place_of
 from packdata.describe import counted
 from packdata.packing.engine import source_changed
 from packdata.packing.target import check_outside
@@ -28,7 +28,6 @@ from packdata.plan import described, ordered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from packdata.packing.progress import Progress
     from packdata.packing.summary import Summary
@@ -48,7 +47,7 @@ def usual_parts(plan: SourcePlan) -> int:
 
 def pack_on_ray(
     plan: SourcePlan,
-    dst: Path | str,
+    dst: Location | str,
     *,
     parts: int | None,
     address: str | None,

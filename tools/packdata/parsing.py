@@ -17,7 +17,8 @@ from loaders.errors import SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+
+    from loaders.remote.url import Location
 
 UTF8_HINT = (
     "Convert the text from the encoding in which it was saved, which only its author knows: "
@@ -29,7 +30,7 @@ _csv_limit = threading.Lock()
 
 
 def csv_rows(
-    text: str, where: Path | str, *, first_line: int = 1, **dialect: Any
+    text: str, where: Location | str, *, first_line: int = 1, **dialect: Any
 ) -> list[tuple[int, list[str]]]:
     """Return the rows of a CSV text that are not blank, each with the line on which it begins.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from loaders.checks import whole_number
 from loaders.errors import SourceError
-from loaders.remote.url import is_url
+from loaders.remote.url import Location, is_url
 from loaders.text import printable
 from packdata.describe import describe_field
 from packdata.packing.engine import pack_recipes, targets_of
@@ -18,7 +18,6 @@ from packdata.parts.part import Part, ShuffledRecipe, can_shuffle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
     from typing import Unpack
 
     from packdata.packing.settings import PackSettings
@@ -33,7 +32,7 @@ _USUAL_SEED = 0
 class SourcePlan(ABC):
     """A source that was listed, with what would become of it; ``str`` says it in words."""
 
-    sources: Sequence[Path | str]  # files, folders and patterns, as they were given
+    sources: Sequence[Location]  # files, folders and patterns, as they were given
     splits: Sequence[tuple[str, Recipe]]  # (folder below the destination, recipe) of each
     format: Format  # of the shards
     listed: Any  # what changes when one of the files does
@@ -76,7 +75,7 @@ class SourcePlan(ABC):
             return False
 
 
-def ordered(plan: SourcePlan, dst: Path | str, settings: Any) -> Sequence[tuple[str, Recipe]]:
+def ordered(plan: SourcePlan, dst: Location | str, settings: Any) -> Sequence[tuple[str, Recipe]]:
     """Return the recipes in the order that ``shuffle`` of the settings asks for, which is taken out of these.
 
     Where it does not ask, pictures are drawn at random for a URL, whose shards are best read so. SchemaError where an
@@ -90,7 +89,7 @@ def ordered(plan: SourcePlan, dst: Path | str, settings: Any) -> Sequence[tuple[
     return [(split, ShuffledRecipe(recipe, seed)) for split, recipe in plan.splits]
 
 
-def pack_plan(plan: SourcePlan, dst: Path | str, **settings: Unpack[PackSettings]) -> Summary:
+def pack_plan(plan: SourcePlan, dst: Location | str, **settings: Unpack[PackSettings]) -> Summary:
     """Pack what was planned, or a part of it; see ``pack_recipes``.
 
     Raises:

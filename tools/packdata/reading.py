@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from loaders.errors import SourceError
-from loaders.remote.url import is_url, place_of
+from loaders.remote.url import URL, Location, is_url, url_of
 from loaders.system.regular import read_regular, regular
 from packdata.bucket import Bucket
 from packdata.claimed import claimed_folder
@@ -104,7 +104,7 @@ class RemoteFile:
         return _checked(got, self.where)
 
     @property
-    def path(self) -> Path:
+    def path(self) -> URL:
         """The URL of the object."""
         return self.origin.url / self.entry.name
 
@@ -144,19 +144,19 @@ class RemoteFile:
 File = LocalFile | RemoteFile
 
 
-def read_file(path: Path | str, where: str, hint: str = "") -> bytes:
+def read_file(path: Location | str, where: str, hint: str = "") -> bytes:
     """Return the bytes of a file, also of one at a URL; SourceError that names ``where`` if that fails."""
     with _explained(where, hint):
-        if not is_url(path):
+        if not (isinstance(path, URL) or is_url(path)):
             return read_regular(path)
-        url = place_of(path)
-        data, _ = Bucket(str(url.parent)).read(url.name)
+        url = url_of(path)
+        data, _ = Bucket(url.parent).read(url.name)
         if data is None:
             raise FileNotFoundError("there is no such object")
         return data
 
 
-def read_text(path: Path, hint: str = "") -> str:
+def read_text(path: Location, hint: str = "") -> str:
     """Return the text of a file, also of one at a URL; SourceError if that fails."""
     try:
         return read_file(path, str(path), hint).decode()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from loaders.remote.url import place_of
 from loaders.schema import Field, Schema
 from packdata.describe import counted
 from packdata.files.labels import LABEL
@@ -17,8 +16,8 @@ from packdata.sources.base import BOX_LABELS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
+    from loaders.remote.url import Location
     from packdata.files.splits import Split
     from packdata.packing.shards import Format
     from packdata.packing.summary import Summary
@@ -90,14 +89,14 @@ class FilesPlan(SourcePlan, Generic[_R]):
 
     def __init__(
         self,
-        sources: Sequence[Path | str],
+        sources: Sequence[Location],
         splits: Sequence[tuple[str, _R]],
         format: Format,
         open_again: Callable[[], Iterable[Split]],
     ) -> None:
         listed = _identities(lambda: [recipe.split for _, recipe in splits])
         again = partial(_identities, open_again)
-        super().__init__([*map(place_of, sources)], splits, format, listed, again)
+        super().__init__(sources, splits, format, listed, again)
 
     @property
     def recipes(self) -> list[_R]:

@@ -13,7 +13,7 @@ from loaders.data.manifest import Manifest, read_manifest
 from loaders.data.view import join_views, open_view
 from loaders.division import divide
 from loaders.errors import PackError, SchemaError
-from loaders.remote.url import is_url
+from loaders.remote.url import Location, is_url
 from packdata.bucket import target_at
 from packdata.inspect.compare import schema_differences
 from packdata.options import changed, opt, parse_names
@@ -38,7 +38,6 @@ from packdata.tokens.rows import document_hashes, has_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
     from typing import Unpack
 
     from loaders.data.view import View
@@ -73,8 +72,8 @@ class CopyOptions(Recoding):
 
 
 def copy_dataset(
-    src: Path | str,
-    dst: Path | str,
+    src: Location | str,
+    dst: Location | str,
     options: CopyOptions | None = None,
     **settings: Unpack[WriteSettings],
 ) -> Manifest:
@@ -105,8 +104,8 @@ def copy_dataset(
 
 
 def split(
-    src: Path | str,
-    dst: Path | str,
+    src: Location | str,
+    dst: Location | str,
     parts: Mapping[str, float],
     *,
     by: By = "shuffle",
@@ -176,8 +175,8 @@ def _documents(view: View, shares: Sequence[float], seed: int) -> Iterator[npt.N
 
 
 def merge(
-    dst: Path | str,
-    sources: Sequence[Path | str],
+    dst: Location | str,
+    sources: Sequence[Location | str],
     *,
     link: bool = True,
     overwrite: bool = False,
@@ -213,7 +212,7 @@ def merge(
 
 
 def extend(
-    dst: Path | str, sources: Sequence[Path | str], *, link: bool = True, note: Note = str
+    dst: Location | str, sources: Sequence[Location | str], *, link: bool = True, note: Note = str
 ) -> Manifest:
     """Add the samples of other datasets to one; readers see the old one or the new one whole. See ``merge``.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from loaders.codecs.picture import DEFAULT_QUALITY
 from loaders.data.columns import column_of
 from loaders.data.view import KEY_FIELD, View, open_view
 from loaders.errors import CodecError, SchemaError
+from loaders.remote.url import Location
 from loaders.schema import Array, Bytes, Field, Json, Schema, Text
 from packdata.images.fit import SizeOption
 from packdata.packed.recode import Recoding
@@ -26,6 +26,7 @@ from packdata.packed.rewrite import (
     write_datasets,
 )
 from packdata.packing.provenance import source_of
+from packdata.packing.shards import Format, shard_format
 from packdata.packing.summary import summary_of
 from packdata.sources.names import row_hashes
 from packdata.values import Preparer
@@ -37,13 +38,12 @@ if TYPE_CHECKING:
     from packdata.images.fit import Size
     from packdata.packed.rewrite import WriteSettings
     from packdata.packing.progress import Progress
-    from packdata.packing.shards import Format
     from packdata.packing.summary import Summary
 
 
 def write(
     view: Any,
-    dst: Path | str,
+    dst: Location | str,
     *,
     codec: str | None = None,
     size: int | str | Size | None = None,
@@ -102,7 +102,7 @@ def write(
     _check_keys(content)
     is_changed = bool(shard_bytes or content.recoders or added)
     whole = source.whole_shards if link and not is_changed else None
-    if format and {shard.path.suffix for shard in whole or ()} != {f".{format}"}:
+    if format and {shard_format(shard.info.file) for shard in whole or ()} != {format}:
         whole = None
     given = {"codec": codec, "size": size, "fit": size and fit, "quality": quality}
     options: dict[str, Any] = {n: value for n, value in given.items() if value is not None}
@@ -119,7 +119,7 @@ def write(
 
 def _as_view(data: Any) -> tuple[View, Schema]:
     """Return the samples that are to be written, to be verified, with their fields; and all fields that are stored."""
-    data = open_view(data) if isinstance(data, str | Path) else data
+    data = open_view(data) if isinstance(data, Location | str) else data
     view = data if isinstance(data, View) else getattr(data, "view", None)
     if not isinstance(view, View) or getattr(data, "has_own_samples", False):
         what = "takes a dataset of packed samples, such as ShardDataset, or a view of one"

@@ -44,8 +44,8 @@ from packdata.recipe import Block, nbytes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-    from pathlib import Path
 
+    from loaders.remote.url import Location
     from packdata.recipe import Recipe, Records, Target
 
 _MAX_BLOCK_BYTES = 64 << 20  # of blocks in flight
@@ -62,14 +62,16 @@ class Outcome(NamedTuple):
     nbytes: int = 0  # about what it holds
 
 
-def pack_recipe(recipe: Recipe, dst: Path | str, *, format: Format, **settings: Any) -> Summary:
+def pack_recipe(
+    recipe: Recipe, dst: Location | str, *, format: Format, **settings: Any
+) -> Summary:
     """Pack what one recipe makes; see ``pack_recipes``."""
     return pack_recipes([("", recipe)], dst, format=format, **settings)
 
 
 def pack_recipes(
     splits: Sequence[tuple[str, Recipe]],
-    dst: Path | str,
+    dst: Location | str,
     *,
     format: Format,
     shard_bytes: int = DEFAULT_SHARD_BYTES,
@@ -191,7 +193,7 @@ class Run:
             packer.end(recipe.why_empty)
 
 
-def source_changed(dst: Path | str, where: str = "") -> PackError:
+def source_changed(dst: Location | str, where: str = "") -> PackError:
     """Return the error that a source is not what was listed, or what an earlier run has packed."""
     hint = "Pass overwrite=True to start anew; nothing was published"
     return PackError(f"the source changed while it was packed{where}", dst, hint)

@@ -29,7 +29,7 @@ import lmdb
 
 from loaders.data.manifest import MANIFEST_NAME, Manifest, ShardInfo
 from loaders.errors import PackError
-from loaders.remote.url import is_url
+from loaders.remote.url import URL, Location
 from loaders.system.regular import read_regular
 from packdata.claimed import claimed_folder
 from packdata.formats import write_shard
@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from loaders.data.columns import Column
-    from loaders.data.shards import FileShard
+    from loaders.data.shards import PackedShard
     from loaders.schema import Schema
 
 MADE = "the same command made it earlier; nothing was written"
@@ -90,7 +90,7 @@ class Made(NamedTuple):
     schema: Schema
     provenance: Mapping[str, Any]  # what made it, as JSON
     files: Mapping[str, bytes] = MappingProxyType({})  # beside shards, which the schema names
-    whole: Sequence[FileShard] = ()  # of other datasets, in place of shards written here
+    whole: Sequence[PackedShard] = ()  # of other datasets, in place of shards written here
 
 
 class Packing:
@@ -114,7 +114,7 @@ class Packing:
 
     def __init__(
         self,
-        dst: Path,
+        dst: Location,
         folders: Sequence[str],
         plan: Mapping[str, str],
         *,
@@ -126,9 +126,10 @@ class Packing:
         self.dst, self.folders, self.kind = dst, tuple(folders), kind
         self._overwrite, self._plan, self._grows = overwrite, dict(plan), grows
         # The working folder may change before all is published.
-        self._store = store_of(dst if is_url(dst) else dst.absolute(), link=link)
+        self._store = store_of(dst.absolute(), link=link)
+        is_stored = isinstance(dst, URL)
         # Nobody else packs into its folders: shards that no manifest names are of commands that ended early.
-        self._owns_shards = not (kind == "part" or is_url(dst))
+        self._owns_shards = not (kind == "part" or is_stored)
         self.state = State()  # how far the packing has come
         self._pool = ThreadPoolExecutor(_AT_ONCE, "packdata-shard")
         self._room = Semaphore(_WRITTEN_AT_ONCE)
@@ -138,7 +139,7 @@ class Packing:
         self._manifests: dict[str, Manifest] = {}
         self._seen: dict[str, Mapping[str, Any]] = {}  # marks of the manifests to be replaced
         self._open = ExitStack()
-        more = f"; TMPDIR chooses another disk for what goes to {dst}" if is_url(dst) else ""
+        more = f"; TMPDIR chooses another disk for what goes to {dst}" if is_stored else ""
         self._explained = partial(explained, more=more)  # errors of the system
         self.is_published = False
 
@@ -157,7 +158,9 @@ class Packing:
 
     def _working_place(self) -> AbstractContextManager[Path]:
         """Yield the folder in which the lock, the journal and unfinished shards lie, as messages name it."""
-        return claimed_folder(str(self.dst)) if is_url(self.dst) else nullcontext(self.dst)
+        if isinstance(self.dst, URL):
+            return claimed_folder(str(self.dst))
+        return nullcontext(self.dst)
 
     def _begin(self, opened: ExitStack) -> None:
         if not self._work.exists():
@@ -300,11 +303,13 @@ class Packing:
             self._put_made(manifests, {folder: made.files for folder, made in datasets.items()})
         self._manifests, self.is_published = manifests, True
 
-    def _put_whole(self, folder: str, shards: Sequence[FileShard], first: int) -> list[ShardInfo]:
+    def _put_whole(
+        self, folder: str, shards: Sequence[PackedShard], first: int
+    ) -> list[ShardInfo]:
         """Put shards of other datasets there, the ``first`` of this number; return what the manifest says of them."""
         infos = [named_by_hash(s.info, f"shard-{n:05d}") for n, s in enumerate(shards, first)]
 
-        def put(shard: FileShard, info: ShardInfo) -> None:
+        def put(shard: PackedShard, info: ShardInfo) -> None:
             name = name_at(folder, info.file)
             self._store.put_shard(name, shard.fetch(), info.size_bytes, info.xxh3_128)
 
@@ -364,7 +369,7 @@ def write_staged(path: Path, columns: Mapping[str, Column], schema: Schema) -> S
 
 
 def check_target(
-    dst: Path, folders: Sequence[str], *, overwrite: bool, is_alone: bool = True
+    dst: Location, folders: Sequence[str], *, overwrite: bool, is_alone: bool = True
 ) -> None:
     """Raise PackError if something is where datasets are to be made; ManifestError if it is damaged.
 
@@ -376,11 +381,11 @@ def check_target(
     """
     store = store_of(dst)
     there = [*manifests_at(store, dict.fromkeys(("", *folders)))]
-    below = datasets_below(store) if is_alone and not is_url(dst) else []
+    below = datasets_below(store) if is_alone and not isinstance(dst, URL) else []
     if others := {*there, *below} - {*folders}:
         hint = "Datasets are replaced in the same places only: remove that one, or choose another folder"
         raise PackError("another packed dataset exists", dst / min(others), hint)
     if there and not overwrite:
         raise already_there(dst / there[0])
-    if not there and not is_url(dst):
+    if not there and not isinstance(dst, URL):
         check_empty(dst, {*folders, *([""] if is_alone else [])})

@@ -23,7 +23,7 @@ import xxhash
 from loaders.data.formats import hash_file
 from loaders.data.manifest import MANIFEST_NAME, Manifest, manifest_bytes, parse_manifest
 from loaders.errors import PackError, ShardError
-from loaders.remote.url import URL, is_url
+from loaders.remote.url import URL, Location
 from loaders.remote.wire import Entry
 from loaders.system.publish import publish_bytes, sync_folder
 from loaders.system.regular import read_regular
@@ -49,7 +49,7 @@ _NOTHING = {"etag": None, "version": None}
 _KEPT = f"{PARTS_NAME}/files"
 
 
-def store_of(place: Path, *, link: bool = True) -> Store:
+def store_of(place: Location, *, link: bool = True) -> Store:
     """Return the store at a place, as ``target_at`` returns it; ``link`` is as of ``FolderStore``."""
     return Bucket(place) if isinstance(place, URL) else FolderStore(place, link=link)
 
@@ -246,7 +246,7 @@ def is_made(store: Store, folders: Collection[str], digest: str) -> bool:
     )
 
 
-def already_there(folder: Path) -> PackError:
+def already_there(folder: Location) -> PackError:
     """Return the error that a dataset is where another would go."""
     hint = "Pass overwrite=True to replace that; 'packdata extend' adds samples"
     return PackError("a packed dataset exists", folder, hint)
@@ -299,7 +299,7 @@ def publish(
             store.delete(name_at(folder, REJECTED_NAME))
     for folder, mark in marks.items():
         swap(store, folder, manifests[folder], mark)
-    if not is_url(store.url):
+    if not isinstance(store, Bucket):
         kept = set[str]().union(*(files_of(f, manifest) for f, manifest in manifests.items()))
         store.delete(*(old - kept), *unnamed(store, manifests, manifests))
     return bool(marks)

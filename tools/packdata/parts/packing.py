@@ -19,7 +19,7 @@ import shutil
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -30,7 +30,7 @@ import xxhash
 
 from loaders.data.manifest import Manifest
 from loaders.errors import PackError
-from loaders.remote.url import is_url
+from loaders.remote.url import URL, Location
 from loaders.schema import Schema
 from packdata.bucket import target_at
 from packdata.claimed import claimed_folder
@@ -89,7 +89,7 @@ _THREADS = 16  # that wait for a store, or a network drive
 
 def pack_part(
     recipes: Sequence[tuple[str, Recipe]],
-    dst: Path | str,
+    dst: Location | str,
     part: Part,
     *,
     format: Format,
@@ -120,7 +120,7 @@ class PartPacking(Packing):
 
     def __init__(
         self,
-        dst: Path,
+        dst: Location,
         folders: Sequence[str],
         plan: Mapping[str, str],
         part: Part,
@@ -133,16 +133,13 @@ class PartPacking(Packing):
 
     @contextmanager
     def _working_place(self) -> Iterator[Path]:
-        with ExitStack() as opened:
-            if is_url(self.dst):
-                own = opened.enter_context(claimed_folder(f"{self.dst} {self._part.name}"))
-            else:
-                own = self.dst / f"{self.record}.{_this_machine()}"
-            yield own
+        what, own = f"{self.dst} {self._part.name}", self.dst / f"{self.record}.{_this_machine()}"
+        with claimed_folder(what) if isinstance(own, URL) else nullcontext(own) as place:
+            yield place
             if self.is_published:
-                shutil.rmtree(own, ignore_errors=True)
+                shutil.rmtree(place, ignore_errors=True)
                 with suppress(OSError):  # there are other parts, or none
-                    (self.dst / PARTS_NAME).rmdir()
+                    place.parent.rmdir()
 
     def is_made(self) -> bool:
         """Tell whether the part is packed, or all of them are finished.
@@ -164,7 +161,7 @@ class PartPacking(Packing):
         """Make room for the part; PackError if something else is there."""
         check_target(self.dst, self.folders, overwrite=self._overwrite)
         begun = self.dst / PACKING_NAME / JOURNAL_NAME
-        if not (self._overwrite or is_url(self.dst)) and begun.exists():
+        if isinstance(begun, Path) and begun.exists() and not self._overwrite:
             hint = "Finish with the command that began there, or pass overwrite=True"
             raise PackError("unfinished packing", self.dst, hint)
         others = [name for name, part in found_parts(self._store) if part.of != self._part.of]
@@ -206,7 +203,7 @@ def _this_machine() -> str:
     return re.sub(r"\W", "-", socket.gethostname())
 
 
-def finish(dst: Path | str, *, overwrite: bool = False, delete_old: bool = False) -> Summary:
+def finish(dst: Location | str, *, overwrite: bool = False, delete_old: bool = False) -> Summary:
     """Join the parts of a packing to the dataset, or the datasets, that they are of.
 
     Args:
@@ -219,10 +216,10 @@ def finish(dst: Path | str, *, overwrite: bool = False, delete_old: bool = False
             holds something else, or cannot be written; or there is neither a part nor a dataset.
     """
     place, began = target_at(dst), time.monotonic()
-    if delete_old and not is_url(place):
+    if delete_old and not isinstance(place, URL):
         raise ValueError("delete_old is for URLs: in a folder nothing of an earlier dataset stays")
     store = store_of(place)
-    with explained(place), nullcontext() if is_url(place) else locked(place):
+    with explained(place), nullcontext() if isinstance(place, URL) else locked(place):
         if parts := _all_parts(store):
             _check_alike(place, parts)
             summary = _join(store, parts, began, overwrite=overwrite)
@@ -278,7 +275,7 @@ def _all_parts(store: Store) -> list[State]:
     raise PackError(what, dst, "Run the command that packs each again, then this one")
 
 
-def _check_alike(dst: Path, parts: Sequence[State]) -> None:
+def _check_alike(dst: Location, parts: Sequence[State]) -> None:
     """Raise PackError if parts are not of one packing, or have nothing in them.
 
     What their sources are called may differ: the dataset has the name that the first part saw.
@@ -355,7 +352,7 @@ def _nothing_left(store: Store) -> Summary:
     return nothing_done(store.url, "no parts found; nothing was written", rejected)
 
 
-def nothing_done(dst: Path | str, why: str, rejected: Sequence[tuple[str, str]]) -> Summary:
+def nothing_done(dst: Location | str, why: str, rejected: Sequence[tuple[str, str]]) -> Summary:
     """Return the summary of what was done before."""
     return Summary(str(dst), 0, 0, 0, tuple(rejected), 0, 0, (), (why,))
 

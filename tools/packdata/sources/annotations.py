@@ -13,14 +13,14 @@ from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 import numpy as np
 
 from loaders.errors import SourceError
-from loaders.remote.url import URL
+from loaders.remote.url import URL, Location
 from loaders.schema import Array, Boxes, Json, Keypoints
 from packdata.describe import counted, few
 from packdata.parsing import parse_json
@@ -33,6 +33,7 @@ from packdata.sources.base import (
     ExtendedSource,
     Source,
     hash_of_files,
+    key_of,
     suffix_of,
 )
 from packdata.sources.listed import Listing, look_at
@@ -74,13 +75,13 @@ class Annotations:
 
     def name_of(self, item: Item) -> str | None:
         """Return what a picture is called here, None if it is not: of names that fit its path, the longest counts."""
-        path = PurePath(item.key if item.file is None else item.file.path)
+        path = PurePath(item.key if item.file is None else str(item.file.path))
         parts = (path if self.kind == "COCO" else path.with_suffix("")).parts
         names = ("/".join(parts[i:]) for i in range(len(parts)))
         return next((name for name in names if name in self.pictures), None)
 
 
-def annotated(source: Source, path: Path | str, split: str, classes: Sequence[str]) -> Source:
+def annotated(source: Source, path: Location | str, split: str, classes: Sequence[str]) -> Source:
     """Return a source with the annotations of its pictures from a file or folder; folders are no classes then.
 
     Of several COCO files the one is read whose name or folder has the name of the split. ``classes`` are all names by
@@ -128,7 +129,7 @@ def annotated(source: Source, path: Path | str, split: str, classes: Sequence[st
     return ExtendedSource(source, labels | columns, identity, extend, notes)
 
 
-def _read(path: Path | str, split: str) -> tuple[Annotations, str]:
+def _read(path: Location | str, split: str) -> tuple[Annotations, str]:
     """Read annotations; return also a hash of their files."""
     found = look_at(path)
     if isinstance(found, Listing):
@@ -177,7 +178,7 @@ def _parsed(files: Mapping[File, str], kind: str, parse: Callable[[bytes], Any])
     return found
 
 
-def _number(found: Annotations, classes: Sequence[str], path: Path | str) -> list[str]:
+def _number(found: Annotations, classes: Sequence[str], path: Location | str) -> list[str]:
     """Number the classes of boxes as ``classes`` are, if there are any, and return them; SourceError if that fails."""
     new = {name: number for number, name in enumerate(classes or found.classes)}
     old = found.classes or [*new]  # whose numbers YOLO's labels are; without any they stay
@@ -207,11 +208,11 @@ _COCO: dict[str, tuple[Any, Column]] = {  # what a box without it gets, and how 
 _COCO_READ = ("id", "image_id", "category_id", "bbox", "num_keypoints")
 
 
-def _coco_file(root: Path, files: Sequence[File], split: str) -> tuple[list[File], str]:
+def _coco_file(root: Location, files: Sequence[File], split: str) -> tuple[list[File], str]:
     """Return the file that is of a split by its name or folder: of several, that of ``instances``; name the others."""
     for word in [each for each in re.findall("[a-z]+", split.lower()) if each in SPLIT_NAMES][:1]:
         begins = re.compile(rf"(?<![a-z]){word[:3]}")  # train of training, too
-        of = {f: f"{f.path.parent.name} {f.path.stem}".lower() for f in files}
+        of = {f: f"{f.path.parent.name} {key_of(f.path.name)}".lower() for f in files}
         files = [file for file in files if begins.search(of[file])] or files
     chosen = [file for file in files if file.path.name.startswith("instances")] or files
     if len(chosen) > 1:
@@ -347,7 +348,7 @@ def _bounds(polygon: Sequence[float]) -> list[float]:
 
 
 def _of_yolo(
-    pictures: dict[str, Values], classes: Sequence[str], root: Path, has_yaml: bool
+    pictures: dict[str, Values], classes: Sequence[str], root: Location, has_yaml: bool
 ) -> Annotations:
     shapes = [each for values in pictures.values() for each in values["segmentation"] if each]
     if _are_poses(shapes, has_yaml):
@@ -377,17 +378,18 @@ def _are_poses(shapes: Sequence[Sequence[float]], has_yaml: bool) -> bool:
     return bool(are_poses.mean() > 0.9)
 
 
-def _yolo_names(root: Path) -> tuple[Sequence[str], bool]:
+def _yolo_names(root: Location) -> tuple[Sequence[str], bool]:
     """Read the names of classes from a YAML or ``classes.txt``, in the folder or up to two above; is it a YAML?"""
     if isinstance(root, URL):
-        listed = (Listing(f, deep=False) for f in (root, *root.parents[:2]) if f.parent.name)
+        above = root, root.parent, root.parent.parent
+        listed = (Listing(folder, deep=False) for folder in dict.fromkeys(above))
         files = [file for folder in listed for file in folder.files(folder.names())]
     else:  # what else lies above, such as a link that leads nowhere, is not looked at
         folders = (root, *root.resolve().parents[:2])
         paths = [p for folder in folders for p in sorted(folder.glob("[!.]*")) if p.is_file()]
         files = [LocalFile(str(path), str(path)) for path in paths]
     for file in files:
-        if file.path.suffix in (".yaml", ".yml") and (names := _yaml_names(file)):
+        if file.path.name.endswith((".yaml", ".yml")) and (names := _yaml_names(file)):
             return names, True
     for file in files:
         if file.path.name in ("classes.txt", "obj.names"):

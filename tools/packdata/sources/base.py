@@ -23,8 +23,8 @@ from packdata.sources.names import duplicates
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
+    from loaders.remote.url import Location
     from loaders.schema import Field
     from packdata.rows import RowFile
 
@@ -293,7 +293,7 @@ def suffix_of(name: str) -> str:
     return os.path.splitext(name)[1].lower()
 
 
-def check_name(name: str, path: Path | str) -> None:
+def check_name(name: str, path: Location | str) -> None:
     """Raise SourceError for a file name that is not text: keys are stored as UTF-8, and pyarrow opens nothing else."""
     try:
         name.encode()
@@ -336,21 +336,21 @@ def files_identity(kind: str, files: Sequence[File]) -> dict[str, Any]:
     return {"kind": kind, "num_files": len(files), "files": hash_of_files(states)}
 
 
-def relative_names(paths: Sequence[Path]) -> list[str]:
+def relative_names(paths: Sequence[Location]) -> list[str]:
     """Return the paths of files from the last folder on that holds all of them."""
     folder = os.path.commonpath([os.path.abspath(str(path.parent)) for path in paths])
     return [os.path.relpath(str(path), folder) for path in paths]
 
 
-def _stems(paths: Sequence[Path]) -> list[str]:
+def _stems(paths: Sequence[Location]) -> list[str]:
     """Return what the keys of each file's rows begin with: its name, or as much of its path as differs."""
     files = relative_names(paths)
-    ways = [path.stem for path in paths], [os.path.splitext(file)[0] for file in files]
+    ways = [key_of(path.name) for path in paths], [*map(key_of, files)]
     return next((way for way in ways if len(set(way)) == len(paths)), files)
 
 
 def check_unique(
-    keys: Callable[[], Iterable[tuple[str, str]]], path: Path | str, hint: str = _RENAME
+    keys: Callable[[], Iterable[tuple[str, str]]], path: Location | str, hint: str = _RENAME
 ) -> None:
     """Raise SourceError if two items share a key; ``keys`` yields pairs of key and place, each time the same."""
     if found := duplicates(lambda: (key for key, _ in keys())):
@@ -374,14 +374,14 @@ def sides_in(columns: Iterable[str]) -> str:
     return ""
 
 
-def check_distinct(columns: Iterable[str], path: Path | str) -> None:
+def check_distinct(columns: Iterable[str], path: Location | str) -> None:
     """Raise SourceError for duplicate columns."""
     if repeated := [name for name, num in Counter(columns).items() if num > 1]:
         raise SourceError(f"duplicate columns {repeated}", path, "Rename one of them")
 
 
 def field_names(
-    columns: Sequence[str], taken: Container[str | None], path: Path | str, label: str | None
+    columns: Sequence[str], taken: Container[str | None], path: Location | str, label: str | None
 ) -> dict[str, str]:
     """Return the field name of each column that is not ``taken``: an identifier that no other field has.
 

@@ -31,8 +31,7 @@ from packdata.sources.row_kinds import FEW_ROWS, PART_ROWS, open_row_file, row_k
 from packdata.types import is_text
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from loaders.remote.url import Location
     from packdata.reading import File
     from packdata.rows import RowFile
     from packdata.sources.base import Row
@@ -167,7 +166,7 @@ def _are_pictures(kind: pa.DataType) -> bool:
 
 
 def _find_columns(
-    schema: pa.Schema, image: str | None, mask: str | None, path: Path
+    schema: pa.Schema, image: str | None, mask: str | None, path: Location
 ) -> tuple[str, str | None]:
     """Return the columns of pictures and masks: those that are wanted, or look like it; SourceError if one is none."""
     pictures: list[str] = [name for name in schema.names if _is_picture(schema.field(name).type)]

@@ -21,13 +21,12 @@ import jinja2.sandbox
 import xxhash
 
 from loaders.errors import SourceError
-from loaders.remote.url import place_of
+from loaders.remote.url import Location, place_of
 from packdata.reading import read_text
 from packdata.sources.listed import is_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     Message = Mapping[str, Any]
 
@@ -55,7 +54,7 @@ class ChatTemplate:
     SourceError if it is no template, or needs a token that is missing.
     """
 
-    def __init__(self, text: str, tokens: Mapping[str, Any], where: Path | str, day: date) -> None:
+    def __init__(self, text: str, tokens: Mapping[str, Any], where: Location, day: date) -> None:
         environment = _environment(day)
         try:
             tree = environment.parse(text)
@@ -243,7 +242,7 @@ def _environment(day: date) -> jinja2.Environment:
 
 
 def open_template(
-    template: Path | str, tokenizer: Path | str | None, day: str | None
+    template: Location | str, tokenizer: Location | str | None, day: str | None
 ) -> ChatTemplate:
     """Open a Jinja file, or a ``tokenizer_config.json``, of several templates the one called ``default``.
 
@@ -251,7 +250,7 @@ def open_template(
     ``tokenizer``; ``day`` is None for today; errors are those of ``ChatTemplate``.
     """
     path = place_of(template)
-    if path.suffix == ".json":
+    if path.name.endswith(".json"):
         config = _config(path)
         text = config.get("chat_template")
         if isinstance(text, list):
@@ -262,14 +261,14 @@ def open_template(
             raise SourceError("missing 'chat_template'", path, hint)
     else:
         text = read_text(path, _HINT)
-        found = (place_of(each).with_name(CONFIG) for each in (path, tokenizer or path))
+        found = (place_of(each).parent / CONFIG for each in (path, tokenizer or path))
         config = next((_config(file) for file in found if is_file(file)), {})
     named = ((n, v.get("content") if isinstance(v, dict) else v) for n, v in config.items())
     tokens = {n: token for n, token in named if n.endswith("_token") and isinstance(token, str)}
     return ChatTemplate(text, tokens, path, date.fromisoformat(day) if day else date.today())
 
 
-def _config(path: Path) -> dict[str, Any]:
+def _config(path: Location) -> dict[str, Any]:
     text = read_text(path, _HINT)
     try:
         return dict(json.loads(text))

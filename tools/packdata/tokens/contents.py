@@ -24,10 +24,10 @@ from packdata.types import flags_of, is_text, kind_of, plain, text_buffers
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
-    from pathlib import Path
 
     import numpy.typing as npt
 
+    from loaders.remote.url import Location
     from packdata.tokens.chat import ChatTemplate
     from packdata.tokens.documents import Place
     from packdata.tokens.files import SourceFile
@@ -78,7 +78,7 @@ class DocumentForm(ABC):
         """Return what the rows are read by, for the identity of a packing."""
         return {}
 
-    def check(self, schema: pa.Schema, path: Path) -> None:
+    def check(self, schema: pa.Schema, path: Location) -> None:
         """Raise SourceError if a file's columns cannot be read."""
         for name in self.needed:
             if (num := schema.names.count(name)) != 1:
@@ -205,13 +205,13 @@ class Ids(DocumentForm):
         dropped = {"drop": sorted(self.drop)} if self.drop else {}
         return {"ids_column": self.column, LABELS: LABELS in self.beside, **used, **dropped}
 
-    def check(self, schema: pa.Schema, path: Path) -> None:
+    def check(self, schema: pa.Schema, path: Location) -> None:
         """Raise SourceError if a column cannot be read, or is one beside the ids that the first file lacks."""
         super().check(schema, path)
         if unexpected := [name for name in self._unused if name in schema.names]:
             raise _only_here(unexpected[0], path)
 
-    def check_first(self, rows: Sequence[Row], path: Path) -> None:
+    def check_first(self, rows: Sequence[Row], path: Location) -> None:
         """Raise SourceError if another list of numbers runs beside the ids: whether it matters is not known.
 
         So if labels are the next ids: windows take the next label themselves.
@@ -276,7 +276,7 @@ class Ids(DocumentForm):
         return Documents(ids, ends, placed(rows, place), tuple(rejects), labels)
 
 
-def _only_here(name: str, where: Path | str) -> SourceError:
+def _only_here(name: str, where: Location | str) -> SourceError:
     hint = f"Pack files with and without it one after the other, or pass drop={[name]}"
     what = f"unexpected {name!r}: the first file has no such list of numbers"
     return SourceError(what, where, hint)
@@ -437,7 +437,7 @@ def content_of(files: Sequence[SourceFile], options: TokenOptions) -> DocumentFo
     return Texts(options.text_column or "text")
 
 
-def _chat_of(template: Path | str, options: TokenOptions) -> Chat:
+def _chat_of(template: Location | str, options: TokenOptions) -> Chat:
     try:
         from packdata.tokens.chat import open_template
     except ImportError as error:

@@ -20,8 +20,8 @@ from packdata.sources.row_kinds import ROW_KINDS, listed_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
-    from pathlib import Path
 
+    from loaders.remote.url import Location
     from packdata.reading import File
 
 _KINDS = {
@@ -51,7 +51,7 @@ class SourceFile:
     kind: str  # ``text``, ``jsonl``, ``csv``, ``npy``, ``bin``, ``ds`` or a kind of rows
 
     @property
-    def path(self) -> Path:
+    def path(self) -> Location:
         """Where it is."""
         return self.file.path
 
@@ -93,7 +93,7 @@ class SourceFile:
             return mmap.mmap(plain.fileno(), 0) if plain.tell() else b""
 
 
-def list_files(sources: Sequence[Path | str]) -> tuple[list[SourceFile], Counter[str]]:
+def list_files(sources: Sequence[Location]) -> tuple[list[SourceFile], Counter[str]]:
     """Return the files at some paths, in the order of the paths, those of a folder by name.
 
     Args:

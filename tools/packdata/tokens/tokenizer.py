@@ -15,14 +15,13 @@ import numpy as np
 import xxhash
 
 from loaders.codecs.tokenizer import BytesDecoder, JsonDecoder, import_tokenizers
-from loaders.remote.url import place_of
+from loaders.remote.url import Location, place_of
 from loaders.schema.tokens import IGNORED
 from packdata.reading import read_file
 from packdata.tokens.documents import Documents
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from pathlib import Path
 
     import numpy.typing as npt
 
@@ -68,7 +67,7 @@ class JsonTokenizer(JsonDecoder):
         SourceError: It is not such a file.
     """
 
-    def __init__(self, data: bytes, where: Path | str, *, is_chat: bool = False) -> None:
+    def __init__(self, data: bytes, where: Location | str, *, is_chat: bool = False) -> None:
         super().__init__(_without_draws(data), where)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -128,7 +127,7 @@ def _without_draws(data: bytes) -> bytes:
     return json.dumps(content | {"model": model}).encode() if any(changed) else data
 
 
-def open_tokenizer(name: Path | str, *, is_chat: bool = False) -> Tokenizer:
+def open_tokenizer(name: Location | str, *, is_chat: bool = False) -> Tokenizer:
     """Return the tokenizer of a name: ``bytes``, or a ``tokenizer.json``.
 
     Raises:
