@@ -34,6 +34,7 @@ from page import write
 from spine import HERE, ROOT, Case, Told, conditions
 
 from loaders.remote.origin import set_defaults
+from loaders.remote.url import URL
 from loaders.remote.wire import Entry
 from packdata.bucket import Bucket
 from packdata.files.splits import open_splits
@@ -327,7 +328,7 @@ def stored_finish_case(folder: Path, num_parts: int) -> Case:
 
     def ask() -> float:
         place()
-        origin = Bucket("s3://out/packed/.parts")
+        origin = Bucket(URL("s3://out/packed/.parts"))
         began = time.perf_counter()
         entries = [entry for some in origin.below() for entry in some]
         with ThreadPoolExecutor(16) as pool:

@@ -27,12 +27,9 @@ from __future__ import annotations
 
 import re
 from ast import literal_eval
-from typing import TYPE_CHECKING
+from typing import Any
 
 from loaders.text import printable
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class LoadersError(Exception):
@@ -80,9 +77,9 @@ class CodecError(LoadersError, ValueError):
 
 
 class _FileError(LoadersError):
-    """What is wrong with one file, and what to do about it."""
+    """What is wrong with one file, and what to do about it; ``path`` is a path, a URL, or what else names the file."""
 
-    def __init__(self, what: str, path: Path | str, hint: str = "") -> None:
+    def __init__(self, what: str, path: Any, hint: str = "") -> None:
         super().__init__(what, path, hint)  # positional: this is what pickle replays
         self.what, self.path, self.hint = what, path, hint
 
@@ -116,7 +113,7 @@ class ShardError(LoadersError, ValueError):
     def __init__(
         self,
         what: str,
-        path: Path | str,
+        path: Any,
         row: int | None = None,
         field: str | None = None,
         hint: str = "",
@@ -127,7 +124,7 @@ class ShardError(LoadersError, ValueError):
     def __str__(self) -> str:
         return self.beside()
 
-    def beside(self, path: Path | str | None = None, row: int | None = None) -> str:
+    def beside(self, path: Any = None, row: int | None = None) -> str:
         """Return the text for a message that names a file and row already: without these, where they are the same."""
         where = [] if self.path == path else [printable(str(self.path))]
         where += [] if self.field is None else [f"field {self.field}"]
@@ -158,7 +155,7 @@ class SampleError(LoadersError, RuntimeError):
         self,
         what: str = "",
         index: int = -1,
-        path: Path | str = "",
+        path: Any = "",
         row: int = -1,
         key: str | None = None,
         *,

@@ -47,6 +47,7 @@ def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
     dataset = ShardDataset(folder, fields=["image"])
     record = dataset.store.records("image", dataset.view.rows(np.array([13])))[0].tobytes()
     path, _ = dataset.view.place(13)
+    assert isinstance(path, Path)
     data = path.read_bytes()
     assert data.count(record) == 1
     path.write_bytes(data.replace(record, record[:40] + bytes(len(record) - 40)))

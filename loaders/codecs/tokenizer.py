@@ -14,7 +14,6 @@ import numpy as np
 import xxhash
 
 from loaders.errors import LoadersError, ShardError, SourceError
-from loaders.remote.url import is_url
 from loaders.system.regular import read_regular
 
 if TYPE_CHECKING:
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
 
+    from loaders.remote.url import Location
     from loaders.schema import Tokens
 
 
@@ -36,7 +36,7 @@ class BytesDecoder:
 class JsonDecoder:
     """A ``tokenizer.json``; SourceError if it is none, LoadersError if ``tokenizers`` is not installed."""
 
-    def __init__(self, data: bytes, where: Path | str) -> None:
+    def __init__(self, data: bytes, where: Location | str) -> None:
         tokenizers = import_tokenizers()
         try:
             json.loads(data)
@@ -70,7 +70,7 @@ def import_tokenizers() -> Any:
     return tokenizers
 
 
-def decoder_of(folder: Path, field: Tokens) -> Decoder | None:
+def decoder_of(folder: Location, field: Tokens) -> Decoder | None:
     """Return what decodes the ids of a dataset, or None where no tokenizer is kept with it.
 
     Raises:
@@ -81,11 +81,9 @@ def decoder_of(folder: Path, field: Tokens) -> Decoder | None:
         return None
     if field.tokenizer == "bytes":
         return BytesDecoder()
-    if is_url(folder):
-        from loaders.remote.origin import origin_of
+    from loaders.remote.origin import file_beside
 
-        return _opened(origin_of(folder).small_file(field.tokenizer), field)
-    return _opened(folder / field.tokenizer, field)
+    return _opened(file_beside(folder, field.tokenizer), field)
 
 
 @lru_cache(maxsize=4)

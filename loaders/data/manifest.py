@@ -17,17 +17,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from glob import glob
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import xxhash
 
 from loaders.errors import ManifestError, SchemaError
-from loaders.remote.url import is_url
+from loaders.remote.url import URL, Location, place_of
 from loaders.schema import Schema
 from loaders.system.regular import read_regular
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from loaders.remote.origin import Origin
 
 FORMAT_VERSION = 1
@@ -149,18 +150,18 @@ def manifest_bytes(manifest: Manifest) -> bytes:
     return text.encode(errors="backslashreplace") + b"\n"
 
 
-def read_manifest(folder: Path | str) -> Manifest:
+def read_manifest(folder: Location | str) -> Manifest:
     """Read and check the manifest of a packed dataset, in a folder or at a URL.
 
     Raises:
         ManifestError: It is missing, damaged, newer, or names files outside the folder.
         RemoteError: It cannot be fetched.
     """
-    if is_url(folder):
+    if isinstance(place := place_of(folder), URL):
         from loaders.remote.origin import origin_of
 
-        return read_remote(origin_of(folder))
-    return _read_manifest(Path(folder) / MANIFEST_NAME)
+        return read_remote(origin_of(place))
+    return _read_manifest(place / MANIFEST_NAME)
 
 
 def read_remote(origin: Origin) -> Manifest:
@@ -169,10 +170,12 @@ def read_remote(origin: Origin) -> Manifest:
         try:
             return _read_manifest(origin.manifest() / MANIFEST_NAME)
         except ManifestError as error:
-            if is_last or is_url(error.path):
-                path = error.path if is_url(error.path) else origin.url / MANIFEST_NAME
+            if isinstance(error.path, URL):  # there is none
+                raise
+            if is_last:
                 is_json = not isinstance(error.__cause__, json.JSONDecodeError)
                 hint = error.hint if is_json else _NO_JSON
+                path = origin.url / MANIFEST_NAME
                 raise ManifestError(error.what, path, hint) from error.__cause__
     raise AssertionError
 
@@ -204,7 +207,7 @@ def _read_manifest(path: Path) -> Manifest:
 
 
 @without_collections()
-def parse_manifest(text: bytes, path: Path) -> Manifest:
+def parse_manifest(text: bytes, path: Location) -> Manifest:
     """Read and check what a manifest says, which lies at ``path``; ManifestError as of ``read_manifest``."""
     try:
         data = json.loads(text)

@@ -20,16 +20,16 @@ import xxhash
 
 from loaders.data.formats.checksums import CHUNK_BYTES, CHUNKED_ROW_BYTES, num_chunks
 from loaders.data.records import ask_for, fits_memory, span_of, unreadable, wait_for
-from loaders.data.shards import FileShard
+from loaders.data.shards import MemoryShard
 from loaders.data.verify import Seen
 from loaders.errors import ChecksumError, ShardError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from loaders.data.finder import Rows
     from loaders.data.store import Store
+    from loaders.remote.url import Location
 
 UInt8Array = npt.NDArray[np.uint8]
 Indices = npt.NDArray[np.int64]
@@ -95,7 +95,7 @@ class PartialRecords:
             return False
         return self._looks_again or chunks.known.new(chunks.first[row : row + 1]) is not None
 
-    def _path(self, shard: int) -> Path:
+    def _path(self, shard: int) -> Location:
         return self._store.shards[shard].path
 
     def _chunks_of(self, number: int) -> _Chunks | None:
@@ -106,7 +106,7 @@ class PartialRecords:
 
     def _open(self, number: int) -> _Chunks | None:
         shard = self._store.shard(number)
-        is_file = isinstance(self._store.shards[number], FileShard)
+        is_file = not isinstance(self._store.shards[number], MemoryShard)
         column, sums = shard.columns[self._field], shard.checksums.get(self._field)
         if not is_file or column.nbytes < CHUNKED_ROW_BYTES * len(column):
             return None

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from loaders.data.columns import FixedColumn, rows_between
 from loaders.data.gather import Gather
-from loaders.data.shards import FileShard
+from loaders.data.shards import MemoryShard
 from loaders.data.verify import Seen, Verifier
 from loaders.errors import ShardError
 from loaders.system.libc import libc
@@ -32,12 +32,12 @@ from loaders.system.limits import memory_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-    from pathlib import Path
 
     from loaders.data.columns import Column
     from loaders.data.finder import Rows
     from loaders.data.gather import Take
     from loaders.data.shards import Check, OpenShard, Shard
+    from loaders.remote.url import Location
 
 # No more is read of one question: the usual read-ahead (``force_page_cache_readahead`` in mm/readahead.c).
 READ_BYTES = 128 << 10
@@ -75,7 +75,7 @@ class FieldRecords:
         self._take, self._is_evictable = take, is_evictable
         self._gather: Gather | None = None
         # A small file has no large records.
-        sizes = [shard.info.size_bytes if isinstance(shard, FileShard) else 0 for shard in shards]
+        sizes = [0 if isinstance(s, MemoryShard) else s.info.size_bytes for s in shards]
         least = [_MIN_ROW_BYTES * shard.num_samples for shard in shards]
         self._sizes = np.where(np.array(sizes) < np.array(least), _SMALL, _UNKNOWN)
         # Whether some may be large and are not here yet; else no record is looked at.
@@ -207,7 +207,7 @@ def _refuse_size(shard: OpenShard, field: str, row: int, nbytes: int) -> NoRetur
     raise ShardError(f"the record has {found} bytes, not {nbytes}", shard.path, row, field)
 
 
-def unreadable(path: Path, row: int, field: str) -> ShardError:
+def unreadable(path: Location, row: int, field: str) -> ShardError:
     """Return what is raised for a record that storage does not bring."""
     hint = "The file was cut since it was opened, or its storage failed: run 'packdata verify'"
     return ShardError("the pages of the record cannot be read", path, row, field, hint)
@@ -215,7 +215,7 @@ def unreadable(path: Path, row: int, field: str) -> ShardError:
 
 def fits_memory(shards: Sequence[Shard]) -> bool:
     """Tell whether memory can be trusted to keep what was read of all files."""
-    nbytes = sum(shard.info.size_bytes for shard in shards if isinstance(shard, FileShard))
+    nbytes = sum(s.info.size_bytes for s in shards if not isinstance(s, MemoryShard))
     return nbytes < _MEMORY_SHARE * memory_bytes()
 
 

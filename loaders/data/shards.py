@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeVar
 
 from loaders.data.formats import RESTORE, hash_file, open_checksums, open_columns
@@ -17,11 +16,12 @@ from loaders.errors import (
     ShardError,
     StaleDatasetError,
 )
-from loaders.remote.url import is_url
+from loaders.remote.url import URL, Location, place_of
 from loaders.remote.wire import File
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     from loaders.data.columns import Column
     from loaders.data.formats.checksums import Checksums
@@ -39,7 +39,7 @@ _MAX_EVICTIONS = 8  # of a shard, between being fetched and being mapped
 class OpenShard:
     """A shard in use."""
 
-    path: Path  # the file
+    path: Location  # the file, or its URL
     columns: Mapping[str, Column]  # its columns, by field
     checksums: Mapping[str, Checksums]  # their checksums, where they are to be verified
     remedy: str = RESTORE  # for damage
@@ -59,16 +59,17 @@ class OpenShard:
 class FileShard:
     """A shard that is mapped when it is first touched."""
 
-    folder: Path  # where it lies, or the dataset's URL
+    folder: Path  # where it lies
     info: ShardInfo  # what the manifest says of it
     schema: Schema  # the dataset's
     version: Version  # which file that manifest was
     # Of a file whose checksums the manifest does not vouch for: which file it was when the dataset was opened.
     identity: Version | None
+    remedy = RESTORE  # for damage
 
     @property
     def path(self) -> Path:
-        """The file, or its URL; made when it is asked for, as a dataset may have 100,000 shards."""
+        """The file; made when it is asked for, as a dataset may have 100,000 shards."""
         return self.folder / self.info.file
 
     @property
@@ -76,31 +77,15 @@ class FileShard:
         """Its rows."""
         return self.info.num_samples
 
-    @property
-    def remedy(self) -> str:
-        """What to do about damage."""
-        return RESTORE
-
     def open(self, check: Check) -> OpenShard:
         """Map the file; ShardError if it is not what the manifest says, StaleDatasetError if that is another by now."""
         try:
-            shard = self._open_at(self.path, check)
+            shard = _opened(self.path, self, check)
         except ShardError:
             self.check_version()
             raise
         self.check_version()  # last: what replaces the file from here on is not what is mapped
         return shard
-
-    def _open_at(self, file: Path, check: Check) -> OpenShard:
-        columns = open_columns(file, self.info)
-        checksums = {} if check == "never" else open_checksums(file, self.info)
-        if self.identity is not None and self.identity != _identity_of(file):
-            what = "the file was replaced since the dataset was opened"
-            raise StaleDatasetError(what, self.path, hint="Open the dataset again")
-        if check == "always" and hash_file(file) != self.info.xxh3_128:
-            what = "the shard's hash (xxh3-128) differs from the manifest"
-            raise ChecksumError(what, self.path, hint=self.remedy)
-        return OpenShard(self.path, columns, checksums, self.remedy)
 
     def fetch(self) -> Path:
         """Return the file, when it is here."""
@@ -125,10 +110,23 @@ class FileShard:
 
 
 @dataclass(slots=True, eq=False)
-class RemoteShard(FileShard):
+class RemoteShard:
     """A shard at a URL, which is fetched before it is mapped: from a cache that may evict it before it is opened."""
 
+    info: ShardInfo  # what the manifest says of it
+    schema: Schema  # the dataset's
     origin: Origin  # what fetches it
+    identity = None  # files of a cache are known by their content
+
+    @property
+    def path(self) -> URL:
+        """Its URL."""
+        return self.origin.url / self.info.file
+
+    @property
+    def num_samples(self) -> int:
+        """Its rows."""
+        return self.info.num_samples
 
     @property
     def file(self) -> File:
@@ -137,7 +135,7 @@ class RemoteShard(FileShard):
 
     def open(self, check: Check) -> OpenShard:
         """Map the file, as ``FileShard.open``."""
-        return self._when_here(lambda file: self._open_at(file, check))
+        return self._when_here(lambda file: _opened(file, self, check))
 
     @property
     def remedy(self) -> str:
@@ -177,6 +175,22 @@ class RemoteShard(FileShard):
         """Pass: shards at URLs are known by their content."""
 
 
+PackedShard = FileShard | RemoteShard  # a shard that a manifest lists
+
+
+def _opened(file: Path, shard: PackedShard, check: Check) -> OpenShard:
+    """Map the file of a shard; ShardError if it is not what the manifest says."""
+    columns = open_columns(file, shard.info)
+    checksums = {} if check == "never" else open_checksums(file, shard.info)
+    if shard.identity is not None and shard.identity != _identity_of(file):
+        what = "the file was replaced since the dataset was opened"
+        raise StaleDatasetError(what, shard.path, hint="Open the dataset again")
+    if check == "always" and hash_file(file) != shard.info.xxh3_128:
+        what = "the shard's hash (xxh3-128) differs from the manifest"
+        raise ChecksumError(what, shard.path, hint=shard.remedy)
+    return OpenShard(shard.path, columns, checksums, shard.remedy)
+
+
 def version_of(file: Path) -> Version:
     """Return what tells a file from one that takes its place; of a manifest, take it before it is read."""
     try:
@@ -202,36 +216,35 @@ def _read(folder: Path, version: Version) -> Manifest | None:
 
 @without_collections()
 def open_manifest(
-    folder: Path | str, cache: Any = None, storage: Mapping[str, Any] | None = None
-) -> tuple[Manifest, Sequence[FileShard], Path]:
+    folder: Location | str, cache: Any = None, storage: Mapping[str, Any] | None = None
+) -> tuple[Manifest, Sequence[PackedShard], Location]:
     """Read the manifest of a folder or URL; return it with its shards, which are not opened yet, and the place.
 
     Of a URL: ``cache`` and ``storage`` as ``ShardDataset`` takes them.
     """
-    if is_url(folder):
+    if isinstance(place := place_of(folder), URL):
         from loaders.remote.origin import origin_of
 
-        origin = origin_of(folder, cache, storage)
-        manifest, url = read_remote(origin), origin.url
-        about = manifest.schema, (), None, origin
-        return manifest, [RemoteShard(url, each, *about) for each in manifest.shards], url
+        origin = origin_of(place, cache, storage)
+        manifest = read_remote(origin)
+        shards = [RemoteShard(each, manifest.schema, origin) for each in manifest.shards]
+        return manifest, shards, place
     if cache is not None or storage is not None:
         raise ValueError(f"cache and storage are for URLs, {str(folder)!r} is a folder")
-    folder = Path(folder).absolute()
-    version = version_of(folder / MANIFEST_NAME)
-    manifest = read_manifest(folder)
-    shards = []
+    place = place.absolute()
+    version = version_of(place / MANIFEST_NAME)
+    manifest, files = read_manifest(place), list[FileShard]()
     for each in manifest.shards:  # packed before 1.0, the manifest has no hash of checksums
-        identity = None if each.checksums_xxh3_64 else _identity_of(folder / each.file)
-        shards.append(FileShard(folder, each, manifest.schema, version, identity))
-    return manifest, shards, folder
+        identity = None if each.checksums_xxh3_64 else _identity_of(place / each.file)
+        files.append(FileShard(place, each, manifest.schema, version, identity))
+    return manifest, files, place
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MemoryShard:
     """Columns that are in memory, and where they came from."""
 
-    path: Path
+    path: Location
     columns: Mapping[str, Column]
 
     def __post_init__(self) -> None:
@@ -249,4 +262,4 @@ class MemoryShard:
         return OpenShard(self.path, self.columns, {})
 
 
-Shard = FileShard | MemoryShard
+Shard = PackedShard | MemoryShard

@@ -25,11 +25,11 @@ from loaders.system.locks import ForkLock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from loaders.data.columns import Column
     from loaders.data.shards import Check, OpenShard, Shard
     from loaders.remote.origin import Origin
+    from loaders.remote.url import Location
     from loaders.remote.wire import File
 
 Indices = npt.NDArray[np.int64]
@@ -186,7 +186,7 @@ class Store:
                 stack.callback(ahead.close)
             yield
 
-    def place(self, index: int) -> tuple[Path, int]:
+    def place(self, index: int) -> tuple[Location, int]:
         """Return the file of one sample and its row there."""
         number = int(self.shards_of(np.array([index], np.int64))[0])
         return self.shards[number].path, index - int(self.starts[number])

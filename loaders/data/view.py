@@ -9,7 +9,6 @@ import itertools
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,11 +21,11 @@ from loaders.codecs.picture import PictureCodec
 from loaders.codecs.raw import RawCodec
 from loaders.data.columns import FixedColumn
 from loaders.data.remote_columns import with_column
-from loaders.data.shards import FileShard, open_manifest
+from loaders.data.shards import MemoryShard, open_manifest
 from loaders.data.store import ShardRuns, Store
 from loaders.division import check_strata, divide, divide_by_key
 from loaders.errors import CodecError, LoadersError, SampleError, SchemaError, ShardError
-from loaders.remote.url import URL
+from loaders.remote.url import Location, place_of
 from loaders.schema import Image, Label, Mask, Schema, Text
 from loaders.schema.tables import find_column
 
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
     from loaders.data.columns import Column
     from loaders.data.finder import Rows
-    from loaders.data.shards import Check
+    from loaders.data.shards import Check, PackedShard
 
 Indices = npt.NDArray[np.int64]
 UInt8Array = npt.NDArray[np.uint8]
@@ -53,7 +52,7 @@ class View:
     store: Store  # where the records lie
     schema: Schema  # the fields that samples have here, of those that are stored
     source_fingerprint: str  # identifies all that the store holds
-    path: Path  # what messages call the dataset
+    path: Location  # what messages call the dataset
     numbers: Indices | None = None  # of the samples in the store; None: all, as they lie
     _codecs: dict[str, Codec] = field(default_factory=dict, init=False, repr=False)
 
@@ -179,7 +178,7 @@ class View:
         """Find some samples in the store."""
         return self.store.rows(self.numbers_of(positions))
 
-    def place(self, position: int) -> tuple[Path, int]:
+    def place(self, position: int) -> tuple[Location, int]:
         """Return the file of a sample, and its row there."""
         return self.store.place(int(self.numbers_of(np.array([position], np.int64))[0]))
 
@@ -380,11 +379,11 @@ class View:
     # -- files -------------------------------------------------------------------------------------
 
     @property
-    def _files(self) -> list[FileShard]:
-        return [shard for shard in self.store.shards if isinstance(shard, FileShard)]
+    def _files(self) -> list[PackedShard]:
+        return [shard for shard in self.store.shards if not isinstance(shard, MemoryShard)]
 
     @property
-    def folders(self) -> list[Path]:
+    def folders(self) -> list[Location]:
         """The folders, or URLs, of the datasets whose shards these are, in order."""
         return list(dict.fromkeys(shard.path.parent for shard in self._files))
 
@@ -394,7 +393,7 @@ class View:
             shard.check_version()
 
     @property
-    def whole_shards(self) -> list[FileShard] | None:
+    def whole_shards(self) -> list[PackedShard] | None:
         """The files that hold just these samples with just these fields, in order; None if there are no such files."""
         files = self._files
         is_whole = self.numbers is None and len(files) == len(self.store.shards)
@@ -409,11 +408,11 @@ def _size(codec: Codec, record: UInt8Array) -> Any:
     return codec.decode(record).shape[:2]
 
 
-def open_view(path: Path | str, check: Check = "first") -> View:
+def open_view(path: Location | str, check: Check = "first") -> View:
     """Open the dataset of a folder, or at a URL; ManifestError if there is none, or it is damaged."""
-    manifest, shards, place = open_manifest(path)
+    manifest, shards, _ = open_manifest(path)
     store = Store(shards, check, max_open=_MAX_OPEN)
-    place = place if isinstance(place, URL) else Path(path)  # as it was given
+    place = place_of(path)  # as it was given
     return View(store, manifest.schema, manifest.fingerprint, place)
 
 

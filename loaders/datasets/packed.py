@@ -60,13 +60,12 @@ from loaders.schema.pictures import first_picture
 from loaders.schema.tables import column_names, find_column
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import torch
 
     from loaders.data.store import Store
     from loaders.data.view import View
     from loaders.datasets.base import Halves
+    from loaders.remote.url import Location
 
 Indices = npt.NDArray[np.int64]
 OnError = Literal["raise", "replace"]
@@ -370,7 +369,7 @@ class PackedDataset(Settled, BatchDataset[SampleT]):
         example = f", they look like {self.view.key(0)!r}" if len(self) else ""
         raise KeyError(f"none of {len(self)} samples has the key {key!r}{example}")
 
-    def place(self, index: int) -> tuple[Path, int]:
+    def place(self, index: int) -> tuple[Location, int]:
         """Return the file of a sample, or its URL, and its row there."""
         return self.view.place(index)
 

@@ -13,11 +13,10 @@ from loaders.datasets.base import SampleT
 from loaders.datasets.packed import OnError, PackedDataset, Transform
 from loaders.datasets.reading.fixed import take_rows
 from loaders.datasets.settings import check_augment
-from loaders.remote.url import is_url
+from loaders.remote.url import URL, Location
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
 
 class ShardDataset(PackedDataset[SampleT]):
@@ -87,7 +86,7 @@ class ShardDataset(PackedDataset[SampleT]):
 
     def __init__(
         self,
-        path: Path | str,
+        path: Location | str,
         *,
         fields: Sequence[str] | None = None,
         augment: Sequence[Any] | None = None,
@@ -100,9 +99,9 @@ class ShardDataset(PackedDataset[SampleT]):
         cache: Any = None,
         storage: Mapping[str, Any] | None = None,
     ) -> None:
-        folder = as_path("path", path, "the folder or URL of what packdata made")
-        place = str(path) if is_url(path) else folder
-        manifest, shards, self.path = open_manifest(place, cache, storage)
+        if not isinstance(path, str | URL):
+            path = as_path("path", path, "the folder or URL of what packdata made")
+        manifest, shards, self.path = open_manifest(path, cache, storage)
         check_augment(augment, manifest.schema.fields)
         store = Store(shards, check, take_rows)
         super().__init__(

@@ -22,6 +22,7 @@ from loaders.device.accelerator import as_device, pins
 from loaders.errors import LoadersError
 from loaders.loading.frameworks import without_ignite
 from loaders.loading.tuning import read_workers
+from loaders.remote.url import URL
 from loaders.sampling.bylength import ByLength
 from loaders.sampling.locality import BlockShuffled, Lanes
 from loaders.sampling.order import Order, Sequential, Shuffled
@@ -336,7 +337,7 @@ def check_alone() -> None:
 
 def _checked_dataset(dataset: Any) -> Any:
     """Return a dataset; TypeError where it is none."""
-    if isinstance(dataset, str | os.PathLike):
+    if isinstance(dataset, str | os.PathLike | URL):
         raise TypeError(
             f"dataset must be a dataset, got {dataset!r}: is it ShardDataset({str(dataset)!r})?"
         )

@@ -35,6 +35,7 @@ from loaders.system.mounts import mount_of
 from loaders.text import parse_size
 
 if TYPE_CHECKING:
+    from loaders.remote.url import URL
     from loaders.remote.wire import File
 
 VERSION = "v2"
@@ -167,7 +168,7 @@ def shard_path(inside: Path, file: File) -> Path:
     return inside / f"shards/{file.hash[:2]}/{file.hash}{os.path.splitext(file.file)[1]}"
 
 
-def manifest_folder(inside: Path, url: Path, endpoint: str) -> Path:
+def manifest_folder(inside: Path, url: URL, endpoint: str) -> Path:
     """Return where the last manifest of a URL lies."""
     return inside / "manifests" / xxhash.xxh3_128_hexdigest(f"{endpoint} {url}".encode())
 

@@ -26,7 +26,7 @@ from weakref import WeakValueDictionary
 from loaders.checks import shown
 from loaders.errors import CacheError, RemoteError
 from loaders.remote.folder import VERSION, Cache, manifest_folder, shard_path, small_file
-from loaders.remote.url import OBSTORE_SCHEMES, PUBLIC_OPTIONS, URL, endpoint_of, url_of
+from loaders.remote.url import OBSTORE_SCHEMES, PUBLIC_OPTIONS, URL, Location, endpoint_of
 from loaders.system.locks import ForkLock
 from loaders.system.registry import WeakRegistry
 
@@ -86,7 +86,7 @@ class Origin:
         try:
             return self.cache.open()
         except CacheError as error:
-            inside = Path(error.path) / VERSION
+            inside = Path(str(error.path)) / VERSION
             if not (isinstance(error.__cause__, OSError) and self._manifest_in(inside).exists()):
                 raise
             self._refusal = error
@@ -262,12 +262,11 @@ def get_defaults() -> dict[str, Any]:
     return {"cache": _defaults["cache"], "storage": storage and _public(storage)}
 
 
-def origin_of(place: Path | str, cache: Any = None, storage: Any = None) -> Origin:
+def origin_of(url: URL, cache: Any = None, storage: Any = None) -> Origin:
     """Return the origin of a URL: the one that this process has already, unless other options are given.
 
-    RemoteError if there are credentials in the URL, TypeError or ValueError for what ``Cache.parse`` refuses.
+    TypeError or ValueError for what ``Cache.parse`` refuses.
     """
-    url = url_of(place)
     if cache is None and storage is None and (found := _origins.get(url)):
         return found
     storage = _defaults["storage"] if storage is None else storage
@@ -278,3 +277,8 @@ def origin_of(place: Path | str, cache: Any = None, storage: Any = None) -> Orig
     cache = Cache.parse(_defaults["cache"] if cache is None else cache)
     origin = _origins[url] = Origin(url, cache, storage or {})
     return origin
+
+
+def file_beside(folder: Location, name: str) -> Path:
+    """Return a small file that lies beside a manifest; RemoteError if it cannot be fetched."""
+    return origin_of(folder).small_file(name) if isinstance(folder, URL) else folder / name

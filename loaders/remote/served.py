@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING, TypeVar
 from loaders.errors import RemoteError
 from loaders.remote.faults import StoreFault, hide_secrets
 from loaders.remote.stores import Got, Objects, ObstoreObjects, mark_of, open_objects
-from loaders.remote.url import PUBLIC_OPTIONS, endpoint_of
+from loaders.remote.url import PUBLIC_OPTIONS, URL, endpoint_of
 from loaders.remote.wire import PART_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
     from typing import Any
-
-    from loaders.remote.url import URL
 
     # A URL, options, and variables of the client.
     Reached = tuple[URL, dict[str, Any], dict[str, str]]

@@ -22,13 +22,11 @@ from loaders.remote.credentials import (
     has_credentials,
 )
 from loaders.remote.faults import StoreFault, fault_of, text_of
-from loaders.remote.url import KINDS, OBSTORE_SCHEMES, endpoint_of
+from loaders.remote.url import KINDS, OBSTORE_SCHEMES, URL, endpoint_of
 from loaders.remote.wire import PUT_BYTES, Entry
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-
-    from loaders.remote.url import URL
 
 _CLIENT_OPTIONS = frozenset(
     (

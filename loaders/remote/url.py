@@ -1,9 +1,10 @@
-"""Where a dataset lies in a store. A URL has no secrets in it, so it may be shown, logged and pickled."""
+"""Where a dataset or a source lies, a path or a URL; and how the store of a URL is reached."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path, PosixPath
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from loaders.errors import RemoteError
@@ -30,27 +31,50 @@ PUBLIC_OPTIONS = frozenset(
 )
 
 
-class URL(PosixPath):
-    """A place in a store, ``scheme://host/path``: without user name, password, query and fragment.
+@dataclass(frozen=True, slots=True)
+class URL:
+    """A place in a store, ``scheme://host/path``; it has no secrets, so it may be shown, logged and pickled.
 
-    It is a path, so what joins, names or shows paths does the same with URLs; no file lies there.
+    It is joined and named as paths are, and no path: no file lies there.
     """
 
+    text: str  # without user name, password, query and fragment
+
     def __str__(self) -> str:
-        scheme, _, rest = super().__str__().partition(":/")
-        return f"{scheme}://{'/' if scheme == 'file' else ''}{rest.lstrip('/')}"
+        return self.text
+
+    def __repr__(self) -> str:
+        return f"URL({self.text!r})"
+
+    def __truediv__(self, name: str) -> URL:
+        return URL(f"{self.text}/{name}".rstrip("/"))
 
     @property
     def scheme(self) -> str:
         """What comes before ``://``."""
-        return str(self).partition("://")[0]
+        return self.text.partition("://")[0]
+
+    @property
+    def name(self) -> str:
+        """What comes behind the last slash."""
+        return self.text.rpartition("/")[2]
+
+    @property
+    def parent(self) -> URL:
+        """The folder that it is in; of a bucket or a server, itself."""
+        scheme, _, rest = self.text.partition("://")
+        above = rest.rpartition("/")[0]
+        return URL(f"{scheme}://{above}") if above else self
 
     def absolute(self) -> URL:
         """Return it as it is."""
         return self
 
 
-def is_url(place: Path | str) -> bool:
+Location = Path | URL  # where something lies; what opens files takes a Path
+
+
+def is_url(place: Location | str) -> bool:
     """Tell whether a place is a URL, and not the path of something that exists."""
     if isinstance(place, URL):
         return True
@@ -58,7 +82,7 @@ def is_url(place: Path | str) -> bool:
     return found is not None and len(found[1]) > 1 and not Path(place).exists()
 
 
-def url_of(place: Path | str) -> URL:
+def url_of(place: Location | str) -> URL:
     """Return a place as a URL; RemoteError if it names no bucket, holds credentials, or a key that is not read.
 
     ``Path("s3://bucket")`` loses a slash, which is put back.
@@ -71,22 +95,22 @@ def url_of(place: Path | str) -> URL:
     # Keys of buckets may hold a '?' or a '#'.
     host, slash, path = (re.split("[?#]", rest)[0] if is_web else rest).partition("/")
     if scheme == "file":
-        host, slash, path = "", "/", rest.lstrip("/")
+        host, slash, path = "", "/", str(PurePosixPath("/", rest))[1:]
     public = f"{scheme}://{host.rpartition('@')[2]}{slash}{path}".rstrip("/")
     if not host and scheme != "file":  # as of a variable that is not set
         raise RemoteError("a URL names a bucket or a server", f"{scheme}://")
     if "@" in host or (is_web and "?" in rest):
         what = "a URL holds no user, password or query"
         raise RemoteError(what, public, "Pass credentials in storage=, or set their variables")
-    if scheme != "file" and ("//" in path.strip("/") or "/./" in path):
+    if "//" in f"/{path}".rstrip("/") or "/./" in f"/{path}/":
         what = "a key with '//' or '/./' in it is another object than the one without, and is not read"
         raise RemoteError(what, public, "Copy the objects to a folder without these")
     return URL(public)
 
 
-def place_of(place: Path | str) -> Path:
+def place_of(place: Location | str) -> Location:
     """Return a path, or a URL; RemoteError for one that holds credentials."""
-    return url_of(place) if is_url(place) else Path(place)
+    return url_of(place) if isinstance(place, URL) or is_url(place) else Path(place)
 
 
 def short_name(name: str) -> str:

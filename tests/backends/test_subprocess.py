@@ -191,6 +191,7 @@ def damaged(folder: Path, index: int) -> Path:
     data = ShardDataset(path, fields=["image"])
     record = data.store.records("image", data.view.rows(np.array([index])))[0].tobytes()
     shard, _ = data.view.place(index)
+    assert isinstance(shard, Path)
     content = shard.read_bytes()
     shard.write_bytes(content.replace(record, b"\x00" * len(record)))
     return path
@@ -557,6 +558,7 @@ def test_a_kept_child_verifies_in_its_first_epoch_only(tmp_path: Path) -> None:
     )  # not the one of the loaders: it would know the sample
     shard, _ = again.view.place(7)
     record = again[7].pixels.permute(1, 2, 0).numpy().tobytes()
+    assert isinstance(shard, Path)
     at = shard.read_bytes().index(record)
     with shard.open("r+b") as file:
         file.seek(at)

@@ -68,6 +68,7 @@ def dropped(dataset: ShardDataset, *indices: int) -> list[np.ndarray[Any, Any]]:
     records = unread(dataset, *indices)
     if libc() is None or not hasattr(os, "posix_fadvise"):
         pytest.skip("files cannot be taken out of the page cache here")
+    assert isinstance(dataset.path, Path)
     drop_pages(files(dataset.path))
     if any(map(in_memory, records)):
         pytest.skip("files cannot be taken out of the page cache here")

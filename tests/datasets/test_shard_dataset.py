@@ -188,7 +188,7 @@ def test_keys_are_found_in_the_view(dataset: ShardDataset) -> None:
     assert [view.find(key(i)) for i in (7, 2, 5)] == [0, 1, 2]
     assert view[::-1].find(key(7)) == 2
     assert view.place(0) == dataset.place(7)
-    assert view.place(0)[0].is_file()
+    assert Path(str(view.place(0)[0])).is_file()
     for missing in (key(1), "", "no"):
         with pytest.raises(KeyError):
             view.find(missing)
@@ -847,7 +847,7 @@ def test_a_bad_sample_says_each_thing_once(damaged: Path) -> None:
         f"sample 5 ({path}, row {row}, key {key(5)!r}): field image: the checksum does not match. "
         "Run 'packdata verify'; restore the shard from a copy, or pack again."
     )
-    path.unlink()
+    Path(str(path)).unlink()
     with pytest.raises(SampleError) as caught:
         ShardDataset(damaged, fields=["image"])[5]
     assert str(caught.value).startswith(f"sample 5 ({path}, row {row}): the shard is missing. Run")

@@ -664,6 +664,7 @@ def damage(folder: Path, index: int) -> Path:
     dataset = ShardDataset(folder, fields=["image"])
     record = dataset.store.records("image", dataset.view.rows(np.array([index])))[0].tobytes()
     path, _ = dataset.view.place(index)
+    assert isinstance(path, Path)
     data = path.read_bytes()
     assert data.count(record) == 1
     path.write_bytes(data.replace(record, record[:40] + bytes(len(record) - 40)))

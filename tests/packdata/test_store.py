@@ -69,3 +69,18 @@ def test_killed_while_parts_are_cleared_their_journals_stay_to_the_last(
     clear_parts(store)
 
     assert not [*tmp_path.iterdir()]
+
+
+def test_folders_of_other_machines_are_cleared_with_the_parts_and_links_as_links(
+    tmp_path: Path,
+) -> None:
+    store, there = FolderStore(tmp_path / "dst"), tmp_path / "elsewhere"
+    there.mkdir()
+    (there / "a").write_text("stays")
+    store.put(".parts/part-00000-of-00002.there/.packing/journal.jsonl", b"{}")
+    (tmp_path / "dst/.parts/part-00001-of-00002.link").symlink_to(there)
+
+    clear_parts(store)
+
+    assert not [*(tmp_path / "dst").iterdir()]
+    assert (there / "a").read_text() == "stays"

@@ -240,8 +240,8 @@ def standardized(
     table = table.round({"carat": 1})
     options = {"features": ("carat", "depth", "sold", "same"), "dtype": request.param}
     folder = tmp_path_factory.mktemp("standardized")
-    reader = pack(table, folder, target=("price", "kind_number"), standardize=True, **options)
-    return reader.path, table
+    pack(table, folder, target=("price", "kind_number"), standardize=True, **options)
+    return folder / "t.csv-packed", table
 
 
 @pytest.mark.parametrize(
@@ -608,7 +608,7 @@ def test_shards_of_tables_have_a_size_of_their_own_unless_another_is_asked_for(
 def test_pandas_and_duckdb_read_the_shards(tmp_path: Path) -> None:
     table = frame()
     reader = pack(table, tmp_path)
-    shard = str(next(reader.path.glob("*.parquet")))
+    shard = str(next((tmp_path / "t.csv-packed").glob("*.parquet")))
 
     read = pd.read_parquet(shard)
     sums: Any = duckdb.sql(

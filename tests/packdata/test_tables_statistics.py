@@ -106,7 +106,7 @@ def test_classes_and_statistics_cover_rows_that_are_left_out(tmp_path: Path) -> 
 
     assert reader.schema.fields["k"].to_json()["classes"] == ["u", "v"]
     assert features_of(reader).mean == (1.5,)
-    (line,) = (reader.path / "rejected.jsonl").read_text().splitlines()
+    (line,) = (tmp_path / "out/rejected.jsonl").read_text().splitlines()
     assert json.loads(line)["error"].endswith("line 3: target 'y' has no value.")
 
 

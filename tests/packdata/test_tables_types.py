@@ -165,7 +165,7 @@ def test_declared_names_of_classes_are_the_classes_of_a_target(
 
     assert reader.schema.fields["v"].to_json()["classes"] == ["zebra", "ant", "no"]
     assert reader.column("v").tolist() == [1, 0, 1]
-    assert len((reader.path / "rejected.jsonl").read_text().splitlines()) == 1  # -1 is no class
+    assert len((tmp_path / "out/rejected.jsonl").read_text().splitlines()) == 1  # -1 is no class
 
 
 def test_a_number_beyond_the_declared_classes_is_named(tmp_path: Path) -> None:

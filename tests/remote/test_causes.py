@@ -17,6 +17,7 @@ import pytest
 from loaders import ShardDataset
 from loaders.errors import ManifestError, RemoteError
 from loaders.remote import origin
+from loaders.remote.url import url_of
 from tests.remote.conftest import ended, storage
 
 FAST: dict[str, Any] = {"retry_timeout": 1.5, "timeout": 1}
@@ -123,7 +124,7 @@ def test_a_name_a_port_a_range_and_a_compressed_answer_have_each_its_remedy(
     small: Path, shared: Path
 ) -> None:
     def refused(url: str, name: str = "", **options: Any) -> tuple[str, str]:
-        there = origin.origin_of(url, shared, options)
+        there = origin.origin_of(url_of(url), shared, options)
         with pytest.raises(RemoteError) as caught:
             there.ranges([(name, 0, 100)]) if name else there.manifest()
         return caught.value.what, caught.value.hint

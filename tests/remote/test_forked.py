@@ -46,7 +46,8 @@ def test_worker_processes_start_before_the_threads_that_tell_the_fetcher(
 FORKED = """
 import os, sys
 from loaders.remote.origin import origin_of
-origin = origin_of(sys.argv[2], sys.argv[3], {"skip_signature": True, "endpoint": sys.argv[1]})
+from loaders.remote.url import url_of
+origin = origin_of(url_of(sys.argv[2]), sys.argv[3], {"skip_signature": True, "endpoint": sys.argv[1]})
 data = (origin.manifest() / "manifest.json").read_bytes()
 child = os.fork()
 spans = [(at, at + 10) for at in range(0 if child else 100, 300)]

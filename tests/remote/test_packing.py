@@ -16,11 +16,13 @@ import cv2
 import numpy as np
 import pytest
 
+import packdata
 from loaders import ShardDataset
 from loaders.data.manifest import read_manifest
 from loaders.errors import LoadersError, PackError, RemoteError
 from loaders.remote import origin
 from loaders.remote.origin import Origin
+from loaders.schema import Array, Text
 from packdata.bucket import Bucket
 from packdata.cli import main
 from packdata.images.plan import pack_images
@@ -516,3 +518,22 @@ def test_a_store_that_ignores_conditions_is_packed_into_and_no_secret_stays(
 
     assert not found.stdout
     assert read_manifest(root / "out" / "packed" / "val").num_samples == 4
+
+
+def test_a_writer_packs_into_a_bucket_what_it_packs_into_a_folder(
+    store: Store, tmp_path: Path
+) -> None:
+    """Aborted, it leaves no dataset."""
+    fields = {"values": Array("float32", (100,)), "key": Text()}
+    rows = [{"values": np.full(100, i, np.float32), "key": str(i)} for i in range(30)]
+
+    packdata.pack(rows, tmp_path / "packed", fields, shard_bytes=SHARD)
+    summary = packdata.pack(rows, OUT, fields, shard_bytes=SHARD)
+    writer = packdata.Writer(f"{OUT}-not", fields)
+    writer.add(**rows[0])
+    writer.abort()
+
+    there = store.root / "out/packed"
+    assert (summary.dst, summary.samples) == (OUT, 30)
+    assert shards_at(there) == shards_at(tmp_path / "packed")
+    assert not (store.root / "out/packed-not/manifest.json").exists()

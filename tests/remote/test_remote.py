@@ -103,7 +103,7 @@ def test_a_pickle_has_no_secret_and_is_served_by_the_fetcher_that_knows_it(
 def test_a_copy_of_a_copy_names_the_secrets_that_its_fetcher_does_not_know(cache: Path) -> None:
     secret = {"access_key_id": "nobody", "secret_access_key": "swordfish"}
     closed = {"endpoint": "http://127.0.0.1:1", "retry_timeout": 1}
-    origin = origin_of("s3://bucket/elsewhere", cache, closed | secret)
+    origin = origin_of(URL("s3://bucket/elsewhere"), cache, closed | secret)
     for _ in range(2):
         origin = pickle.loads(pickle.dumps(origin))
 
@@ -137,7 +137,7 @@ def test_a_missing_dataset_and_a_dead_server_are_errors_with_the_url(
     with pytest.raises(ManifestError) as bucketless:
         ShardDataset("s3://nowhere/packed", cache=shared, storage=storage(server))
     with pytest.raises(RemoteError) as asked:
-        origin_of("s3://nowhere/packed", shared, storage(server)).small_file("a")
+        origin_of(URL("s3://nowhere/packed"), shared, storage(server)).small_file("a")
 
     assert str(missing.value.path).startswith("s3://bucket/nothing")
     assert "bucket" in bucketless.value.hint != missing.value.hint
@@ -258,7 +258,13 @@ def test_a_url_with_secrets_is_refused_without_them(url: str) -> None:
     assert "word@" not in f"{caught.value}"
 
 
-@pytest.mark.parametrize("url", ["s3://bucket/a//b", "https://host/a/./b", "gs://bucket/a/b//c"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("s3://bucket/a//b", "https://host/a/./b", "gs://bucket/a/b//c"),
+        *("s3://bucket//a", "s3://bucket/./a", "s3://bucket/a/."),
+    ],
+)
 def test_a_key_that_would_become_another_one_is_refused(url: str) -> None:
     """In a store these are other objects; in a folder they are the same file."""
     with pytest.raises(RemoteError) as caught:
@@ -266,6 +272,24 @@ def test_a_key_that_would_become_another_one_is_refused(url: str) -> None:
 
     assert str(caught.value.path) == url
     assert str(url_of("file:///a//b")) == "file:///a/b"
+
+
+def test_a_url_is_joined_as_a_path_and_is_none() -> None:
+    """What asks a path for its file, such as open(), is an error: no file lies there."""
+    url = url_of("s3://bucket/a")
+
+    assert (repr(url), f"{url / 'b' / 'c.lmdb'}") == (
+        "URL('s3://bucket/a')",
+        "s3://bucket/a/b/c.lmdb",
+    )
+    assert (url / "", url / "b" / "..", (url / "b").parent) == (url, URL(f"{url}/b/.."), url)
+    assert (url.name, url.parent.name, url.parent.parent) == ("a", "bucket", URL("s3://bucket"))
+    assert len({url, url_of("s3://bucket/a/"), pickle.loads(pickle.dumps(url))}) == 1
+    assert url.absolute() is url
+    assert not isinstance(url, os.PathLike)
+    assert not hasattr(url, "exists")
+    with pytest.raises(TypeError):
+        os.fspath(url)  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("path", ["packed/train", "/a:/b", "C:/data", "./s3", "a/b://c"])

@@ -440,7 +440,7 @@ def test_a_list_is_given_in_pages(store: Store) -> None:
     for i in range(2_500):
         (folder / f"{i:05}").write_bytes(b"")
 
-    pages = [*Bucket("s3://raw/many").below()]
+    pages = [*Bucket(URL("s3://raw/many")).below()]
 
     assert [entry.name for page in pages for entry in page] == [f"{i:05}" for i in range(2_500)]
     assert len(store.proxy.requests()) == 3

@@ -219,7 +219,7 @@ def test_objects_are_deleted_and_one_that_is_not_there_is_no_error(store: Store)
     (there / "sub").mkdir(parents=True)
     for name in (*names, "other"):
         (there / name).write_text(name)
-    place = Bucket("s3://out")
+    place = Bucket(url_of("s3://out"))
 
     place.delete(*names, "gone")
     place.delete()

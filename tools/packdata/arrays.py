@@ -32,8 +32,8 @@ from packdata.sources.npy import read_array, read_header
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
+    from loaders.remote.url import Location
     from packdata.files.splits import Split
     from packdata.packing.shards import Format
     from packdata.packing.summary import Summary
@@ -250,7 +250,7 @@ def _file_of(item: Item) -> File:
 
 
 def plan_arrays(
-    src: Path | str | Sequence[Path | str],
+    src: Location | str | Sequence[Location | str],
     *,
     format: Format | None = None,
     array_column: str | None = None,
@@ -274,8 +274,8 @@ def plan_arrays(
 
 @takes(ArrayOptions, SourceOptions, PackSettings, column="array_column")
 def pack_arrays(
-    src: Path | str | Sequence[Path | str],
-    dst: Path | str,
+    src: Location | str | Sequence[Location | str],
+    dst: Location | str,
     *,
     format: Format | None = None,
     **options: Any,

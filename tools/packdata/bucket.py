@@ -14,7 +14,7 @@ import xxhash
 
 from loaders.errors import ChecksumError, RemoteError
 from loaders.remote.origin import origin_of
-from loaders.remote.url import KINDS, URL, place_of
+from loaders.remote.url import KINDS, URL, Location, place_of
 from loaders.remote.wire import PART_BYTES, PUT_BYTES, Entry
 from loaders.system.regular import hash_file, regular
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _WRITABLE = ("s3", "gs", "az")
 
 
-def target_at(place: Path | str) -> Path:
+def target_at(place: Location | str) -> Location:
     """Return a path, or a URL.
 
     Raises:
@@ -48,9 +48,8 @@ def name_at(folder: str, name: str) -> str:
 class Bucket:
     """The objects at a URL, as a ``Store`` that is also listed and read by ranges; RemoteError if it cannot be."""
 
-    def __init__(self, place: Path | str) -> None:
-        self._origin = origin_of(place)
-        self.url = self._origin.url
+    def __init__(self, url: URL) -> None:
+        self.url, self._origin = url, origin_of(url)
 
     def _ask(self, op: str, **about: Any) -> Any:
         return self._origin.ask(f"{op}: {self.url}", op, **about)

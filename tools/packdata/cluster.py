@@ -54,7 +54,7 @@ def usual_parts(plan: SourcePlan) -> int:
 
 def pack_on_ray(
     plan: SourcePlan,
-    dst: Path | str,
+    dst: Location | str,
     *,
     parts: int | None,
     address: str | None,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from loaders.checks import as_list, did_you_mean, whole_number
 from loaders.commandline import number_from
 from loaders.errors import RemoteError, SchemaError
-from loaders.remote.url import is_url, url_of
+from loaders.remote.url import URL, Location, is_url, url_of
 from loaders.text import parse_size
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ def parse_names(text: str) -> list[str]:
     return names
 
 
-def parse_target(text: str) -> Path | str:
+def parse_target(text: str) -> URL | str:
     """Read a path, pattern or URL; an empty one, of a shell variable that is not set, is a mistake."""
     if not text:
         raise argparse.ArgumentTypeError("the path is empty: write . for the folder you are in")
@@ -181,7 +181,7 @@ def parse_target(text: str) -> Path | str:
         raise argparse.ArgumentTypeError(f"{error.what} ({error.path})") from None
 
 
-def parse_source(text: str) -> Path:
+def parse_source(text: str) -> Location:
     """Read the path or URL of a dataset."""
     place = parse_target(text)
     return Path(place) if isinstance(place, str) else place

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from loaders.checks import whole_number
 from loaders.errors import SourceError
-from loaders.remote.url import is_url
+from loaders.remote.url import Location, is_url
 from loaders.text import printable
 from packdata.describe import describe_field
 from packdata.packing.engine import Run, targets_of
@@ -34,7 +34,7 @@ _USUAL_SEED = 0
 class SourcePlan(ABC):
     """A source that was listed, with what would become of it; ``str`` says it in words."""
 
-    sources: Sequence[Path | str]  # files, folders and patterns, as they were given
+    sources: Sequence[Location]  # files, folders and patterns, as they were given
     splits: Sequence[tuple[str, Recipe]]  # (folder below the destination, recipe) of each
     format: Format  # of the shards
     listed: Any  # what changes when one of the files does

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from loaders.errors import SourceError
-from loaders.remote.url import is_url, place_of
+from loaders.remote.url import URL, Location, is_url, url_of
 from loaders.system.regular import read_regular, regular
 from packdata.bucket import Bucket
 
@@ -80,7 +80,7 @@ class RemoteFile:
         return b"".join(_checked(each, self.where) for each in got)
 
     @property
-    def path(self) -> Path:
+    def path(self) -> URL:
         """The URL of the object."""
         return self.bucket.url / self.name
 
@@ -109,14 +109,14 @@ def read_file(path: Path | str, hint: str = "", where: str = "") -> bytes:
     with _explained(where or str(path), hint):
         if not is_url(path):
             return read_regular(path)
-        url = place_of(path)
-        data, _ = Bucket(str(url.parent)).read(url.name)
+        url = url_of(path)
+        data, _ = Bucket(url.parent).read(url.name)
         if data is None:
             raise FileNotFoundError("there is no such object")
         return data
 
 
-def read_text(path: Path, hint: str = "") -> str:
+def read_text(path: Location, hint: str = "") -> str:
     """Return the text of a file, also of one at a URL; SourceError if that fails."""
     try:
         return read_file(path, hint).decode()

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+    from loaders.remote.url import Location
     from packdata.reading import File
 
     Names = Sequence[str] | None  # of columns; None: all
@@ -74,7 +75,7 @@ class RowFile(ABC):
         guesses: Kinds that texts may turn out to be; none where the file declares types.
     """
 
-    path: Path
+    path: Location
     unit = "row"
     columns: tuple[str, ...] | None
     classes: Mapping[str, tuple[str, ...]] = MappingProxyType({})

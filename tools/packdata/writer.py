@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sized
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from loaders.checks import as_list, shown, whole_number
@@ -22,6 +21,7 @@ from loaders.codecs.heads import MAX_PICTURE_MB
 from loaders.errors import CodecError, LoadersError, PackError, SchemaError, SourceError
 from loaders.schema import Field, Schema, Text
 from loaders.system import opencv
+from packdata.bucket import target_at
 from packdata.packing.engine import Outcome, Run, SplitPacker
 from packdata.packing.packing import Made, Packing
 from packdata.packing.progress import Progress, Quiet
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from types import TracebackType
 
+    from loaders.remote.url import Location
     from packdata.packing.settings import OnError
     from packdata.packing.summary import Summary
     from packdata.values import Prepared
@@ -60,7 +61,7 @@ class Writer:
     A writer belongs to the process that made it: it can neither be pickled nor forked.
 
     Args:
-        dst: A folder that is new or empty.
+        dst: A folder that is new or empty, or a URL.
         fields: Field by name. The codec of each says how its values are stored.
         defaults: Names of the fields that ``dataset[i]`` holds; all but ``key`` by default.
         format: ``"lmdb"`` or ``"parquet"``.
@@ -85,7 +86,7 @@ class Writer:
 
     def __init__(
         self,
-        dst: Path | str,
+        dst: Location | str,
         fields: Mapping[str, Field],
         *,
         defaults: Iterable[str] | None = None,
@@ -120,7 +121,7 @@ class Writer:
         self._process = os.getpid()
         self.summary: Summary | None = None
         plan = {"writer": "true"}
-        self._packing = Packing(Path(dst), [""], plan, overwrite=overwrite, kind="writer")
+        self._packing = Packing(target_at(dst), [""], plan, overwrite=overwrite, kind="writer")
         self._open = ExitStack()  # what is released at the end, last first
         self._open.enter_context(self._packing)
         self._open.enter_context(opencv.one_thread())
@@ -388,7 +389,7 @@ def _add_samples(writer: Writer, source: Any, progress: Progress) -> None:
 
 def pack(
     source: Iterable[Mapping[str, Any]] | Mapping[str, Any],
-    dst: Path | str,
+    dst: Location | str,
     fields: Mapping[str, Field] | None = None,
     *,
     progress: Progress | None = None,
@@ -402,7 +403,7 @@ def pack(
         source: The samples; read once, in one thread. With a length, progress can say what is
             left. Or a mapping of field name to array ``(N, ...)``, as ``Writer.add_batch`` takes them: columns
             are packed at the speed of memory.
-        dst: A folder that is new or empty.
+        dst: A folder that is new or empty, or a URL.
         fields: Field by name; None for a DataFrame, or a table of Arrow.
         progress: Called for every sample.
         **options: Those of ``Writer``: ``format``, ``shard_bytes``, ``workers``, ``on_error``, ...; of a DataFrame

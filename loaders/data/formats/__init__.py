@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from loaders.data.manifest import Place, ShardInfo
+    from loaders.remote.url import Location
 
 _PLACE_BYTES = 32  # of a record of its own size: start and length, and what comes and goes while they are read
 _LARGE_BYTES = 1 << 30  # where it is looked what is free
@@ -87,20 +88,20 @@ class _Mapped:
 
 def open_columns(path: Path, info: ShardInfo) -> dict[str, Column]:
     """Map a shard (``map_shard``) and return its columns, without copying rows; ShardError if they lie outside."""
-    return columns_in(map_shard(path, info), info, path, is_file=True)
+    return columns_in(map_shard(path, info), info, path, path)
 
 
 def columns_in(
-    data: npt.NDArray[np.uint8], info: ShardInfo, path: Path, *, is_file: bool = False
+    data: npt.NDArray[np.uint8], info: ShardInfo, path: Location, file: Path | None = None
 ) -> dict[str, Column]:
-    """Return the columns of a shard whose bytes are here, or mapped from a file; ShardError if rows lie outside."""
+    """Return the columns of a shard whose bytes are here, or mapped from ``file``; ShardError if rows lie outside."""
     num_varied = sum(place.row_nbytes is None for place in info.places.values())
     check_memory(num_varied * info.num_samples * _PLACE_BYTES, path, info.num_samples)
     places, n = info.places, info.num_samples
-    return {name: _column(data, places[name], n, path, name, is_file=is_file) for name in places}
+    return {name: _column(data, places[name], n, path, name, file) for name in places}
 
 
-def check_memory(nbytes: int, path: Path | str, num_rows: int) -> None:
+def check_memory(nbytes: int, path: Location | str, num_rows: int) -> None:
     """Raise ShardError if this takes more memory than is free: a sparse file claims any number of rows."""
     if nbytes > _LARGE_BYTES and nbytes > (free := available_memory()):
         what = f"{nbytes >> 20:,} MiB of memory are needed for its {num_rows:,} rows"
@@ -108,12 +109,11 @@ def check_memory(nbytes: int, path: Path | str, num_rows: int) -> None:
 
 
 def _column(
-    data: npt.NDArray[np.uint8], place: Place, n: int, path: Path, name: str, *, is_file: bool
+    data: npt.NDArray[np.uint8], place: Place, n: int, path: Location, name: str, file: Path | None
 ) -> Column:
     if place.row_nbytes is not None:
         rows = data[place.offset : place.offset + n * place.row_nbytes]
         return FixedColumn(rows.reshape(n, place.row_nbytes))
-    file = path if is_file else None
     lengths = _numbers(data, file, place.lengths or 0, n, "<i4")
     if place.starts is not None:
         starts = _numbers(data, file, place.starts, n, "<i8")
@@ -155,7 +155,7 @@ def open_checksums(path: Path, info: ShardInfo) -> dict[str, Checksums]:
     return parse_checksums(text, path, info)
 
 
-def parse_checksums(text: bytes, path: Path, info: ShardInfo) -> dict[str, Checksums]:
+def parse_checksums(text: bytes, path: Location, info: ShardInfo) -> dict[str, Checksums]:
     """Read the row checksums of each column from a shard's text of them; ShardError if it is none, or another's."""
     if info.checksums_xxh3_64 not in (None, xxhash.xxh3_64_hexdigest(text)):
         what = "the row checksums are not those of the manifest: is it a shard of another packing?"

@@ -30,6 +30,7 @@ from loaders.datasets.shard import ShardDataset
 from loaders.device.accelerator import as_device
 from loaders.errors import CodecError, SampleError, SchemaError, SourceError
 from loaders.gone import gone
+from loaders.remote.url import URL, Location
 from loaders.schema import Array, Field, Image, Label, Mask, Schema, Text
 from loaders.system.regular import read_regular
 
@@ -73,7 +74,7 @@ class RAMDataset(ResidentDataset[SampleT]):
 
     def __init__(
         self,
-        source: PackedDataset[SampleT] | Path | str,
+        source: PackedDataset[SampleT] | Location | str,
         *,
         decode: bool = False,
         shared: bool = False,
@@ -94,7 +95,8 @@ class RAMDataset(ResidentDataset[SampleT]):
         if isinstance(source, PackedDataset):
             dataset = source.replace(**settings) if settings else source
         else:
-            dataset = ShardDataset(as_path("source", source, _SOURCE), **settings)
+            place = source if isinstance(source, str | URL) else as_path("source", source, _SOURCE)
+            dataset = ShardDataset(place, **settings)
         if home is not None and not (pin or decode or shared):  # straight from the files
             settings = {name: getattr(dataset, name) for name in (*SETTINGS, "leader")}
             PackedDataset.__init__(self, dataset.view, **settings)
@@ -190,7 +192,9 @@ class RAMDataset(ResidentDataset[SampleT]):
             encoded = cls.__new__(cls)
             encoded._init_from(shard, fields, None, "", max_picture_mb=max_mb)
             try:
-                shard, fields = load_samples(encoded, shard.path, decode=True, progress=progress)
+                shard, fields = load_samples(
+                    encoded, shard.path, decode=True, progress=progress, shared=False
+                )
             except SampleError as error:
                 raise SourceError(error.what, files[error.index]) from error
         dataset = cls.__new__(cls)

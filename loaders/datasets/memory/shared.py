@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from loaders.datasets.memory.loading import ColumnToLoad
     from loaders.datasets.memory.memfile import Place
     from loaders.datasets.packed import PackedDataset
+    from loaders.remote.url import Location
     from loaders.schema import Field
 
     Plan = Callable[[], Mapping[str, ColumnToLoad]]
@@ -90,12 +91,12 @@ class HeldShard(MemoryShard):
         return HeldShard, (self.path, dict(self.columns))
 
 
-def _attach(path: Path, identity: str) -> HeldShard:
+def _attach(path: Location, identity: str) -> HeldShard:
     file = _find_or_load(identity, None, progress=False)
     return HeldShard(path, file.columns, [file], identity)
 
 
-def load_shard(path: Path, plans: Mapping[str, ColumnToLoad], progress: bool) -> MemoryShard:
+def load_shard(path: Location, plans: Mapping[str, ColumnToLoad], progress: bool) -> MemoryShard:
     """Load columns: into a memory file, where the system has such."""
     if sys.platform == "linux":
         file = fill_memory_file("", plans, progress, _INTO_RAM)
@@ -111,7 +112,7 @@ def load_shard(path: Path, plans: Mapping[str, ColumnToLoad], progress: bool) ->
 
 
 def load_samples(
-    dataset: PackedDataset[Any], path: Path, *, decode: bool, progress: bool, shared: bool = False
+    dataset: PackedDataset[Any], path: Location, *, decode: bool, progress: bool, shared: bool
 ) -> tuple[MemoryShard, dict[str, Field]]:
     """Load the fields of a dataset's samples, ``shared`` for all processes of this user, unless one of them has.
 

@@ -26,10 +26,10 @@ from loaders.schema.tokens import LABELS, TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from loaders.data.store import Store
     from loaders.datasets.base import Halves
+    from loaders.remote.url import Location
     from loaders.schema import Field, Schema
 
 Indices = npt.NDArray[np.int64]
@@ -105,7 +105,7 @@ class TokenWindows(Settled, BatchDataset):
 
     def __init__(
         self,
-        dataset: PackedDataset | Path | str,
+        dataset: PackedDataset | Location | str,
         length: int = 1024,
         stride: int | None = None,
         *,

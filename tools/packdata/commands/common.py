@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from loaders.commandline import Command, number_from, show
 from loaders.errors import LoadersError, SchemaError
-from loaders.remote.url import is_url
+from loaders.remote.url import URL, Location
 from loaders.text import printable
 from packdata.options import parse_source, size_from
 from packdata.packing.shards import DEFAULT_SHARD_BYTES, FORMATS
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Callable, Iterable, Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     Argument = Callable[[Any], object]  # adds one to a parser, or to a group of one
 
@@ -115,11 +114,11 @@ def with_options(text: str, args: argparse.Namespace) -> str:
     return f"{text} ({word}: {', '.join(named)})" if named else text
 
 
-def datasets_at(folder: Path) -> list[Path]:
+def datasets_at(folder: Location) -> Sequence[Location]:
     """Return the dataset at a folder; of a folder of splits, of sizes or of both, each of them."""
     from packdata.packing.store import FolderStore, datasets_below
 
-    if is_url(folder):
+    if isinstance(folder, URL):
         return [folder]
     return [folder / below for below in datasets_below(FolderStore(folder))] or [folder]
 

@@ -12,6 +12,7 @@ from loaders.data.manifest import FORMAT_VERSION, read_manifest
 from loaders.errors import PackError
 from loaders.progress import Meter
 from loaders.remote.options import add_remote
+from loaders.remote.url import URL, Location
 from loaders.schema import Label, MultiLabel
 from loaders.text import describe_size, printable
 from packdata.commands.common import (
@@ -58,7 +59,7 @@ def info(args: Namespace) -> int:
     return 0
 
 
-def _described(path: Path, manifest: Manifest) -> dict[str, Any]:
+def _described(path: Location, manifest: Manifest) -> dict[str, Any]:
     """Return what a manifest says, as JSON types."""
     shards, fields = manifest.shards, manifest.schema.fields
     classes = {n: f.classes for n, f in fields.items() if isinstance(f, Label | MultiLabel)}
@@ -227,7 +228,7 @@ def verify(args: Namespace) -> int:
     """
     from packdata.inspect.verify import verify
 
-    if not args.dataset.is_dir():
+    if isinstance(args.dataset, URL) or not args.dataset.is_dir():
         read_manifest(args.dataset)  # says what is there instead: a wrong path is no fault
     check = partial(verify, quick=args.quick, decode=args.decode, workers=args.workers)
     folders = datasets_at(args.dataset)

@@ -17,7 +17,7 @@ from loaders.checks import shown
 from loaders.codecs import codec_for
 from loaders.data.manifest import MANIFEST_NAME, read_manifest
 from loaders.errors import CodecError, SourceError
-from loaders.remote.url import place_of
+from loaders.remote.url import Location, place_of
 from loaders.schema import Array, Bytes, Field, Json, Label, MultiLabel, Text
 from packdata.describe import few
 from packdata.reading import read_text
@@ -95,7 +95,7 @@ class LabelField:
 
 
 def label_fields(
-    sources: Mapping[str, Source], classes: Sequence[str] | Path | str | None, separator: str = ""
+    sources: Mapping[str, Source], classes: Sequence[str] | Location | str | None, separator: str
 ) -> dict[str, tuple[LabelField, ...]]:
     """Return the label fields of each source.
 
@@ -180,15 +180,15 @@ def _check_fixed(
             raise SourceError(what, name, "Add them to classes=, or remove their pictures")
 
 
-def read_classes(classes: Sequence[str] | Path | str, field: str = LABEL) -> tuple[str, ...]:
+def read_classes(classes: Sequence[str] | Location | str, field: str = LABEL) -> tuple[str, ...]:
     """Return the names of classes: those given, of a file with one a line, or of a field of a packed dataset.
 
     Raises:
         SourceError: They cannot be read, or there are duplicates.
     """
-    if isinstance(classes, str | Path):
+    if isinstance(classes, str | Location):
         path = place_of(classes)
-        if is_folder(path) or is_file(path / MANIFEST_NAME):
+        if (isinstance(path, Path) and is_folder(path)) or is_file(path / MANIFEST_NAME):
             return _classes_of_dataset(path, field)
         lines, place = read_text(path).removeprefix("\ufeff").splitlines(), str(path)
         names = tuple(filter(None, map(str.strip, lines)))
@@ -201,7 +201,7 @@ def read_classes(classes: Sequence[str] | Path | str, field: str = LABEL) -> tup
     return names
 
 
-def _classes_of_dataset(folder: Path, name: str) -> tuple[str, ...]:
+def _classes_of_dataset(folder: Location, name: str) -> tuple[str, ...]:
     field = read_manifest(folder).schema.fields.get(name)
     if not isinstance(field, Label | Array) or field.classes is None:
         raise SourceError(f"{name} has no class names", folder, "Give a file with one name a line")

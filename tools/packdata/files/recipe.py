@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from loaders.remote.url import place_of
 from loaders.schema import Field, Schema
 from packdata.describe import counted
 from packdata.files.splits import contents, files_of_splits, source_notes
@@ -16,8 +15,8 @@ from packdata.sources.listed import files_identity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
+    from loaders.remote.url import Location
     from packdata.files.splits import Split
     from packdata.packing.shards import Format
     from packdata.packing.summary import Summary
@@ -91,7 +90,7 @@ class FilesPlan(SourcePlan, Generic[_R]):
 
     def __init__(
         self,
-        sources: Sequence[Path | str],
+        sources: Sequence[Location],
         splits: Sequence[tuple[str, _R]],
         format: Format,
         kind: FileKind,

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from loaders.errors import SourceError
-from loaders.remote.url import place_of
+from loaders.remote.url import Location, place_of
 from loaders.schema import Array, Label, MultiLabel
 from packdata.describe import counted, few, passed_over
 from packdata.files.labels import LabelField, label_fields, parts_of
@@ -22,7 +22,6 @@ from packdata.sources.row_kinds import ROW_KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from packdata.reading import File
     from packdata.sources.base import Source
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 class SourceOptions:
     """What is said of a source beside its path."""
 
-    masks: Path | str | None = opt(
+    masks: Location | str | None = opt(
         None,
         "folder with a mask for each file, under the same relative name, with any suffix",
         "FOLDER",
@@ -44,7 +43,7 @@ class SourceOptions:
         "beside their files",
         "SUFFIX|OLD=NEW",
     )
-    classes: Sequence[str] | Path | str | None = opt(
+    classes: Sequence[str] | Location | str | None = opt(
         None,
         "class names, in the order of their numbers: a file with one per line, or a packed dataset",
         "FILE|DATASET",
@@ -75,7 +74,7 @@ class Split(NamedTuple):
 
 
 def open_splits(
-    src: Path | str | Sequence[Path | str],
+    src: Location | str | Sequence[Location | str],
     options: SourceOptions | None = None,
     kind: FileKind = PICTURES,
     extend: Callable[[Source, str], Source] | None = None,
@@ -114,14 +113,14 @@ def open_splits(
 
 
 def _parts_of(
-    given: Sequence[Path | str], kind: FileKind
+    given: Sequence[Location], kind: FileKind
 ) -> tuple[Mapping[str, Found], Mapping[str, int]]:
     """Return what each split is made of, called "" if it is one source; and the files beside splits, by suffix."""
     found = [*map(look_at, given)]
     if (folder := next((each for each in found if isinstance(each, Listing)), None)) is None:
         return {"": [file for each in found if not isinstance(each, Listing) for file in each]}, {}
     if len(found) > 1:
-        raise several_sources([*map(place_of, given)])
+        raise several_sources(given)
     if (splits := find_splits(folder, kind)) is None:
         return {"": folder}, {}
     # Where splits are files, the others are refused.

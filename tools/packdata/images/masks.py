@@ -15,7 +15,7 @@ from packdata.images.pictures import PictureFile, decode_picture, oriented, with
 from packdata.reading import read_file
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from loaders.remote.url import Location
 
 Values = npt.NDArray[Any]
 _EXACT = ("png", "gif", "bmp", "tiff", "ppm")
@@ -64,7 +64,7 @@ class ClassMap:
         SourceError: At construction, a file cannot be read, or has nothing of the kind.
     """
 
-    def __init__(self, palette: Path | str | None, label_map: Path | str | None) -> None:
+    def __init__(self, palette: Location | str | None, label_map: Location | str | None) -> None:
         given = {"palette": palette, "label map": label_map}
         self.names = [f"{name} {value}" for name, value in given.items() if value is not None]
         self._is_colored = palette is not None
@@ -106,7 +106,7 @@ class ClassMap:
         return np.asarray(self._stored[at])
 
 
-def _palette(palette: Path | str) -> dict[int, int]:
+def _palette(palette: Location | str) -> dict[int, int]:
     """Return the number by colour; lines without one, such as a header, are passed over."""
     text = read_file(palette, _COLORS_HINT).decode(errors="replace")
     colors = []
@@ -120,7 +120,7 @@ def _palette(palette: Path | str) -> dict[int, int]:
     return {color: number for number, color in enumerate(colors)}
 
 
-def _label_map(label_map: Path | str) -> dict[int, int]:
+def _label_map(label_map: Location | str) -> dict[int, int]:
     """Return the new number by the old one."""
     text = read_file(label_map, _NUMBERS_HINT).decode(errors="replace")
     lines = _TWO.findall(text)

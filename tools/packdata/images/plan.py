@@ -22,8 +22,8 @@ from packdata.sources.names import PICTURES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
+    from loaders.remote.url import Location
     from packdata.packing.shards import Format
     from packdata.packing.summary import Summary
 
@@ -46,7 +46,7 @@ class ImagesPlan(FilesPlan[ImagesRecipe]):
 
 
 def plan_images(
-    src: Path | str | Sequence[Path | str],
+    src: Location | str | Sequence[Location | str],
     *,
     format: Format | None = None,
     image_column: str | None = None,
@@ -83,8 +83,8 @@ def _usual_format(splits: Sequence[tuple[str, ImagesRecipe]]) -> Format:
 
 @takes(ImageOptions, SourceOptions, ShapeOptions, PackSettings, column="image_column")
 def pack_images(
-    src: Path | str | Sequence[Path | str],
-    dst: Path | str,
+    src: Location | str | Sequence[Location | str],
+    dst: Location | str,
     *,
     format: Format | None = None,
     **options: Any,

@@ -43,8 +43,8 @@ from packdata.recipe import Tally, Target
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
+    from loaders.remote.url import Location
     from packdata.files.splits import Split
     from packdata.images.fit import Size
     from packdata.sources.base import Item, Pixels
@@ -112,13 +112,13 @@ class ImageOptions:
     )
     gray: bool = opt(False, "store one channel (default: three, RGB)")
     keep_depth: bool = opt(False, "keep 16 bits per channel (default: 8)")
-    palette: Path | str | None = opt(
+    palette: Location | str | None = opt(
         None,
         "file with the colours of masks, one per line, in the order of the classes: R G B or #RRGGBB",
         "FILE",
         type=parse_target,
     )
-    label_map: Path | str | None = opt(
+    label_map: Location | str | None = opt(
         None,
         "file that renumbers the classes of masks: two numbers per line, old and new",
         "FILE",

@@ -19,8 +19,8 @@ from packdata.sources.columns import BOX_LABELS, Column, identifier_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from pathlib import Path
 
+    from loaders.remote.url import Location
     from packdata.files.labels import LabelField
     from packdata.images.fit import Size, SizeOption
 
@@ -50,7 +50,7 @@ class ShapeOptions:
     flip_pairs: Sequence[tuple[int, int]] | str | None = opt(
         None, "points that a horizontal flip exchanges, counted from 0: 1-2,3-4", "PAIRS"
     )
-    annotations: Path | str | None = opt(
+    annotations: Location | str | None = opt(
         None,
         "COCO JSON, or a folder of YOLO labels or VOC XML: boxes, box_labels and other fields",
         "FILE|FOLDER",

@@ -11,14 +11,13 @@ from loaders.schema.pictures import first_picture
 from packdata.describe import cut
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from loaders.remote.url import Location
     from loaders.schema import Schema
 
 _MAX_CHARS = 200  # of one side of a difference
 
 
-def diff(a: Path | str, b: Path | str) -> list[str]:
+def diff(a: Location | str, b: Location | str) -> list[str]:
     """Return how two packed datasets differ, one sentence each; nothing if they have the same fields and shards.
 
     Only their manifests are read. Equal samples in other shards, or in another format, are a difference.

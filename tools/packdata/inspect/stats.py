@@ -35,9 +35,8 @@ from packdata.packing.progress import Quiet
 from packdata.tokens.rows import has_tokens, token_stats
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from loaders.data.view import View
+    from loaders.remote.url import Location
     from loaders.schema import Field
     from packdata.packing.progress import Progress
 
@@ -62,7 +61,7 @@ class Stats:
 
 
 def stats(
-    path: Path | str,
+    path: Location | str,
     *,
     limit: int | None = None,
     workers: int | None = None,

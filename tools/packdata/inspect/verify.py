@@ -13,11 +13,11 @@ from loaders.codecs import codec_for
 from loaders.data.formats import hash_file, open_checksums, open_columns
 from loaders.data.formats.checksums import hash_block
 from loaders.data.manifest import MANIFEST_NAME, Manifest
-from loaders.data.shards import FileShard, RemoteShard, open_manifest
+from loaders.data.shards import RemoteShard, open_manifest
 from loaders.data.view import KEY_FIELD, View, open_view
 from loaders.errors import ManifestError, ShardError
-from loaders.remote.origin import origin_of
-from loaders.remote.url import is_url, place_of
+from loaders.remote.origin import file_beside
+from loaders.remote.url import Location, place_of
 from loaders.schema import Field, Text
 from loaders.system.limits import usable_cores
 from packdata.describe import counted
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from loaders.data.columns import Column
     from loaders.data.formats.checksums import Checksums
+    from loaders.data.shards import PackedShard
     from packdata.packing.progress import Progress
 
 _OWN_FILES = frozenset({MANIFEST_NAME, REJECTED_NAME})
@@ -61,7 +62,7 @@ class Fault:
 class Report:
     """The faults of a dataset, and what is worth knowing of it."""
 
-    path: Path
+    path: Location
     # All that is wrong, in the order of the shards; none if the dataset is whole.
     faults: tuple[Fault, ...]
     notes: tuple[str, ...] = ()  # what is no fault but worth knowing
@@ -87,7 +88,7 @@ class Report:
 
 
 def verify(
-    path: Path | str,
+    path: Location | str,
     *,
     quick: bool = False,
     decode: bool = False,
@@ -113,7 +114,7 @@ def verify(
         what = f"{error.what}. {error.hint}".rstrip(". ")
         return Report(folder, (Fault(MANIFEST_NAME, what),))
 
-    def check(shard: FileShard) -> list[Fault]:
+    def check(shard: PackedShard) -> list[Fault]:
         with _file_of(shard) as file:
             return [*_faults(file, shard, quick, decode)]
 
@@ -125,19 +126,19 @@ def verify(
             faults += found
             shown.advance(0, shard.info.size_bytes)
     for name, expected in manifest.schema.files.items():
-        file = origin_of(folder).small_file(name) if is_url(folder) else folder / name
+        file = file_beside(folder, name)
         if not file.is_file() or hash_file(file) != expected:
             faults.append(Fault(name, "missing, or not the file that the schema names"))
     if not (faults or quick):
         faults += _duplicate_keys(open_view(folder))
     known = _OWN_FILES | {shard.file for shard in manifest.shards} | set(manifest.schema.files)
-    others = [] if is_url(folder) else sorted({each.name for each in folder.iterdir()} - known)
-    notes = [f"{name}: not a part of the dataset" for name in others]
+    there = {each.name for each in folder.iterdir()} if isinstance(folder, Path) else known
+    notes = [f"{name}: not a part of the dataset" for name in sorted(there - known)]
     return Report(folder, tuple(faults), tuple(notes), manifest)
 
 
 @contextmanager
-def _file_of(shard: FileShard) -> Iterator[Path]:
+def _file_of(shard: PackedShard) -> Iterator[Path]:
     """Yield the file of a shard: of one from a URL an open one, which can be read when it is evicted."""
     if isinstance(shard, RemoteShard):
         with shard.open_file() as file:
@@ -146,7 +147,7 @@ def _file_of(shard: FileShard) -> Iterator[Path]:
         yield shard.path
 
 
-def _faults(path: Path, shard: FileShard, quick: bool, decode: bool) -> Iterator[Fault]:
+def _faults(path: Path, shard: PackedShard, quick: bool, decode: bool) -> Iterator[Fault]:
     """Yield the faults of a shard."""
     info, fields = shard.info, shard.schema.fields
     if (what := size_fault(path, info.size_bytes)) is not None:

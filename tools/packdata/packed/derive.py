@@ -13,7 +13,7 @@ from loaders.data.manifest import read_manifest
 from loaders.data.view import join_views, open_view
 from loaders.division import divide
 from loaders.errors import PackError, SchemaError
-from loaders.remote.url import is_url
+from loaders.remote.url import Location, is_url
 from packdata.bucket import target_at
 from packdata.inspect.compare import schema_differences
 from packdata.options import changed, opt, parse_names
@@ -40,7 +40,6 @@ from packdata.tokens.rows import document_hashes, has_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
     from typing import Unpack
 
     from loaders.data.view import View
@@ -76,8 +75,8 @@ class CopyOptions(Recoding):
 
 
 def copy_dataset(
-    src: Path | str,
-    dst: Path | str,
+    src: Location | str,
+    dst: Location | str,
     options: CopyOptions | None = None,
     **settings: Unpack[WriteSettings],
 ) -> Summary:
@@ -108,8 +107,8 @@ def copy_dataset(
 
 
 def split(
-    src: Path | str,
-    dst: Path | str,
+    src: Location | str,
+    dst: Location | str,
     parts: Mapping[str, float],
     *,
     by: By = "shuffle",
@@ -181,8 +180,8 @@ def _documents(view: View, shares: Sequence[float], seed: int) -> Iterator[npt.N
 
 
 def merge(
-    dst: Path | str,
-    sources: Sequence[Path | str],
+    dst: Location | str,
+    sources: Sequence[Location | str],
     *,
     link: bool = True,
     overwrite: bool = False,

@@ -13,7 +13,7 @@ from loaders.data.shards import open_manifest
 from loaders.errors import CacheError, ManifestError, RemoteError
 from loaders.remote.folder import VERSION
 from loaders.remote.origin import origin_of
-from loaders.remote.url import is_url
+from loaders.remote.url import URL, Location, place_of
 from loaders.remote.wire import MAX_CONNECTIONS
 from packdata.packing.progress import Quiet
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from packdata.packing.progress import Progress
 
 
-def fetch(place: Path, progress: Progress | None = None) -> tuple[int, int]:
+def fetch(place: Location, progress: Progress | None = None) -> tuple[int, int]:
     """Bring all shards of a dataset at a URL to the cache; return how many there are, and their bytes.
 
     ``progress`` counts the bytes.
@@ -32,10 +32,10 @@ def fetch(place: Path, progress: Progress | None = None) -> tuple[int, int]:
         CacheError: The cache is too small for all of them.
         RemoteError: One cannot be fetched, or the dataset is in a folder.
     """
-    if not is_url(place):
+    if not isinstance(url := place_of(place), URL):
         raise RemoteError("not a URL", place, "'packdata copy' copies datasets of folders")
-    manifest, shards, _ = open_manifest(place)
-    origin = origin_of(place)
+    manifest, shards, _ = open_manifest(url)
+    origin = origin_of(url)
     if manifest.size_bytes > (budget := origin.budget()):
         what = f"the cache may hold {budget:,} bytes, the dataset has {manifest.size_bytes:,}"
         raise CacheError(what, origin.inside.parent, "Pass a larger cache=")

@@ -18,10 +18,9 @@ import numpy.typing as npt
 import xxhash
 
 from loaders.data.columns import Column, FixedColumn, column_of, rows_between
-from loaders.data.shards import FileShard
+from loaders.data.shards import MemoryShard
 from loaders.errors import CodecError, PackError, SchemaError, SourceError
-from loaders.remote.origin import origin_of
-from loaders.remote.url import is_url
+from loaders.remote.origin import file_beside
 from loaders.schema import Boxes, Image, Keypoints, Schema, Tokens
 from loaders.schema.tokens import DOCUMENT_ENDS, LABELS, NUM_TOKENS, TOKENS
 from loaders.system.regular import read_regular
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from loaders.data.view import View
+    from loaders.remote.url import Location
     from loaders.schema import Field
     from packdata.packed.recode import Recode, Recoding
     from packdata.packing.progress import Progress
@@ -74,12 +74,12 @@ def command_plan(name: str, sources: Sequence[View], **options: Any) -> dict[str
 
 def format_of(view: View) -> Format:
     """Return the format of a view's shards (of the first, should they differ)."""
-    files = (shard for shard in view.store.shards if isinstance(shard, FileShard))
+    files = (shard for shard in view.store.shards if not isinstance(shard, MemoryShard))
     return next((shard_format(shard.info.file) for shard in files), "lmdb")
 
 
 def write_datasets(
-    dst: Path | str,
+    dst: Location | str,
     command: str,
     sources: Sequence[View],
     datasets: Mapping[str, Content],
@@ -140,7 +140,7 @@ def target_of(view: View, schema: Schema) -> Target:
     """
     found, folders = dict[str, bytes](), view.folders
     for name, digest in schema.files.items():
-        files = [origin_of(f).small_file(name) if is_url(f) else f / name for f in folders[:1]]
+        files = [file_beside(folder, name) for folder in folders[:1]]
         found[name] = b"".join(read_regular(file) for file in files if file.is_file())
         if xxhash.xxh3_128_hexdigest(found[name]) != digest:
             what = f"the file {name} is missing, or not the one that the manifest names"
@@ -163,7 +163,7 @@ class ViewContent(Recipe):
     values: Mapping[str, Column] = field(default_factory=dict)
     provenance: Mapping[str, Any] = field(default_factory=dict)
     # Shards that hold just these samples, to be used as they are: of a dataset that is written alone.
-    whole: Sequence[FileShard] = ()
+    whole: Sequence[PackedShard] = ()
     identity, is_of_blocks = _NOTHING, True
 
     def __post_init__(self) -> None:
@@ -172,9 +172,9 @@ class ViewContent(Recipe):
         self.num_samples = None if has_tokens(self.schema) else len(self.view)
         store = self.view.store
         nbytes = sum(
-            shard.info.size_bytes
-            if isinstance(shard, FileShard)
-            else sum(column.nbytes for column in shard.columns.values())
+            sum(column.nbytes for column in shard.columns.values())
+            if isinstance(shard, MemoryShard)
+            else shard.info.size_bytes
             for shard in store.shards
         )
         most = _MAX_PICTURES if self.recoders else _MAX_ROWS

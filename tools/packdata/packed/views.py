@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from loaders.codecs.picture import DEFAULT_QUALITY
 from loaders.data.columns import column_of
 from loaders.data.view import KEY_FIELD, View, open_view
 from loaders.errors import CodecError, SchemaError
+from loaders.remote.url import Location
 from loaders.schema import Array, Bytes, Field, Json, Schema, Text
 from packdata.images.fit import SizeOption
 from packdata.options import takes
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 @takes(WriteSettings)
 def write(
     view: Any,
-    dst: Path | str,
+    dst: Location | str,
     *,
     codec: str | None = None,
     size: int | str | Size | None = None,
@@ -105,7 +105,7 @@ def write(
 
 def _as_view(data: Any) -> tuple[View, Schema]:
     """Return the samples that are to be written, to be verified, with their fields; and all fields that are stored."""
-    data = open_view(data) if isinstance(data, str | Path) else data
+    data = open_view(data) if isinstance(data, Location | str) else data
     view = data if isinstance(data, View) else getattr(data, "view", None)
     if not isinstance(view, View) or getattr(data, "has_own_samples", False):
         what = "takes a dataset of packed samples, such as ShardDataset, or a view of one"

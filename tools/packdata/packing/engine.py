@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Unpack
 
+    from loaders.remote.url import Location
     from packdata.recipe import Recipe, Records, Target
 
 _MAX_BLOCK_BYTES = 64 << 20  # of blocks in flight
@@ -65,7 +66,7 @@ class Outcome(NamedTuple):
 @takes(RunSettings)
 def pack_recipes(
     splits: Sequence[tuple[str, Recipe]],
-    dst: Path | str,
+    dst: Location | str,
     *,
     format: Format,
     is_unchanged: Callable[[], bool] = lambda: True,
@@ -204,7 +205,7 @@ class Run:
             packer.end(recipe.why_empty)
 
 
-def source_changed(dst: Path | str, where: str = "") -> PackError:
+def source_changed(dst: Location | str, where: str = "") -> PackError:
     """Return the error that a source is not what was listed, or what an earlier run has packed."""
     hint = "Pass overwrite=True to start anew; nothing was published"
     return PackError(f"the source changed while it was packed{where}", dst, hint)

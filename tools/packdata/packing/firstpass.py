@@ -6,13 +6,12 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from loaders.errors import SourceError
-from loaders.remote.url import place_of
+from loaders.remote.url import Location, place_of
 from packdata.packing.provenance import PACKER
 from packdata.reading import read_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from pathlib import Path
 
 KEY = "first_pass"  # in the JSON of a plan
 _HOW = "'--dry-run --json > plan.json' makes one, without --part"
@@ -28,7 +27,7 @@ class FirstPass:
         SourceError: The file cannot be read, or is no plan of this version.
     """
 
-    def __init__(self, plan: Path | str | None = None) -> None:
+    def __init__(self, plan: Location | str | None = None) -> None:
         self.plan = None if plan is None else place_of(plan)
         self._identity, self._found = (None, {}) if self.plan is None else _read(self.plan)
 

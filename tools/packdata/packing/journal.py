@@ -28,6 +28,8 @@ from loaders.system.publish import publish_bytes
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from loaders.remote.url import Location
+
 JOURNAL_VERSION = 7
 _MAX_VALUE_CHARS = 400  # longer values of the plan are kept as their hash
 _MAX_SHOWN_CHARS = 60  # and of longer ones a message only says that they differ
@@ -194,7 +196,7 @@ class Journal:
         os.close(self._fd)
 
 
-def parse_journal(data: bytes, path: Path, exists: Exists = lambda *_: True) -> State | None:
+def parse_journal(data: bytes, path: Location, exists: Exists = lambda *_: True) -> State | None:
     """Return what a journal says up to where it can be trusted; None if nothing can be.
 
     Args:

@@ -29,7 +29,7 @@ import lmdb
 
 from loaders.data.manifest import Manifest, ShardInfo
 from loaders.errors import PackError
-from loaders.remote.url import is_url
+from loaders.remote.url import URL, Location
 from loaders.system.regular import read_regular
 from packdata.bucket import name_at
 from packdata.claimed import claimed_folder
@@ -72,7 +72,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from loaders.data.columns import Column
-    from loaders.data.shards import FileShard
+    from loaders.data.shards import PackedShard
     from loaders.schema import Schema
     from packdata.packing.shards import ShardBuilder
 
@@ -87,7 +87,7 @@ class Made(NamedTuple):
     schema: Schema
     provenance: Mapping[str, Any]  # what made it, as JSON
     files: Mapping[str, bytes] = MappingProxyType({})  # beside shards, which the schema names
-    whole: Sequence[FileShard] = ()  # of other datasets, in place of shards written here
+    whole: Sequence[PackedShard] = ()  # of other datasets, in place of shards written here
 
 
 class Packing:
@@ -110,7 +110,7 @@ class Packing:
 
     def __init__(
         self,
-        dst: Path,
+        dst: Location,
         folders: Sequence[str],
         plan: Mapping[str, str],
         *,
@@ -121,9 +121,10 @@ class Packing:
         self.dst, self.folders, self.kind = dst, tuple(folders), kind
         self._overwrite, self._plan = overwrite, dict(plan)
         # The working folder may change before all is published.
-        self._store = store_of(dst if is_url(dst) else dst.absolute(), link=link)
+        self._store = store_of(dst.absolute(), link=link)
+        is_stored = isinstance(dst, URL)
         # Nobody else packs into its folders: shards that no manifest names are of commands that ended early.
-        self._owns_shards = not (kind == "part" or is_url(dst))
+        self._owns_shards = not (kind == "part" or is_stored)
         self.state = State()  # how far the packing has come
         self._pool = ThreadPoolExecutor(_AT_ONCE, "packdata-shard")
         self._room = Semaphore(_WRITTEN_AT_ONCE)
@@ -133,7 +134,7 @@ class Packing:
         self._manifests: dict[str, Manifest] = {}
         self._seen: dict[str, Mapping[str, Any]] = {}  # marks of the manifests to be replaced
         self._open = ExitStack()
-        more = f"; TMPDIR chooses another disk for what goes to {dst}" if is_url(dst) else ""
+        more = f"; TMPDIR chooses another disk for what goes to {dst}" if is_stored else ""
         self._explained = partial(explained, more=more)  # errors of the system
         self.is_published = False
 
@@ -152,7 +153,9 @@ class Packing:
 
     def _working_place(self) -> AbstractContextManager[Path]:
         """Yield the folder in which the lock, the journal and unfinished shards lie, as messages name it."""
-        return claimed_folder(str(self.dst)) if is_url(self.dst) else nullcontext(self.dst)
+        if isinstance(self.dst, URL):
+            return claimed_folder(str(self.dst))
+        return nullcontext(self.dst)
 
     def _begin(self, opened: ExitStack) -> None:
         if not self._work.exists():
@@ -290,7 +293,9 @@ class Packing:
             self._put_made(manifests, {folder: made.files for folder, made in datasets.items()})
         self._manifests, self.is_published = manifests, True
 
-    def _put_whole(self, folder: str, shards: Sequence[FileShard], first: int) -> list[ShardInfo]:
+    def _put_whole(
+        self, folder: str, shards: Sequence[PackedShard], first: int
+    ) -> list[ShardInfo]:
         """Put shards of other datasets there, the ``first`` of this number; return what the manifest says of them."""
         infos = [named_by_hash(s.info, f"shard-{n:05d}") for n, s in enumerate(shards, first)]
 

@@ -10,7 +10,7 @@ from loaders.data.manifest import read_manifest
 from packdata.describe import cut, few
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from loaders.remote.url import Location
 
 PACKER = "loaders 0.1.0"  # a part of every plan, too: another version may encode other bytes
 PLAN = "plan_xxh3_128"  # of all that decided the output: by it, the same command finds itself done
@@ -19,7 +19,7 @@ _NO_OPTIONS |= {"appended", "targets", "tokenizer", "vocab_size", "eod", "row_to
 _MAX_ORIGINS = 16  # nested in a manifest: of a dataset copied daily JSON could not read all
 
 
-def source_of(folder: Path) -> dict[str, Any]:
+def source_of(folder: Location) -> dict[str, Any]:
     """Describe a dataset for the provenance of what is made from it: no path above its own name."""
     manifest = read_manifest(folder)
     described = {"name": folder.absolute().name, "fingerprint": manifest.fingerprint}

@@ -23,7 +23,7 @@ import xxhash
 from loaders.data.formats import hash_file
 from loaders.data.manifest import MANIFEST_NAME, Manifest, manifest_bytes, parse_manifest
 from loaders.errors import PackError, ShardError
-from loaders.remote.url import URL, is_url
+from loaders.remote.url import URL, Location
 from loaders.remote.wire import Entry
 from loaders.system.publish import publish_bytes, sync_folder
 from loaders.system.regular import read_regular
@@ -52,7 +52,7 @@ _NOTHING = {"etag": None, "version": None}
 _KEPT = f"{PARTS_NAME}/files"
 
 
-def store_of(place: Path, *, link: bool = True) -> Store:
+def store_of(place: Location, *, link: bool = True) -> Store:
     """Return the store at a place, as ``target_at`` returns it; ``link`` is as of ``FolderStore``."""
     return Bucket(place) if isinstance(place, URL) else FolderStore(place, link=link)
 
@@ -124,10 +124,13 @@ class FolderStore:
         return True
 
     def delete(self, *names: str) -> None:
-        """Delete files, those that are not there are no error, and folders that this leaves empty."""
+        """Delete files and folders, those that are not there are no error, and folders that this leaves empty."""
         for name in names:
             path = self.url / name
-            path.unlink(missing_ok=True)
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
             for above in path.parents:
                 if above == self.url:
                     break
@@ -329,7 +332,7 @@ def publish(
             store.delete(name)
     for folder, mark in marks.items():
         swap(store, folder, manifests[folder], mark)
-    if not is_url(store.url):
+    if not isinstance(store, Bucket):
         kept = set[str]().union(*(files_of(f, manifest) for f, manifest in manifests.items()))
         store.delete(*(old - kept), *unnamed(store, manifests, manifests))
     return bool(marks)
@@ -375,8 +378,6 @@ def kept_file(digest: str) -> str:
 
 def clear_parts(store: Store) -> None:
     """Delete what is kept of parts, journals last: by them a command that was killed sees what it has done."""
-    if not is_url(store.url):  # also folders of twins, which find out
-        for folder in store.in_folder(PARTS_NAME)[1]:
-            shutil.rmtree(store.url / folder, ignore_errors=True)
     for folder in (_KEPT, PARTS_NAME):
-        store.delete(*(entry.name for entry in store.in_folder(folder)[0]))
+        files, folders = store.in_folder(folder)  # folders of twins, too, which find out
+        store.delete(*folders, *(entry.name for entry in files))

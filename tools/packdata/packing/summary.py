@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from loaders.remote.url import is_url, place_of
+from loaders.remote.url import URL, Location, place_of
 from loaders.text import describe_size, printable
 from packdata.describe import counted
 from packdata.packing.target import PARTS_NAME, REJECTED_NAME
@@ -86,7 +86,8 @@ class Summary:
         lines += map(printable, self.notes)
         if self.rejected:
             listed = place_of(self.dst) / REJECTED_NAME
-            is_listed = PARTS_NAME not in listed.parts and (is_url(self.dst) or listed.exists())
+            is_part = PARTS_NAME in self.dst.split("/")
+            is_listed = not is_part and (isinstance(listed, URL) or listed.exists())
             where = f", listed in {printable(str(listed))}" if is_listed else ""
             lines.append(f"rejected {len(self.rejected):,}{where}:")
         for item, error in self.rejected[:_SHOWN_REJECTS]:
@@ -98,7 +99,7 @@ class Summary:
 
 
 def summary_of(
-    dst: Path | str,
+    dst: Location | str,
     manifests: Mapping[str, Manifest],
     *,
     counted_in: Iterable[str] | None = None,

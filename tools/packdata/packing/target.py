@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import xxhash
 
 from loaders.errors import PackError
-from loaders.remote.url import KINDS, URL, place_of
+from loaders.remote.url import KINDS, URL, Location, place_of
 from loaders.system.publish import sync_folder
 from packdata.claimed import lock_if_free
 
@@ -102,7 +102,7 @@ def lock(path: Path) -> int:
     return fd
 
 
-def check_outside(dst: Path | str, sources: Sequence[Path | str]) -> None:
+def check_outside(dst: Location | str, sources: Sequence[Location | str]) -> None:
     """Raise PackError for a target that is a source, lies in one, or holds one: each is lost or changed by it."""
     (target,) = _real(dst, is_pattern=False)
     for source in sources:
@@ -112,19 +112,19 @@ def check_outside(dst: Path | str, sources: Sequence[Path | str]) -> None:
                 raise PackError(what, dst, "Choose a folder beside it; nothing was written")
 
 
-def _real(place: Path | str, *, is_pattern: bool) -> list[str]:
+def _real(place: Location | str, *, is_pattern: bool) -> list[str]:
     """Return a path without links, or a URL as all spell it; of a pattern, what it means."""
     url = place_of(place)
     if isinstance(url, URL) and url.scheme != "file":
         scheme, _, rest = str(url).partition("://")
         return [f"{KINDS.get(scheme, scheme)}://{os.path.normpath(rest)}"]
-    path = os.fspath(url).removeprefix("file://")
+    path = str(url).removeprefix("file://")
     found = glob(path, recursive=True) if is_pattern and not os.path.lexists(path) else []
     return [*map(os.path.realpath, found or [path])]
 
 
 @contextmanager
-def explained(path: Path, what: str = "cannot be written", more: str = "") -> Iterator[None]:
+def explained(path: Location, what: str = "cannot be written", more: str = "") -> Iterator[None]:
     """Turn an error of the system into a PackError; ``more`` follows the hint."""
     try:
         yield

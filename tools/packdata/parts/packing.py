@@ -20,7 +20,7 @@ import socket
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ import xxhash
 
 from loaders.data.manifest import Manifest
 from loaders.errors import PackError
-from loaders.remote.url import is_url
+from loaders.remote.url import URL, Location
 from loaders.schema import Schema
 from packdata.bucket import name_at, target_at
 from packdata.claimed import claimed_folder
@@ -114,16 +114,13 @@ class PartPacking(Packing):
 
     @contextmanager
     def _working_place(self) -> Iterator[Path]:
-        with ExitStack() as opened:
-            if is_url(self.dst):
-                own = opened.enter_context(claimed_folder(f"{self.dst} {self._part.name}"))
-            else:
-                own = self.dst / f"{self.record}.{_this_machine()}"
-            yield own
+        what, own = f"{self.dst} {self._part.name}", self.dst / f"{self.record}.{_this_machine()}"
+        with claimed_folder(what) if isinstance(own, URL) else nullcontext(own) as place:
+            yield place
             if self.is_published:
-                shutil.rmtree(own, ignore_errors=True)
+                shutil.rmtree(place, ignore_errors=True)
                 with suppress(OSError):  # there are other parts, or none
-                    (self.dst / PARTS_NAME).rmdir()
+                    place.parent.rmdir()
 
     def is_made(self) -> bool:
         """Tell whether the part is packed, or all of them are finished.
@@ -145,17 +142,14 @@ class PartPacking(Packing):
         """Make room for the part; PackError if something else is there."""
         check_target(self._store, self.folders, overwrite=self._overwrite)
         begun = self.dst / PACKING_NAME / JOURNAL_NAME
-        if not (self._overwrite or is_url(self.dst)) and begun.exists():
+        if isinstance(begun, Path) and begun.exists() and not self._overwrite:
             hint = "Finish with the command that began there, or pass overwrite=True"
             raise PackError("unfinished packing", self.dst, hint)
-        others = [path for path, part in found_parts(self._store) if part.of != self._part.of]
+        others = [name for name, part in found_parts(self._store) if part.of != self._part.of]
         if others and not self._overwrite:
-            raise self._other(f"{others[0].name}, of another number of parts")
+            raise self._other(f"{others[0]}, of another number of parts")
         self._check_record()
-        for path in others:
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-        self._store.delete(self.record, *(f"{PARTS_NAME}/{path.name}" for path in others))
+        self._store.delete(self.record, *(f"{PARTS_NAME}/{name}" for name in others))
 
     def _check_record(self) -> None:
         """Raise PackError if the part is there, made with other options."""
@@ -186,7 +180,7 @@ def _this_machine() -> str:
     return re.sub(r"\W", "-", socket.gethostname())
 
 
-def finish(dst: Path | str, *, overwrite: bool = False, delete_old: bool = False) -> Summary:
+def finish(dst: Location | str, *, overwrite: bool = False, delete_old: bool = False) -> Summary:
     """Join the parts of a packing to the dataset, or the datasets, that they are of.
 
     Args:
@@ -199,10 +193,10 @@ def finish(dst: Path | str, *, overwrite: bool = False, delete_old: bool = False
             holds something else, or cannot be written; or there is neither a part nor a dataset.
     """
     place, began = target_at(dst), time.monotonic()
-    if delete_old and not is_url(place):
+    if delete_old and not isinstance(place, URL):
         raise ValueError("delete_old is for URLs: in a folder nothing of an earlier dataset stays")
     store = store_of(place)
-    with explained(place), nullcontext() if is_url(place) else locked(place):
+    with explained(place), nullcontext() if isinstance(place, URL) else locked(place):
         if parts := _all_parts(store):
             _check_alike(place, parts)
             summary = _join(store, parts, began, overwrite=overwrite)
@@ -224,13 +218,13 @@ def part_at(store: Store, name: str) -> State | None:
     return state if state is not None and state.done is not None else None
 
 
-def found_parts(store: Store) -> list[tuple[Path, Part]]:
-    """Return what lies there of parts: journals, and in a folder also what is being packed."""
+def found_parts(store: Store) -> list[tuple[str, Part]]:
+    """Return what lies there of parts, by name: journals, and in a folder also what is being packed."""
     entries, folders = store.in_folder(PARTS_NAME)
-    paths = [store.url / name for name in sorted([*(entry.name for entry in entries), *folders])]
-    matches = ((path, _NAME.fullmatch(path.name)) for path in paths)
-    numbers = ((path, int(m[1]), int(m[2])) for path, m in matches if m is not None)
-    return [(path, Part(number, of)) for path, number, of in numbers if number < of]
+    paths = sorted([*(entry.name for entry in entries), *folders])
+    matches = (_NAME.fullmatch(path.rpartition("/")[2]) for path in paths)
+    numbers = ((m[0], int(m[1]), int(m[2])) for m in matches if m is not None)
+    return [(name, Part(number, of)) for name, number, of in numbers if number < of]
 
 
 def _all_parts(store: Store) -> list[State]:
@@ -240,9 +234,9 @@ def _all_parts(store: Store) -> list[State]:
     dst, counts = store.url, sorted({part.of for _, part in found})
     if len(counts) > 1:
         what = f"there are parts of {' and of '.join(map(str, counts))}"
-        raise PackError(what, dst, f"Remove those that are not meant from {found[0][0].parent}")
+        raise PackError(what, dst, f"Remove those that are not meant from {dst / PARTS_NAME}")
     names = [Part(number, counts[0]).name for number in range(counts[0])]
-    put = [path.name for path, part in found if path.name == part.name]
+    put = [name for name, part in found if name == part.name]
     with ThreadPoolExecutor(_THREADS) as pool:
         read = dict(zip(put, pool.map(partial(part_at, store), put), strict=True))
     there = {name: part for name, part in read.items() if part is not None}
@@ -258,7 +252,7 @@ def _all_parts(store: Store) -> list[State]:
     raise PackError(what, dst, "Run the command that packs each again, then this one")
 
 
-def _check_alike(dst: Path, parts: Sequence[State]) -> None:
+def _check_alike(dst: Location, parts: Sequence[State]) -> None:
     """Raise PackError if parts are not of one packing, or have nothing in them.
 
     What their sources are called may differ: the dataset has the name that the first part saw.

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from xml.etree import ElementTree
 
 from loaders.errors import SourceError
-from loaders.remote.url import URL
+from loaders.remote.url import URL, Location
 from loaders.schema import Array, Boxes, Json, Keypoints
 from packdata.ahead import fetched_ahead
 from packdata.describe import counted, few
@@ -66,13 +66,13 @@ class Annotations:
 
     def name_of(self, item: Item) -> str | None:
         """Return what a picture is called here, None if it is not: of names that fit its path, the longest counts."""
-        path = PurePath(item.key if item.file is None else item.file.path)
+        path = PurePath(item.key if item.file is None else str(item.file.path))
         parts = (path if self.kind == "COCO" else path.with_suffix("")).parts
         names = ("/".join(parts[i:]) for i in range(len(parts)))
         return next((name for name in names if name in self.pictures), None)
 
 
-def annotated(source: Source, path: Path | str, split: str, classes: Sequence[str]) -> Source:
+def annotated(source: Source, path: Location | str, split: str, classes: Sequence[str]) -> Source:
     """Return a source with the annotations of its pictures from a file or folder; folders are no classes then.
 
     Of several COCO files the one is read whose name or folder has the name of the split. ``classes`` are all names by
@@ -120,7 +120,7 @@ def annotated(source: Source, path: Path | str, split: str, classes: Sequence[st
     return ExtendedSource(source, labels | columns, identity, extend, notes)
 
 
-def _read(path: Path | str, split: str) -> tuple[Annotations, str]:
+def _read(path: Location | str, split: str) -> tuple[Annotations, str]:
     """Read annotations; return also a hash of their files."""
     found = look_at(path)
     if isinstance(found, Listing):
@@ -166,7 +166,7 @@ def _parsed(names: Mapping[File, str], kind: str, parse: Callable[[bytes], _T]) 
     return found
 
 
-def _number(found: Annotations, classes: Sequence[str], path: Path | str) -> list[str]:
+def _number(found: Annotations, classes: Sequence[str], path: Location | str) -> list[str]:
     """Number the classes of boxes as ``classes`` are, if there are any, and return them; SourceError if that fails."""
     new = {name: number for number, name in enumerate(classes or found.classes)}
     old = found.classes or [*new]  # whose numbers YOLO's labels are; without any they stay
@@ -200,7 +200,7 @@ def _coco_files(root: Path, files: Sequence[File], split: str) -> tuple[File, li
     """Return the file that is of a split by its name or folder: of several, that of ``instances``; and the others."""
     for word in [each for each in re.findall("[a-z]+", split.lower()) if each in SPLIT_NAMES][:1]:
         begins = re.compile(rf"(?<![a-z]){word[:3]}")  # train of training, too
-        of = {f: f"{f.path.parent.name} {f.path.stem}".lower() for f in files}
+        of = {f: f"{f.path.parent.name} {key_of(f.path.name)}".lower() for f in files}
         files = [file for file in files if begins.search(of[file])] or files
     chosen = [file for file in files if file.path.name.startswith("instances")] or files
     if len(chosen) > 1:
@@ -355,14 +355,15 @@ def _read_yolo(names: Mapping[File, str], root: Path) -> Annotations:
 def _yolo_names(root: Path) -> tuple[Sequence[str], bool]:
     """Read the names of classes from a YAML or ``classes.txt``, in the folder or up to two above; is it a YAML?"""
     if isinstance(root, URL):
-        listed = (Listing(f, deep=False) for f in (root, *root.parents[:2]) if f.parent.name)
+        above = root, root.parent, root.parent.parent
+        listed = (Listing(folder, deep=False) for folder in dict.fromkeys(above))
         files = [file for folder in listed for file in folder.files(folder.names())]
     else:  # what else lies above, such as a link that leads nowhere, is not looked at
         folders = (root, *root.resolve().parents[:2])
         paths = [p for folder in folders for p in sorted(folder.glob("[!.]*")) if p.is_file()]
         files = [LocalFile(str(path), str(path)) for path in paths]
     for file in files:
-        if file.path.suffix in (".yaml", ".yml") and (names := _yaml_names(file)):
+        if file.path.name.endswith((".yaml", ".yml")) and (names := _yaml_names(file)):
             return names, True
     for file in files:
         if file.path.name in ("classes.txt", "obj.names"):

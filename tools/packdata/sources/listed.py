@@ -55,10 +55,12 @@ class Listing:
         RemoteError: The store does not answer, or refuses.
     """
 
-    def __init__(self, root: Path, *, deep: bool = True) -> None:
+    def __init__(self, root: Location, *, deep: bool = True) -> None:
         self._set_root(root)
-        bucket, folders = self._bucket, {""}
-        found = _objects(bucket, deep, folders) if bucket else _walk(root, deep, folders)
+        folders = {""}
+        found = (
+            _walk(root, deep, folders) if isinstance(root, Path) else _objects(root, deep, folders)
+        )
         data, ends, sizes, marks = bytearray(), array("q", [0]), array("Q"), array("Q")
         for key, size, mark in found:
             data += key
@@ -74,7 +76,7 @@ class Listing:
         self._above = b""  # what all keys begin with
         self.folders = sorted(folders, key=lambda folder: folder.split("/"))
 
-    def _set_root(self, root: Path) -> None:
+    def _set_root(self, root: Location) -> None:
         self.root = root
         # The working folder may change before files are read.
         self._absolute = str(root.absolute())
@@ -102,7 +104,7 @@ class Listing:
     @property
     def name(self) -> str:
         """The last component of its path."""
-        return self.root.name if self._bucket else self.root.resolve().name
+        return self.root.resolve().name if isinstance(self.root, Path) else self.root.name
 
     def inside(self, folder: str = "") -> range:
         """Return the numbers of the files directly in a folder."""
@@ -194,8 +196,9 @@ def _walk(root: Path, deep: bool, folders: set[str]) -> Iterator[_File]:
             raise SourceError(what, error.filename or place) from error
 
 
-def _objects(bucket: Bucket, deep: bool, folders: set[str]) -> Iterator[_File]:
+def _objects(root: URL, deep: bool, folders: set[str]) -> Iterator[_File]:
     """Yield objects, and add folders; names that end in a slash stand for the folder, as some tools make."""
+    bucket = Bucket(root)
     entries: Iterable[Entry] = chain.from_iterable(bucket.below())
     if not deep:
         entries, inner = bucket.in_folder()
@@ -238,12 +241,13 @@ def relative_names(paths: Sequence[Path]) -> list[str]:
 
 def listed_sources(src: Path | str | Iterable[Path | str]) -> list[Path | str]:
     """Return sources as a list; SourceError if it is empty, as of a pattern that matches nothing."""
-    if not (sources := [src] if isinstance(src, Path | str) else [*src]):
+    given = [src] if isinstance(src, Location | str) else src
+    if not (sources := [*map(place_of, given)]):
         raise SourceError("the list is empty", "sources", "Check the pattern that lists them")
     return sources
 
 
-def look_at(place: Path | str, *, deep: bool = True) -> Listing | list[File]:
+def look_at(place: Location | str, *, deep: bool = True) -> Listing | list[File]:
     """List a folder; or return the file at a place, or those that a pattern such as ``data/*.csv`` matches, sorted.
 
     Raises:
@@ -257,11 +261,11 @@ def look_at(place: Path | str, *, deep: bool = True) -> Listing | list[File]:
     return Listing(path, deep=deep) if is_folder(path) else files_at(path)
 
 
-def files_at(path: Path) -> list[File]:
+def files_at(path: Location) -> list[File]:
     """Return the file at a path or a URL, or those that a pattern matches, sorted; errors as of ``look_at``."""
     files: list[File] = []
     if isinstance(path, URL):
-        if path.parent.parent.name:  # a bucket is no object
+        if path.parent != path:  # a bucket is no object
             bucket = Bucket(path.parent)
             if (found := bucket.look(path.name)) is not None:
                 files = [RemoteFile(bucket, found.name, str(path), found.size, found.mark)]
@@ -284,7 +288,7 @@ def _file_at(path: str) -> File:
     return LocalFile(path, path, size, mark)
 
 
-def is_file(path: Path) -> bool:
+def is_file(path: Location) -> bool:
     """Tell whether a file is there, be it a pipe, which is refused when it is opened; or an object."""
     if isinstance(path, URL):
         return Bucket(path.parent).look(path.name) is not None

@@ -45,7 +45,7 @@ Found = Listing | list[File]  # a folder, or files that are one source
 
 def open_source(
     # A folder, a file, or a pattern of tar or Parquet files (``data/train-*.tar``); or what was found there.
-    path: Path | str | Found,
+    path: Location | str | Found,
     *,
     # Which files are looked for. Other kinds than pictures come in folders and lists.
     kind: FileKind = PICTURES,
@@ -58,7 +58,7 @@ def open_source(
     Raises:
         SourceError: There is nothing, nothing known, or nothing that can be listed.
     """
-    found = look_at(path) if isinstance(path, Path | str) else path
+    found = look_at(path) if isinstance(path, Location | str) else path
     if isinstance(found, Listing):
         check_folder(found)
         place, name = found.root, found.name
@@ -93,7 +93,7 @@ def open_source(
     raise SourceError("this kind of source is not known", place, hint)
 
 
-def several_sources(paths: Sequence[Path]) -> SourceError:
+def several_sources(paths: Sequence[Location]) -> SourceError:
     """Return the error for sources that cannot be read as one."""
     hint = "Pack each with the same classes=, then 'packdata merge' them"
     return SourceError(f"several sources ({few(map(str, paths), 3)})", paths[0], hint)

@@ -26,8 +26,8 @@ from packdata.sources.names import STREAMING_HINT, suffix_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
+    from loaders.remote.url import Location
     from packdata.reading import File
     from packdata.rows import Names
     from packdata.sources.listed import Listing
@@ -50,7 +50,7 @@ class TypedRows(RowFile):
 
     categories = frozenset[str]()
 
-    def __init__(self, path: Path, schema: pa.Schema, sizes: Sequence[int]) -> None:
+    def __init__(self, path: Location, schema: pa.Schema, sizes: Sequence[int]) -> None:
         self.path, self.schema = path, schema
         self.columns: tuple[str, ...] = tuple(schema.names)
         self.classes = _class_names(schema)

@@ -259,7 +259,7 @@ def _are_pictures(kind: pa.DataType) -> bool:
 
 
 def _find_columns(
-    schema: pa.Schema, image: str | None, mask: str | None, path: Path
+    schema: pa.Schema, image: str | None, mask: str | None, path: Location
 ) -> tuple[str, str | None]:
     """Return the columns of pictures and masks: those that are wanted, or look like it; SourceError if one is none."""
     pictures: list[str] = [name for name in schema.names if _is_picture(schema.field(name).type)]

@@ -29,8 +29,8 @@ from packdata.sources.names import PICTURE_SUFFIXES, check_name, is_hidden
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
+    from loaders.remote.url import Location
     from packdata.reading import File
 
 TAR_SUFFIX = ".tar"
@@ -213,7 +213,7 @@ def _role_of(member: tarfile.TarInfo) -> tuple[str, str, str | None]:
     return f"{folder}/{stem}" if folder else stem, dot + suffix or "no suffix", role
 
 
-def _check_end(file: IO[bytes], offset: int, path: Path) -> None:
+def _check_end(file: IO[bytes], offset: int, path: Location) -> None:
     """Tell a whole archive from one cut between two members, or with another one behind it.
 
     Source: POSIX ustar: an archive ends with blocks of zeros; tar fills up to 20 of them.

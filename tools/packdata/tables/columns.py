@@ -19,9 +19,9 @@ from packdata.tables.files import check_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from loaders.data.manifest import Manifest
+    from loaders.remote.url import Location
     from packdata.rows import RowFile
     from packdata.tables.files import TableFiles
     from packdata.tables.options import TableOptions
@@ -147,7 +147,7 @@ def _how(
 
     def refused(what: str, hint: str = "", seen: Seen | None = None) -> SourceError:
         """Return the error; it shows the first value of a kind, and its place."""
-        where: Path | str = files.paths[0]
+        where: Location | str = files.paths[0]
         if seen is not None:
             value, where = files.value(name, *column.first[seen])
             what += f" ({value!r})"
@@ -243,7 +243,7 @@ def _categories(names: Sequence[str], scan: Scan) -> Categories:
 
 
 def plan_like(
-    manifest: Manifest, like: Path | str, files: TableFiles, drop: Sequence[str]
+    manifest: Manifest, like: Location | str, files: TableFiles, drop: Sequence[str]
 ) -> Columns:
     """Return what the packed table ``like`` made of columns, for files with these columns.
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import xxhash
 
 from loaders.errors import SourceError
-from loaders.remote.url import URL
+from loaders.remote.url import URL, Location
 from loaders.system.limits import available_memory
 from packdata.copies import opened_in_order
 from packdata.delimited import CsvOptions, CsvRows
@@ -53,7 +53,7 @@ FOLDER = "folder"  # where the suffixes of files are counted
 _FRAME_ATTRIBUTES = ("iloc", "__arrow_c_stream__", "collect_schema", "with_format")
 
 
-def list_tables(sources: Sequence[Path | str]) -> tuple[list[File], Counter[str]]:
+def list_tables(sources: Sequence[Location]) -> tuple[list[File], Counter[str]]:
     """Return the files that paths, patterns and folders name, in the order given, those of one sorted.
 
     Args:
@@ -98,13 +98,13 @@ def _tables_in(folder: Listing, ignored: Counter[str]) -> list[File]:
     return files
 
 
-def _plain_name(path: Path) -> str:
+def _plain_name(path: Location) -> str:
     """Return what all names of a file, and of what it is compressed to, have in common."""
     name = str(path) if isinstance(path, URL) else os.path.realpath(path)
     return os.path.splitext(name)[0] if suffix_of(name) in COMPRESSIONS else name
 
 
-def check_names(names: Sequence[str], columns: Collection[str], where: Path | str) -> None:
+def check_names(names: Sequence[str], columns: Collection[str], where: Location | str) -> None:
     """Raise SourceError, which names them all, if columns that are named are not there."""
     known = {*columns}
     if absent := [repr(name) for name in names if name not in known]:
@@ -112,7 +112,7 @@ def check_names(names: Sequence[str], columns: Collection[str], where: Path | st
         raise SourceError(f"missing column {few(absent, 8)}", where, hint)
 
 
-def is_csv(path: Path) -> bool:
+def is_csv(path: Location) -> bool:
     """Tell whether a file is read as CSV."""
     return suffix_inside(path.name) in (*DELIMITED, ".txt")
 
@@ -215,7 +215,7 @@ class TableFiles:
             known = (name for file in self._that_name() for name in file.columns or ())
             check_names(named, dict.fromkeys(known), self.paths[0])
 
-    def _check(self, names: Sequence[str], path: Path) -> None:
+    def _check(self, names: Sequence[str], path: Location) -> None:
         """Raise SourceError for a file that lacks a column, or has more than one of a name, or others."""
         mine = Counter(name for name in names if name not in self._dropped)
         known = dict.fromkeys(self.columns or ())

@@ -40,8 +40,8 @@ from packdata.types import KINDS, kinds_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
+    from loaders.remote.url import Location
     from packdata.packing.settings import OnError
     from packdata.packing.summary import Summary
     from packdata.rows import RowFile
@@ -83,10 +83,10 @@ class TablesPlan(SourcePlan):
 
 
 def plan_tables(
-    sources: Sequence[Path | str] | Path | str | Any,
+    sources: Sequence[Location | str] | Location | str | Any,
     *,
     format: Format = "parquet",
-    like: Path | str | None = None,
+    like: Location | str | None = None,
     workers: int | None = None,
     on_error: OnError = "fail",
     progress: Progress | None = None,
@@ -138,18 +138,18 @@ def plan_tables(
     provenance = {"command": "tables", "source": source, **asked}
     provenance[TARGETS] = columns.to_json()[TARGETS]
     recipe = TablesRecipe(files, parts, columns, rows, identity, provenance)
-    places, listed = [*map(place_of, given)], identity["source"]
-    again = partial(_identity_of, places) if given else partial(dict, listed)
-    return TablesPlan(places, [("", recipe)], format, listed, again, recipe, about, first_pass)
+    listed = identity["source"]
+    again = partial(_identity_of, given) if given else partial(dict, listed)
+    return TablesPlan(given, [("", recipe)], format, listed, again, recipe, about, first_pass)
 
 
-def _identity_of(sources: Sequence[Path]) -> dict[str, Any]:
+def _identity_of(sources: Sequence[Location]) -> dict[str, Any]:
     return files_identity("table", list_tables(sources)[0])
 
 
 def _opened(
     sources: Any, csv: CsvOptions, options: TableOptions
-) -> tuple[TableFiles, list[Path | str], list[str]]:
+) -> tuple[TableFiles, list[Location], list[str]]:
     """Return the files of sources, the sources as they were given, and what is worth knowing of the files."""
     if is_frame(sources):
         name = type(sources).__name__
@@ -210,12 +210,12 @@ def _header_notes(file: RowFile | None, scan: Scan) -> list[str]:
 
 @takes(TableOptions, CsvOptions, PackSettings)
 def pack_tables(
-    sources: Sequence[Path | str] | Path | str | Any,
-    dst: Path | str,
+    sources: Sequence[Location | str] | Location | str | Any,
+    dst: Location | str,
     *,
     format: Format = "parquet",
-    like: Path | str | None = None,
-    plan: Path | str | None = None,
+    like: Location | str | None = None,
+    plan: Location | str | None = None,
     **options: Any,
 ) -> Summary:
     """Pack tables as ``packdata tables`` does.

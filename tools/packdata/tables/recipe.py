@@ -19,8 +19,8 @@ from packdata.types import DAY_US, Flags, codes, kind_of, numbers, plain, shown,
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
+    from loaders.remote.url import Location
     from packdata.recipe import Draw
     from packdata.rows import Part
     from packdata.tables.columns import Columns, TargetColumn
@@ -155,7 +155,7 @@ class TablesRecipe(Recipe):
 class _Table:
     """The columns of some rows, with what is found of them while they are converted."""
 
-    def __init__(self, table: pa.Table, path: Path) -> None:
+    def __init__(self, table: pa.Table, path: Location) -> None:
         self._table, self._path = table, path
         self.wrong: dict[int, str] = {}  # rows that cannot be packed, and why
         self.counted: list[tuple[str, Flags]] = []  # rows that are counted, and as what

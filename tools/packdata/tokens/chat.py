@@ -33,7 +33,6 @@ from packdata.tokens.documents import Documents, placed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from packdata.tokens.contents import Row
     from packdata.tokens.documents import Place
@@ -357,7 +356,7 @@ def _environment(day: date) -> jinja2.Environment:
 
 
 def open_template(
-    template: Path | str, tokenizer: Path | str | None, day: str | None
+    template: Location | str, tokenizer: Location | str | None, day: str | None
 ) -> ChatTemplate:
     """Open a Jinja file, or a ``tokenizer_config.json``, of several templates the one called ``default``.
 
@@ -365,7 +364,7 @@ def open_template(
     ``tokenizer``; ``day`` is None for today; errors are those of ``ChatTemplate``.
     """
     path = place_of(template)
-    if path.suffix == ".json":
+    if path.name.endswith(".json"):
         config = _config(path)
         text = config.get("chat_template")
         if isinstance(text, list):
@@ -376,14 +375,14 @@ def open_template(
             raise SourceError("missing 'chat_template'", path, hint)
     else:
         text = read_text(path, _HINT)
-        found = (place_of(each).with_name(CONFIG) for each in (path, tokenizer or path))
+        found = (place_of(each).parent / CONFIG for each in (path, tokenizer or path))
         config = next((_config(file) for file in found if is_file(file)), {})
     named = ((n, v.get("content") if isinstance(v, dict) else v) for n, v in config.items())
     tokens = {n: token for n, token in named if n.endswith("_token") and isinstance(token, str)}
     return ChatTemplate(text, tokens, path, date.fromisoformat(day) if day else date.today())
 
 
-def _config(path: Path) -> dict[str, Any]:
+def _config(path: Location) -> dict[str, Any]:
     text = read_text(path, _HINT)
     try:
         return dict(json.loads(text))

@@ -65,7 +65,7 @@ class Content(ABC):
         """Return what the rows are read by, for the identity of a packing."""
         return {"drop": sorted(self.drop)} if self.drop else {}
 
-    def check(self, schema: pa.Schema, path: Path) -> None:
+    def check(self, schema: pa.Schema, path: Location) -> None:
         """Raise SourceError if a file's columns cannot be read."""
         for name in (self.column, *self.beside):
             hint = f"Pass {self.option}, one of {', '.join(schema.names[:12])}"

@@ -27,8 +27,8 @@ from packdata.sources.row_kinds import ROW_KINDS, listed_files, open_row_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
-    from pathlib import Path
 
+    from loaders.remote.url import Location
     from packdata.reading import File
 
 _FIRST_BYTES, _FIRST_ROWS = 1 << 20, 64  # of JSON lines, for the columns that they have
@@ -60,7 +60,7 @@ class SourceFile:
     kind: str  # ``text``, ``jsonl``, ``csv``, ``npy``, ``bin``, ``ds`` or a kind of rows
 
     @property
-    def path(self) -> Path:
+    def path(self) -> Location:
         """Where it is."""
         return self.file.path
 
@@ -102,7 +102,7 @@ class SourceFile:
             return mmap.mmap(plain.fileno(), 0) if plain.tell() else b""
 
 
-def list_files(sources: Sequence[Path | str]) -> tuple[list[SourceFile], Counter[str]]:
+def list_files(sources: Sequence[Location]) -> tuple[list[SourceFile], Counter[str]]:
     """Return the files at some paths, in the order of the paths, those of a folder by name.
 
     Args:

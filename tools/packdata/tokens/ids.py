@@ -21,11 +21,11 @@ import numpy.typing as npt
 
 from loaders.errors import SourceError
 from packdata.reading import read_file
+from packdata.sources.base import key_of
 from packdata.sources.listed import is_file
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from loaders.remote.url import Location
     from packdata.tokens.files import SourceFile
 
 DEFAULT_DTYPE = "uint16"
@@ -45,8 +45,9 @@ _Opened = tuple[npt.NDArray[Any], npt.NDArray[np.int64] | None]
 
 def open_ids(file: SourceFile, bin_dtype: str | None) -> _Opened:
     """Return the ids of a file, and where its documents end; SourceError if it cannot be read."""
-    name, index = file.path.name, file.path.with_suffix(".idx")
-    mask = file.path.with_name(name.replace("token_ids", "labels_mask"))  # of OLMo-core's targets
+    name, folder = file.path.name, file.path.parent
+    index = folder / f"{key_of(name)}.idx"
+    mask = folder / name.replace("token_ids", "labels_mask")  # of OLMo-core's targets
     if "mask" in re.split(r"[\W_]", name.lower()) or (mask != file.path and is_file(mask)):
         hint = "Pack rows of input_ids and loss_mask (Parquet), or move the masks away"
         raise SourceError(
@@ -56,7 +57,7 @@ def open_ids(file: SourceFile, bin_dtype: str | None) -> _Opened:
         return _open_ds(file)
     if file.kind == "bin" and is_file(index):
         return _open_pair(file, index)
-    if file.kind == "bin" and file.path.stem.endswith("_document"):
+    if file.kind == "bin" and key_of(name).endswith("_document"):
         hint = "Copy the .idx beside the .bin; rename a .bin that another tool made"
         raise SourceError(f"Megatron's {index.name} is missing", file.path, hint)
     head = file.read(0, _LLMC_BYTES)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from packdata.options import check_options, opt, parse_target, unescaped
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from loaders.remote.url import Location
 
 Eod = int | Literal["auto", "none"]
 DEFAULT_ROW_TOKENS = 8192
@@ -50,7 +50,7 @@ class TokenOptions:
         "columns, and keys of messages, to leave out: lists beside the ids, and what would change conversations "
         "(system, documents, thinking, ...), are an error where they are not used",
     )
-    chat_template: Path | str | None = opt(
+    chat_template: Location | str | None = opt(
         None,
         "Jinja file or tokenizer_config.json that turns conversations (lists of messages with role and content) into "
         "text. What the assistant says is the target",
@@ -61,7 +61,7 @@ class TokenOptions:
     chat_date: str | None = opt(
         None, "for templates that write the date (default: today)", "YYYY-MM-DD"
     )
-    tokenizer: Path | str | None = opt(
+    tokenizer: Location | str | None = opt(
         None,
         "bytes (default), or a tokenizer.json, which is kept with the dataset; of ids: what made them",
         "bytes|FILE",

@@ -13,7 +13,7 @@ import numpy as np
 from loaders.checks import shown
 from loaders.data.view import open_view
 from loaders.errors import SourceError
-from loaders.remote.url import is_url, place_of
+from loaders.remote.url import Location, is_url
 from loaders.schema import Tokens
 from loaders.schema.tokens import IGNORED
 from packdata.describe import counted, passed_over
@@ -91,7 +91,7 @@ class TokensPlan(SourcePlan):
 
 
 def plan_tokens(
-    sources: Sequence[Path | str] | Path | str,
+    sources: Sequence[Location | str] | Location | str,
     options: TokenOptions | None = None,
     *,
     format: Format | None = None,
@@ -111,8 +111,8 @@ def plan_tokens(
     options = TokenOptions() if options is None else options
     if not isinstance(options, TokenOptions):
         raise TypeError(f"options must be TokenOptions(...), got {shown(options)}")
-    sources = listed_sources(sources)
-    files, ignored = list_files(sources)
+    places = listed_sources(sources)
+    files, ignored = list_files(places)
     _check_used(options, {file.kind for file in files})
     first_pass = FirstPass() if first_pass is None else first_pass
     may_cut = on_error == "fail" and not options.val_share and shuffle is None
@@ -122,7 +122,7 @@ def plan_tokens(
     recipe = TokensRecipe(source, field, bos, tokenizer)
     first_pass.check(recipe.identity)
     if not len(recipe):
-        raise SourceError("all files are empty", str(sources[0]))
+        raise SourceError("all files are empty", str(places[0]))
     if source.has_labels:
         _check_targets(source, str(sources[0]))
     places, splits = [*map(place_of, sources)], [("", recipe)]
@@ -131,7 +131,7 @@ def plan_tokens(
     return TokensPlan(places, splits, format, listed, again, recipe, ignored, first_pass)
 
 
-def _identity_now(sources: Sequence[Path]) -> list[Any]:
+def _identity_now(sources: Sequence[Location]) -> list[Any]:
     return identity_of(list_files(sources)[0])
 
 
@@ -224,12 +224,12 @@ def _largest_in(source: TokenSource) -> int:
 
 
 def pack_tokens(
-    sources: Sequence[Path | str] | Path | str,
-    dst: Path | str,
+    sources: Sequence[Location | str] | Location | str,
+    dst: Location | str,
     options: TokenOptions | None = None,
     *,
     format: Format | None = None,
-    plan: Path | str | None = None,
+    plan: Location | str | None = None,
     **settings: Unpack[PackSettings],
 ) -> Summary:
     """Pack text or ids as ``packdata tokens`` does.

@@ -14,14 +14,13 @@ import numpy as np
 import xxhash
 
 from loaders.codecs.tokenizer import BytesDecoder, JsonDecoder, import_tokenizers
-from loaders.remote.url import place_of
+from loaders.remote.url import Location, place_of
 from loaders.schema.tokens import IGNORED
 from packdata.reading import read_file
 from packdata.tokens.documents import Documents
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from pathlib import Path
 
     import numpy.typing as npt
 
