@@ -29,10 +29,10 @@ from packdata.plan import described, ordered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
     from types import EllipsisType
     from typing import Unpack
 
+    from loaders.remote.url import Location
     from packdata.packing.progress import Progress
     from packdata.packing.settings import RunSettings
     from packdata.packing.summary import Summary

@@ -18,7 +18,6 @@ from packdata.parts.part import Part, ShuffledRecipe, can_shuffle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
     from types import EllipsisType
     from typing import Unpack
 
@@ -78,7 +77,7 @@ class SourcePlan(ABC):
 
 
 def ordered(
-    plan: SourcePlan, dst: Path | str, shuffle: int | EllipsisType | None
+    plan: SourcePlan, dst: Location | str, shuffle: int | EllipsisType | None
 ) -> Sequence[tuple[str, Recipe]]:
     """Return the recipes in an order that is drawn by a seed, or in that of the source.
 
@@ -96,7 +95,7 @@ def ordered(
 
 def pack_plan(
     plan: SourcePlan,
-    dst: Path | str,
+    dst: Location | str,
     *,
     part: str | None = None,
     shuffle: int | EllipsisType | None = ...,

@@ -104,10 +104,10 @@ class RemoteFile:
 File = LocalFile | RemoteFile
 
 
-def read_file(path: Path | str, hint: str = "", where: str = "") -> bytes:
+def read_file(path: Location | str, hint: str = "", where: str = "") -> bytes:
     """Return the bytes of a file, also of one at a URL; SourceError that names it, or ``where``, if that fails."""
     with _explained(where or str(path), hint):
-        if not is_url(path):
+        if not (isinstance(path, URL) or is_url(path)):
             return read_regular(path)
         url = url_of(path)
         data, _ = Bucket(url.parent).read(url.name)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from loaders.data.columns import Column
-    from loaders.data.shards import FileShard
+    from loaders.data.shards import PackedShard
     from loaders.errors import SourceError
     from loaders.schema import Schema
 
@@ -133,7 +133,7 @@ class Recipe(Protocol):
     divides: bool = False
     tally: Tally = Tally()  # of recipes that count nothing
     why_empty: str = ""
-    whole: Sequence[FileShard] = ()
+    whole: Sequence[PackedShard] = ()
 
     def __len__(self) -> int:
         """Return the number of items, for progress and ETA."""

@@ -28,7 +28,6 @@ from packdata.types import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from pathlib import Path
 
     from loaders.remote.url import Location
     from packdata.reading import File

@@ -97,14 +97,13 @@ class FilesPlan(SourcePlan, Generic[_R]):
         open_again: Callable[[], Iterable[Split]],
     ) -> None:
         opened = [recipe.split for _, recipe in splits]
-        places = [*map(place_of, sources)]
         if all(split.source.files for split in opened):
             # What is in large files is not read again, nor fetched from a store.
             listed = _states(split.source.files for split in opened)
-            again = lambda: _states(files_of_splits(places, kind))  # noqa: E731
+            again = lambda: _states(files_of_splits(sources, kind))  # noqa: E731
         else:
             listed, again = _identities(opened), lambda: _identities(open_again())
-        super().__init__(places, splits, format, listed, again)
+        super().__init__(sources, splits, format, listed, again)
 
     @property
     def recipes(self) -> list[_R]:

@@ -128,7 +128,7 @@ def _parts_of(
     return splits, Counter(map(suffix_of, folder.names() if are_folders else ()))
 
 
-def files_of_splits(src: Sequence[Path | str], kind: FileKind) -> list[list[File]]:
+def files_of_splits(src: Sequence[Location], kind: FileKind) -> list[list[File]]:
     """List a source again, of a few large files a split; return those of each. SourceError as of ``open_splits``."""
     parts, _ = _parts_of(src, kind)
     return [files_of(found, kind) for found in parts.values()]

@@ -222,7 +222,9 @@ def merge(
     )
 
 
-def extend(dst: Path | str, sources: Sequence[Path | str], *, link: bool = True) -> Summary:
+def extend(
+    dst: Location | str, sources: Sequence[Location | str], *, link: bool = True
+) -> Summary:
     """Add the samples of other datasets to one; readers see the old one or the new one whole. See ``merge``.
 
     Raises:

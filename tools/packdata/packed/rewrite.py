@@ -39,8 +39,8 @@ from packdata.tokens.rows import block_of, count, has_tokens, streams_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
 
+    from loaders.data.shards import PackedShard
     from loaders.data.view import View
     from loaders.remote.url import Location
     from loaders.schema import Field

@@ -27,6 +27,7 @@ from packdata.packed.rewrite import (
     write_datasets,
 )
 from packdata.packing.provenance import source_of
+from packdata.packing.shards import shard_format
 from packdata.sources.duplicates import row_hashes
 from packdata.values import Preparer
 
@@ -92,7 +93,7 @@ def write(
     format = settings.get("format")
     is_changed = bool(settings.get("shard_bytes") or content.recoders or added)
     whole = source.whole_shards if settings.get("link", True) and not is_changed else None
-    if format and {shard.path.suffix for shard in whole or ()} != {f".{format}"}:
+    if format and {shard_format(shard.info.file) for shard in whole or ()} != {format}:
         whole = None
     given = {"codec": codec, "size": size, "fit": size and fit, "quality": quality}
     options: dict[str, Any] = {n: value for n, value in given.items() if value is not None}

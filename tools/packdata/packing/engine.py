@@ -44,7 +44,6 @@ from packdata.recipe import Block, nbytes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-    from pathlib import Path
     from typing import Unpack
 
     from loaders.remote.url import Location
@@ -113,7 +112,7 @@ class Run:
         self.num_workers, self._began = check_workers(self.workers), time.monotonic()
         self.shown = Quiet() if self.progress is None else self.progress
 
-    def pack_to(self, dst: Path | str, splits: Sequence[tuple[str, Recipe]]) -> Summary:
+    def pack_to(self, dst: Location | str, splits: Sequence[tuple[str, Recipe]]) -> Summary:
         """Pack recipes into one destination; see ``pack_recipes``."""
         folders, plan = [*targets_of(*splits)], self.plan_of(splits)
         with Packing(target_at(dst), folders, plan, overwrite=self.overwrite) as packing:

@@ -63,7 +63,7 @@ def _versioned(identity: Mapping[str, Any]) -> dict[str, Any]:
     return {"packer": PACKER, **identity}
 
 
-def _read(path: Path) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+def _read(path: Location) -> tuple[dict[str, Any] | None, dict[str, Any]]:
     """Return of what a plan is, and what was found."""
     text = read_file(path)
     try:

@@ -299,7 +299,7 @@ class Packing:
         """Put shards of other datasets there, the ``first`` of this number; return what the manifest says of them."""
         infos = [named_by_hash(s.info, f"shard-{n:05d}") for n, s in enumerate(shards, first)]
 
-        def put(shard: FileShard, info: ShardInfo) -> None:
+        def put(shard: PackedShard, info: ShardInfo) -> None:
             self._store.put_shard(folder, shard.fetch(), info)
 
         list(self._pool.map(put, shards, infos))

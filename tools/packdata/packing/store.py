@@ -256,17 +256,17 @@ def check_target(
         is_alone: No other dataset may be below the destination.
     """
     there = [*manifests_at(store, dict.fromkeys(("", *folders)))]
-    below = datasets_below(store) if is_alone and not is_url(store.url) else []
+    below = datasets_below(store) if is_alone and not isinstance(store.url, URL) else []
     if others := {*there, *below} - {*folders}:
         hint = "Datasets are replaced in the same places only: remove that one, or choose another folder"
         raise PackError("another packed dataset exists", store.url / min(others), hint)
     if there and not overwrite:
         raise _already_there(store.url / there[0])
-    if not there and not is_url(store.url):
+    if not there and not isinstance(store.url, URL):
         check_empty(store.url, {*folders, *([""] if is_alone else [])})
 
 
-def _already_there(folder: Path) -> PackError:
+def _already_there(folder: Location) -> PackError:
     hint = "Pass overwrite=True to replace that; 'packdata extend' adds samples"
     return PackError("a packed dataset exists", folder, hint)
 

@@ -13,7 +13,6 @@ from packdata.packing.target import PARTS_NAME, REJECTED_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from pathlib import Path
 
     from loaders.data.manifest import Manifest
 

@@ -81,7 +81,7 @@ _THREADS = 16  # that wait for a store, or a network drive
 
 
 def pack_part(
-    run: Run, recipes: Sequence[tuple[str, Recipe]], dst: Path | str, part: Part
+    run: Run, recipes: Sequence[tuple[str, Recipe]], dst: Location | str, part: Part
 ) -> Summary:
     """Pack one part of recipes below ``dst``; see ``Run.pack_to``.
 
@@ -103,7 +103,7 @@ class PartPacking(Packing):
     """The making of one part of datasets: what is published is its journal, as ``record``."""
 
     def __init__(
-        self, run: Run, recipes: Sequence[tuple[str, Recipe]], dst: Path, part: Part
+        self, run: Run, recipes: Sequence[tuple[str, Recipe]], dst: Location, part: Part
     ) -> None:
         share = {"of": part.of, "counted": counted_folders(recipes), "versions": versions()}
         folders, plan = [*targets_of(*recipes)], run.plan_of(recipes)

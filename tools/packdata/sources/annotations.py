@@ -13,7 +13,7 @@ from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, TypeVar
 from xml.etree import ElementTree
 
@@ -27,7 +27,7 @@ from packdata.reading import LocalFile
 from packdata.sources.base import ExtendedSource, Source
 from packdata.sources.columns import BOX_LABELS, SIDES, Column
 from packdata.sources.listed import Listing, hash_of_files, look_at
-from packdata.sources.names import SPLIT_NAMES, suffix_of
+from packdata.sources.names import SPLIT_NAMES, key_of, suffix_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -196,7 +196,7 @@ _COCO: dict[str, tuple[Any, Column]] = {  # what a box without it gets, and how 
 _COCO_READ = ("id", "image_id", "category_id", "bbox", "num_keypoints")
 
 
-def _coco_files(root: Path, files: Sequence[File], split: str) -> tuple[File, list[File]]:
+def _coco_files(root: Location, files: Sequence[File], split: str) -> tuple[File, list[File]]:
     """Return the file that is of a split by its name or folder: of several, that of ``instances``; and the others."""
     for word in [each for each in re.findall("[a-z]+", split.lower()) if each in SPLIT_NAMES][:1]:
         begins = re.compile(rf"(?<![a-z]){word[:3]}")  # train of training, too
@@ -209,7 +209,7 @@ def _coco_files(root: Path, files: Sequence[File], split: str) -> tuple[File, li
     return chosen[0], [file for file in files if file is not chosen[0]]
 
 
-def _read_coco(names: Mapping[File, str], root: Path) -> Annotations:
+def _read_coco(names: Mapping[File, str], root: Location) -> Annotations:
     (annotations,) = _parsed(names, "COCO", _coco).values()
     return annotations
 
@@ -309,7 +309,7 @@ def _voc(data: bytes) -> Values:
     }
 
 
-def _read_voc(names: Mapping[File, str], root: Path) -> Annotations:
+def _read_voc(names: Mapping[File, str], root: Location) -> Annotations:
     pictures = _parsed(names, "VOC", _voc)
     classes = sorted({name for values in pictures.values() for name in values[BOX_LABELS]})
     more = {"difficult": Column("json", field=_NUMBERS)}
@@ -341,7 +341,7 @@ def _bounds(polygon: Sequence[float]) -> list[float]:
     return [(left + right) / 2, (top + bottom) / 2, right - left, bottom - top]
 
 
-def _read_yolo(names: Mapping[File, str], root: Path) -> Annotations:
+def _read_yolo(names: Mapping[File, str], root: Location) -> Annotations:
     classes, has_yaml = _yolo_names(root)  # which refuses labels of poses by their YAML
     pictures = _parsed(names, "YOLO", _yolo)
     shapes = [each for values in pictures.values() for each in values["segmentation"] if each]
@@ -352,7 +352,7 @@ def _read_yolo(names: Mapping[File, str], root: Path) -> Annotations:
     return Annotations("YOLO", "yolo", classes, more, pictures)
 
 
-def _yolo_names(root: Path) -> tuple[Sequence[str], bool]:
+def _yolo_names(root: Location) -> tuple[Sequence[str], bool]:
     """Read the names of classes from a YAML or ``classes.txt``, in the folder or up to two above; is it a YAML?"""
     if isinstance(root, URL):
         above = root, root.parent, root.parent.parent

@@ -13,8 +13,8 @@ from loaders.errors import SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Sequence
-    from pathlib import Path
 
+    from loaders.remote.url import Location
     from loaders.schema import Field
 
 LABEL, BOX_LABELS = "label", "box_labels"
@@ -69,14 +69,14 @@ def sides_in(columns: Iterable[str]) -> str:
     return ""
 
 
-def check_distinct(columns: Iterable[str], path: Path | str) -> None:
+def check_distinct(columns: Iterable[str], path: Location | str) -> None:
     """Raise SourceError for duplicate columns."""
     if repeated := [name for name, num in Counter(columns).items() if num > 1]:
         raise SourceError(f"duplicate columns {repeated}", path, "Rename one of them")
 
 
 def field_names(
-    columns: Sequence[str], taken: Container[str | None], path: Path | str, label: str | None
+    columns: Sequence[str], taken: Container[str | None], path: Location | str, label: str | None
 ) -> dict[str, str]:
     """Return the field name of each column that is not ``taken``: an identifier that no other field has.
 

@@ -14,9 +14,9 @@ from loaders.errors import SourceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from pathlib import Path
 
     from loaders.data.columns import Column
+    from loaders.remote.url import Location
 
 _RENAME = "Keys are names, mostly without suffix: rename or remove one"
 
@@ -34,7 +34,7 @@ def duplicates(names: Callable[[], Iterable[str]]) -> set[str]:
 
 
 def check_unique(
-    keys: Callable[[], Iterable[tuple[str, str]]], path: Path | str, hint: str = _RENAME
+    keys: Callable[[], Iterable[tuple[str, str]]], path: Location | str, hint: str = _RENAME
 ) -> None:
     """Raise SourceError if two items share a key; ``keys`` yields pairs of key and place, each time the same."""
     if found := duplicates(lambda: (key for key, _ in keys())):

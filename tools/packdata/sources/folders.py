@@ -194,7 +194,7 @@ class MaskFolder:
     def find(self, item: Item) -> File:
         """Return the mask for a picture; SourceError if there is none."""
         if (number := self._numbers.get(item.key)) is None:
-            name = os.path.join(self.root, item.key.removesuffix(self._old) + self._new)
+            name = os.path.join(str(self.root), item.key.removesuffix(self._old) + self._new)
             hint = f"The mask is looked for as {name}, with any suffix; mask_suffix= says how names end"
             raise SourceError("the mask is missing", item.where, hint)
         _, file = self._files[number]

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from loaders.errors import SourceError
-from loaders.remote.url import URL, place_of
+from loaders.remote.url import URL, Location, place_of
 from packdata.bucket import Bucket
 from packdata.reading import File, LocalFile, RemoteFile
 from packdata.sources.names import is_hidden
@@ -233,13 +233,13 @@ def files_identity(kind: str, files: Sequence[File]) -> dict[str, Any]:
     return {"kind": kind, "num_files": len(files), "files": hash_of_files(states)}
 
 
-def relative_names(paths: Sequence[Path]) -> list[str]:
+def relative_names(paths: Sequence[Location]) -> list[str]:
     """Return the paths of files from the last folder on that holds all of them."""
     folder = os.path.commonpath([os.path.abspath(str(path.parent)) for path in paths])
     return [os.path.relpath(str(path), folder) for path in paths]
 
 
-def listed_sources(src: Path | str | Iterable[Path | str]) -> list[Path | str]:
+def listed_sources(src: Location | str | Iterable[Location | str]) -> list[Location]:
     """Return sources as a list; SourceError if it is empty, as of a pattern that matches nothing."""
     given = [src] if isinstance(src, Location | str) else src
     if not (sources := [*map(place_of, given)]):

@@ -12,7 +12,8 @@ from packdata.sources.duplicates import duplicates
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable
-    from pathlib import Path
+
+    from loaders.remote.url import Location
 
 PICTURE_SUFFIXES = frozenset(
     {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"}
@@ -64,7 +65,7 @@ def suffix_of(name: str) -> str:
     return os.path.splitext(name)[1].lower()
 
 
-def check_name(name: str, path: Path | str) -> None:
+def check_name(name: str, path: Location | str) -> None:
     """Raise SourceError for a file name that is not text: keys are stored as UTF-8, and pyarrow opens nothing else."""
     try:
         name.encode()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from loaders.data.manifest import MANIFEST_NAME
 from loaders.errors import SourceError
+from loaders.remote.url import Location
 from packdata.copies import opened_in_order
 from packdata.describe import few
 from packdata.reading import File

@@ -37,8 +37,8 @@ from packdata.types import is_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
+    from loaders.remote.url import Location
     from packdata.reading import File
     from packdata.rows import RowFile
     from packdata.sources.row_kinds import TypedRows
@@ -146,10 +146,13 @@ def _read_each(reads: Sequence[Read]) -> list[bytes]:
     return [read() for read in reads]
 
 
-def _stems(paths: Sequence[Path]) -> list[str]:
+def _stems(paths: Sequence[Location]) -> list[str]:
     """Return what the keys of each file's rows begin with: its name, or as much of its path as differs."""
     files = relative_names(paths)
-    ways = [path.stem for path in paths], [os.path.splitext(file)[0] for file in files]
+    ways = (
+        [os.path.splitext(path.name)[0] for path in paths],
+        [os.path.splitext(file)[0] for file in files],
+    )
     return next((way for way in ways if len(set(way)) == len(paths)), files)
 
 

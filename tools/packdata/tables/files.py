@@ -35,7 +35,6 @@ from packdata.types import plain, shown
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from packdata.reading import File
     from packdata.rows import Names, Part, Rows

@@ -12,7 +12,6 @@ import pyarrow as pa
 from loaders.checks import one_of
 from loaders.data.manifest import read_manifest
 from loaders.errors import SchemaError
-from loaders.remote.url import place_of
 from packdata.delimited import CsvOptions, CsvRows
 from packdata.describe import counted, few, passed_over
 from packdata.options import changed, takes

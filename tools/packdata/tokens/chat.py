@@ -34,6 +34,7 @@ from packdata.tokens.documents import Documents, placed
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from loaders.remote.url import Location
     from packdata.tokens.contents import Row
     from packdata.tokens.documents import Place
 
@@ -164,7 +165,9 @@ class ChatTemplate:
     SourceError if it is no template, or needs a token that is missing.
     """
 
-    def __init__(self, text: str, tokens: Mapping[str, str], where: Path | str, day: date) -> None:
+    def __init__(
+        self, text: str, tokens: Mapping[str, str], where: Location | str, day: date
+    ) -> None:
         environment = _environment(day)
         try:
             tree = environment.parse(text)

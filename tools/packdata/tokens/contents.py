@@ -19,10 +19,10 @@ from packdata.types import flags_of, is_text, kind_of, plain, text_buffers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
 
     import numpy.typing as npt
 
+    from loaders.remote.url import Location
     from packdata.tokens.documents import Place
 
     Row = Mapping[str, Any]
@@ -182,11 +182,11 @@ class Ids(Content):
         labels = {"ids_column": self.column, LABELS: LABELS in self.beside}
         return {**labels, **used, **super().to_json()}
 
-    def check(self, schema: pa.Schema, path: Path) -> None:
+    def check(self, schema: pa.Schema, path: Location) -> None:
         super().check(schema, path)
         self.check_others(schema, path)
 
-    def check_others(self, schema: pa.Schema, path: Path) -> None:
+    def check_others(self, schema: pa.Schema, path: Location) -> None:
         """Raise SourceError if there are lists of numbers that are not used: whether they matter is not known."""
         known = {self.column, *self.beside, *self.drop}
         lists = [field.name for field in schema if _is_list_of_numbers(field.type)]

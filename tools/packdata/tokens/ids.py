@@ -21,8 +21,8 @@ import numpy.typing as npt
 
 from loaders.errors import SourceError
 from packdata.reading import read_file
-from packdata.sources.base import key_of
 from packdata.sources.listed import is_file
+from packdata.sources.names import key_of
 
 if TYPE_CHECKING:
     from loaders.remote.url import Location
@@ -105,7 +105,7 @@ def _open_flat(file: SourceFile, dtype: str | None, head: bytes) -> _Opened:
 
 
 def _open_ds(file: SourceFile) -> _Opened:
-    index = file.path.with_name(f"{file.path.name}.index")
+    index = file.path.parent / f"{file.path.name}.index"
     data = read_file(index, "datatrove writes that file: copy it beside the .ds")
     ends = np.frombuffer(data[: len(data) // 8 * 8], "<u8").astype(np.int64)
     if (np.diff(ends, prepend=0) < 0).any():
@@ -114,7 +114,7 @@ def _open_ds(file: SourceFile) -> _Opened:
     return _map(file, np.dtype("<u4" if file.size == 4 * length else "<u2"), length), ends
 
 
-def _open_pair(file: SourceFile, index: Path) -> _Opened:
+def _open_pair(file: SourceFile, index: Location) -> _Opened:
     data = read_file(index)
     try:
         magic, version, code, num_sequences, num_bounds = _HEADER.unpack_from(data)

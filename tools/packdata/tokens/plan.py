@@ -124,8 +124,8 @@ def plan_tokens(
     if not len(recipe):
         raise SourceError("all files are empty", str(places[0]))
     if source.has_labels:
-        _check_targets(source, str(sources[0]))
-    places, splits = [*map(place_of, sources)], [("", recipe)]
+        _check_targets(source, str(places[0]))
+    splits = [("", recipe)]
     again = partial(_identity_now, places)
     format, listed = format or "parquet", recipe.identity["files"]
     return TokensPlan(places, splits, format, listed, again, recipe, ignored, first_pass)

@@ -66,7 +66,7 @@ class JsonTokenizer(JsonDecoder):
         SourceError: It is not such a file.
     """
 
-    def __init__(self, data: bytes, where: Path | str, *, is_chat: bool = False) -> None:
+    def __init__(self, data: bytes, where: Location | str, *, is_chat: bool = False) -> None:
         super().__init__(data, where)
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -116,7 +116,7 @@ def _is_learned(documents: Documents, spans: Sequence[npt.NDArray[np.int64]]) ->
 Tokenizer = BytesTokenizer | JsonTokenizer
 
 
-def open_tokenizer(name: Path | str, *, is_chat: bool = False) -> Tokenizer:
+def open_tokenizer(name: Location | str, *, is_chat: bool = False) -> Tokenizer:
     """Return the tokenizer of a name: ``bytes``, or a ``tokenizer.json``.
 
     Raises:
