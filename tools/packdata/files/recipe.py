@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from loaders.schema import Field, Schema
@@ -97,12 +98,11 @@ class FilesPlan(SourcePlan, Generic[_R]):
         open_again: Callable[[], Iterable[Split]],
     ) -> None:
         opened = [recipe.split for _, recipe in splits]
+        listed, again = _identities(opened), partial(_opened_again, open_again)
         if all(split.source.files for split in opened):
             # What is in large files is not read again, nor fetched from a store.
             listed = _states(split.source.files for split in opened)
-            again = lambda: _states(files_of_splits(sources, kind))  # noqa: E731
-        else:
-            listed, again = _identities(opened), lambda: _identities(open_again())
+            again = partial(_listed_again, sources, kind)
         super().__init__(sources, splits, format, listed, again)
 
     @property
@@ -146,5 +146,13 @@ def _identities(opened: Iterable[Split]) -> list[Any]:
     return [split.source.identity for split in opened]
 
 
+def _opened_again(open_again: Callable[[], Iterable[Split]]) -> list[Any]:
+    return _identities(open_again())
+
+
 def _states(files: Iterable[Sequence[File]]) -> list[Any]:
     return [files_identity("", some) for some in files]
+
+
+def _listed_again(sources: Sequence[Location], kind: FileKind) -> list[Any]:
+    return _states(files_of_splits(sources, kind))
