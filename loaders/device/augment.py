@@ -15,7 +15,8 @@ from torch import nn
 from loaders.augment.planning import as_ops, draw_geometry
 from loaders.checks import shown, whole_number
 from loaders.device.nested import map_tensors
-from loaders.device.pixels import Moves, check_fit, move_images, move_masks, moves_of
+from loaders.device.pixels import check_fit, move_images, move_masks
+from loaders.device.planning import Moves, moves_of
 from loaders.errors import BatchError
 
 if TYPE_CHECKING:

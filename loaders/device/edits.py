@@ -17,8 +17,7 @@ from torch.nn import functional
 
 from loaders.augment.edits import GRAY, Edits, Kind, hashed
 from loaders.device.accelerator import row_of
-from loaders.device.resampling import blurred
-from loaders.device.warps import points_of, warp
+from loaders.device.warps import blurred, points_of, warp
 from loaders.errors import BatchError
 
 if TYPE_CHECKING:

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
-from torch.nn import functional
 
 from loaders.augment.pixels import is_half
 from loaders.augment.resampling import (
@@ -20,33 +18,15 @@ from loaders.augment.resampling import (
     filter_weights,
     image_span,
     is_between_pixels,
-    margin_of,
     source_positions,
 )
 
 if TYPE_CHECKING:
-    from loaders.augment.geometry import Geometry
-    from loaders.device.pixels import Moves
+    from loaders.device.planning import Moves
 
     Pair = tuple[torch.Tensor, torch.Tensor]
 
 _CUBIC = -0.75  # of OpenCV's cubic interpolation, which is not filtered
-
-
-def num_taps(drawn: Geometry) -> tuple[int, ...]:
-    """Return of how many source rows, and columns, a result is made at most; 1 where pixels are copied or picked."""
-    sizes, how = drawn.sizes, drawn.resampling
-    extents = drawn.places[:, sizes.shape[1] :]
-    if drawn.regions is not None:
-        taps = 2 * margin_of(how.interpolation, extents / sizes).astype(np.int64)
-    elif how.interpolation == "nearest" or (extents == sizes).all():
-        taps = np.ones_like(extents)
-    elif how.interpolation == "bicubic":
-        taps = np.full_like(extents, 4)
-    else:
-        is_area = is_half(*extents.T, *sizes.T)[:, None]
-        taps = np.where(is_area, -(-extents // sizes) + 1, 2)
-    return tuple(taps.max(axis=0, initial=1).tolist())
 
 
 def nearest(moves: Moves, axis: int, length: int) -> Pair:
@@ -146,20 +126,3 @@ def _on_image(
     first, last = (edge.round() for edge in image_span(start, extent, size, length))
     inside: torch.Tensor = (at >= first) & (at < last)
     return inside
-
-
-def blurred(
-    x: torch.Tensor, axis: int, sigma: torch.Tensor, sizes: torch.Tensor, half: int
-) -> torch.Tensor:
-    """Blur one axis, each image by a Gaussian of its own: ``sizes`` is of its kernel, of at most ``2 * half + 1``."""
-    num, channels, length = len(x), x.shape[1], x.shape[axis]
-    at = torch.arange(-half, half + 1, device=x.device)
-    weights = torch.exp(-((at / sigma.unsqueeze(1)) ** 2) / 2)
-    weights = weights * (at.abs() <= sizes.unsqueeze(1) // 2)
-    weights = weights / weights.sum(1, keepdim=True)
-    places = torch.arange(-half, length + half, device=x.device)
-    wide = x.index_select(axis, source_positions(places, length, "reflect"))
-    flat = wide.reshape(1, num * channels, *wide.shape[2:])
-    shape = (num * channels, 1, 1, -1) if axis == 3 else (num * channels, 1, -1, 1)
-    kernels = weights.repeat_interleave(channels, 0).reshape(shape)
-    return functional.conv2d(flat, kernels, groups=num * channels).view(x.shape)

@@ -14,8 +14,8 @@ from torch.nn import functional
 
 from loaders.augment.edits import hashed
 from loaders.augment.geometry import Ripple, as_noise, kernel_size
+from loaders.augment.resampling import source_positions
 from loaders.device.accelerator import row_of
-from loaders.device.resampling import blurred
 from loaders.errors import BatchError
 
 if TYPE_CHECKING:
@@ -135,3 +135,20 @@ def picked(masks: torch.Tensor, points: torch.Tensor, fill: int | None) -> torch
     found = masks.flatten(1).gather(1, at).view(x.shape)
     inside = (x >= 0) & (x < width) & (y >= 0) & (y < height)
     return found if fill is None else found.masked_fill(~inside, fill)
+
+
+def blurred(
+    x: torch.Tensor, axis: int, sigma: torch.Tensor, sizes: torch.Tensor, half: int
+) -> torch.Tensor:
+    """Blur one axis, each image by a Gaussian of its own: ``sizes`` is of its kernel, of at most ``2 * half + 1``."""
+    num, channels, length = len(x), x.shape[1], x.shape[axis]
+    at = torch.arange(-half, half + 1, device=x.device)
+    weights = torch.exp(-((at / sigma.unsqueeze(1)) ** 2) / 2)
+    weights = weights * (at.abs() <= sizes.unsqueeze(1) // 2)
+    weights = weights / weights.sum(1, keepdim=True)
+    places = torch.arange(-half, length + half, device=x.device)
+    wide = x.index_select(axis, source_positions(places, length, "reflect"))
+    flat = wide.reshape(1, num * channels, *wide.shape[2:])
+    shape = (num * channels, 1, 1, -1) if axis == 3 else (num * channels, 1, -1, 1)
+    kernels = weights.repeat_interleave(channels, 0).reshape(shape)
+    return functional.conv2d(flat, kernels, groups=num * channels).view(x.shape)

@@ -150,7 +150,8 @@ def clear_centres(box: np.ndarray, size: np.ndarray, flip: np.ndarray) -> np.nda
 )
 def test_weights_are_those_of_the_formula(size: Any, out: Any, box: Any, flips: Any) -> None:
     """Against a float64 reference written from the rules, not from OpenCV: exact to half a step."""
-    from loaders.device.pixels import Moves, move_images
+    from loaders.device.pixels import move_images
+    from loaders.device.planning import Moves
 
     image = np.random.default_rng(1).integers(0, 256, size).astype(np.uint8)
     is_area = box[2] > 2 * out[0] and box[3] > 2 * out[1]

@@ -15,7 +15,8 @@ from loaders.datasets.base import SamplesOf
 from loaders.datasets.reading.crops import spatial_axes
 from loaders.datasets.reading.known import geometry_of
 from loaders.device.accelerator import without_autocast
-from loaders.device.pixels import Moves, move_images, move_masks, moves_of
+from loaders.device.pixels import move_images, move_masks
+from loaders.device.planning import Moves, moves_of
 from loaders.errors import SchemaError
 from loaders.schema import Field, Image, Images, Mask
 
