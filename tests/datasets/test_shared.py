@@ -10,6 +10,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from loaders.remote.folder import VERSION
 from loaders.schema import Array, Field, Image, Label, Text
 from tests.datasets.sharing import Rank, digest, memfds
 from tests.packdata.packing import FIELDS, pack, sample
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfd is of Linux")
 NUM = 11
@@ -55,6 +57,10 @@ def packed(
     run = uuid.uuid4().hex
     samples = [sample(i) | {"key": f"{i}-{run}"} for i in range(num_samples)]
     return pack(folder, {name: FIELDS[name] for name in [*fields]}, samples, **options)
+
+
+def shared_copy(folder: Path) -> RAMDataset:
+    return RAMDataset(folder, shared=True, progress=False)
 
 
 def damaged(folder: Path) -> Path:
@@ -182,21 +188,45 @@ def test_ctrl_c_while_waiting_leaves_nothing(folder: Path) -> None:
     first.kill()
 
 
-def test_a_process_that_is_stopped_while_it_loads_is_an_error_to_those_who_wait(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_process_that_is_stopped_while_it_loads_is_waited_for_and_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(shared, "SILENCE_S", 0.2)
+    monkeypatch.setattr(shared, "_SAY_S", 0.1)
     first = Rank(folder, paused=True)
     assert first.hear() == "loading"
     assert first.process.pid is not None
     os.kill(first.process.pid, signal.SIGSTOP)
 
-    with pytest.raises(LoadersError):
-        RAMDataset(folder, shared=True, progress=False)
-
-    os.kill(first.process.pid, signal.SIGCONT)
-    assert first.ask("go on") == "loaded"
+    with ThreadPoolExecutor(1) as thread:
+        opened = thread.submit(shared_copy, folder)
+        wait_until(lambda: "has locked" in caplog.text)
+        os.kill(first.process.pid, signal.SIGCONT)
+        assert first.ask("go on") == "loaded"
+        assert digest(opened.result(60)) == first.ask("digest")
     first.kill()
+
+
+def test_a_fork_of_a_process_that_died_while_it_loaded_holds_up_nobody(folder: Path) -> None:
+    first = Rank(folder, paused=True, forks=True)
+    assert first.hear() == "loading"
+    forked = first.hear()
+    other = Rank(folder)
+    assert other.hear() == "waiting"
+
+    first.kill()
+
+    assert other.hear() == "loaded"
+    os.kill(forked, signal.SIGKILL)
+    other.kill()
+
+
+def test_threads_that_open_it_at_one_time_load_it_once(folder: Path, listed: Path) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        datasets = [*threads.map(shared_copy, [folder] * 4)]
+
+    assert memfds() == 1
+    assert holders(listed) == [os.getpid()]
+    del datasets
 
 
 @pytest.mark.parametrize(
