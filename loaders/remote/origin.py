@@ -26,6 +26,7 @@ from weakref import WeakValueDictionary
 from loaders.checks import shown
 from loaders.errors import CacheError, RemoteError
 from loaders.remote.folder import VERSION, Cache, manifest_folder, shard_path, small_file
+from loaders.remote.patience import MAX_DEATHS
 from loaders.remote.url import OBSTORE_SCHEMES, PUBLIC_OPTIONS, URL, endpoint_of, url_of
 from loaders.system.locks import ForkLock
 from loaders.system.registry import WeakRegistry
@@ -111,12 +112,12 @@ class Origin:
         inside = self.inside
         if self._refusal is not None:
             return self._stored(self._refusal, op, **about)
-        from loaders.remote.client import ATTEMPTS, NOBODY, failure  # needs Linux
+        from loaders.remote.client import NOBODY, failure  # needs Linux
 
-        for _ in range(ATTEMPTS):
+        for _ in range(MAX_DEATHS):
             with suppress(*NOBODY), self._connection() as connection:
                 return connection.ask(op, **about)
-        what = f"the cache's fetcher died {ATTEMPTS} times during one request"
+        what = f"the cache's fetcher died {MAX_DEATHS} times during one request"
         raise failure(what, inside)
 
     def _stored(self, refusal: CacheError, op: str, **about: Any) -> Any:

@@ -22,6 +22,7 @@ from loaders.remote.credentials import (
     has_credentials,
 )
 from loaders.remote.faults import StoreFault, fault_of, text_of
+from loaders.remote.patience import ANSWER_S, DEADLINE_S
 from loaders.remote.url import KINDS, OBSTORE_SCHEMES, endpoint_of
 from loaders.remote.wire import PUT_BYTES, Entry
 
@@ -37,8 +38,6 @@ _CLIENT_OPTIONS = frozenset(
         *("proxy_ca_certificate", "proxy_excludes", "root_certificate", "user_agent"),
     )
 )
-DEADLINE_S = 60.0  # for an answer that is asked for again and again, since its last byte
-_TIMEOUT_S = 20.0  # for a byte of one answer; for a part of a write three times that
 _PAGE, _LISTED = 1_000, 20_000  # objects of a listing: asked for, and given, at a time
 # Of an answer, at a time: sixteen of them come in time over a link of 1 Mbit/s. Larger ones cost as much CPU a byte.
 _PIECE_BYTES = 1 << 17
@@ -284,7 +283,7 @@ def _open_obstore(
     from obstore.store import from_url
 
     kind, place = KINDS.get(url.scheme, url.scheme), str(url)
-    timeout_s = float(options.pop("timeout", _TIMEOUT_S))
+    timeout_s = float(options.pop("timeout", ANSWER_S))
     deadline_s = float(options.pop("retry_timeout", DEADLINE_S))
     client: dict[str, Any] = {"connect_timeout": "5s"}
     given = {name: options.pop(name) for name in _CLIENT_OPTIONS & {*options}}
