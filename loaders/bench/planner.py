@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loaders.bench.measure import Config, batch_nbytes, group_size_of, in_flight, memory
+from loaders.bench.measure import Config, batch_nbytes, group_size_of, in_flight, own_memory
 from loaders.bench.stages import batches_of
 from loaders.datasets.memory.loading import nbytes_of, plan_columns
 from loaders.datasets.packed import PackedDataset
@@ -72,7 +72,7 @@ def _process_bytes() -> int:
     """Return what a worker process needs: little of a fork; else (Python 3.14) what this one has, imports and all."""
     methods = multiprocessing.get_all_start_methods()
     is_fork = (multiprocessing.get_start_method(allow_none=True) or methods[0]) == "fork"
-    return _PROCESS_BYTES if is_fork else memory([os.getpid()]).own_bytes
+    return _PROCESS_BYTES if is_fork else own_memory([os.getpid()])
 
 
 def sample_bytes_of(dataset: Any) -> float:
