@@ -41,8 +41,8 @@ Served = tuple[Any, "Callable[[Any], Any] | None"]
 _ONE_PER_SAMPLE = ((Balanced, "labels"), (Weighted, "weights"), (ByLength, "lengths"))
 _SMALL_SAMPLE_BYTES, _TINY_SAMPLE_BYTES = 16 << 10, 512
 _AS_GIVEN = (  # of what torch's loader takes
-    *("dataset", "batch_size", "batch_sampler", "drop_last", "timeout", "worker_init_fn"),
-    *("multiprocessing_context", "generator", "pin_memory_device", "in_order"),
+    *("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "timeout"),
+    *("worker_init_fn", "multiprocessing_context", "generator", "pin_memory_device", "in_order"),
 )
 
 
@@ -259,17 +259,13 @@ class LoaderOptions:
             most = min(most, 1 if nbytes < _TINY_SAMPLE_BYTES else 2)
         return min(cores, most)
 
-    def for_torch(self, sampler: EpochSampler | None) -> dict[str, Any]:
-        """Return what torch's own loader is made with; the sampler is of an order of loaders."""
+    def for_torch(self) -> dict[str, Any]:
+        """Return what torch's own loader is made with, but for an order of loaders."""
         # Threads are lenient: num_workers=0 is for debugging, and shall not need other arguments removed.
         is_process = self.chosen_backend == "process"
         has_workers = self.chosen_workers > 0 or (is_process and self.num_workers != "auto")
         is_batched = self.batch_size is not None or self.batch_sampler is not None
-        given = {name: getattr(self, name) for name in _AS_GIVEN}
-        order = (self.shuffle, self.sampler) if sampler is None else (None, sampler)
-        return given | {
-            "shuffle": order[0],
-            "sampler": order[1],
+        return {name: getattr(self, name) for name in _AS_GIVEN} | {
             "num_workers": self.chosen_workers,
             "collate_fn": self.collate_fn or (collate if is_batched else None),
             # Of processes torch page-locks batches; else each copy would wait for the one before.
