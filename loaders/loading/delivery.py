@@ -47,7 +47,7 @@ class LoaderStats:
         wait_s: Seconds that the trainer waited for them.
         num_replaced: Samples that ``on_error="replace"`` replaced; with ``backend="process"`` the workers
             log them, but count for themselves.
-        num_ready: Batches (or groups of small ones) that are ready now.
+        num_ready: Batches (or groups of small ones) that are ready now; of a child process no more than one is seen.
         slot_bytes: Memory of all batch slots; page-locked where batches go to a device.
         device_bytes: Device memory of the batches that were copied ahead and not handed over yet.
         backend: Who makes the batches now: ``"inline"`` (there are no workers), ``"thread"``,

@@ -235,3 +235,28 @@ def test_an_epoch_that_is_refused_does_not_reach_the_child(alarm: None) -> None:
         loader.set_epoch(-1)
 
     assert [batch.label.tolist() for batch in loader] == WHOLE
+
+
+class Sleepy(Numbers):
+    turn = 0
+
+    def __getitem__(self, index: int) -> int:
+        time.sleep(0.1)
+        return index + self.turn
+
+
+@pytest.mark.slow
+def test_a_dataset_that_changes_while_its_batches_are_under_way_is_followed(alarm: None) -> None:
+    data = Sleepy()
+    loader = kept_loader(data, 1, num_workers=2, prefetch_factor=6)
+    pids = set()
+
+    for turn in range(4):
+        data.turn = turn
+        for _ in loader:
+            break
+        data.turn += 10
+        assert [int(batch) for batch in loader] == [i + turn + 10 for i in range(12)]
+        pids |= {*children()}
+
+    assert len(pids) == 1
