@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 class Serving:
     """Does what the trainer asks for.
 
-    Each message to the trainer is ``"begun"``, with an error or None, or ``"made"``, with a group of batches; behind
-    that come the samples that were replaced since the last one, and changes of slots.
+    Each message to the trainer is the number of a pass that has begun, with an error or None, or 0, with a group of
+    batches; behind that come the samples that were replaced since the last one, and changes of slots.
     """
 
-    _pool: Any = None  # of the pass that is under way
+    _pool: Any = None
     _maker: Maker
     _chunk: Chunk  # which turns are asked for
     _num_reported = 0  # of replaced samples
@@ -49,32 +49,34 @@ class Serving:
             self._slots.free(free)
             getattr(self, kind)(*values)
 
-    def begin(self, payload: bytes | None, epoch: int | None) -> None:
-        """Begin a pass with a maker, None: that of the pass before, whose work under way is given up."""
-        if self._pool is not None:
+    def begin(self, number: int, payload: bytes | None, epoch: int | None) -> None:
+        """Begin a pass with a maker, None: that of the pass before; what is left of that pass is given up."""
+        is_new = self._pool is None or payload is not None or len(self._pool) > 0
+        if is_new and self._pool is not None:
             self._pool.close()
         if payload is not None:
             try:
                 self._maker = pickle.loads(payload)  # noqa: S301  # likewise
             except Exception as error:  # a module that only the trainer can import, say
-                self._answer(portable(error))
+                self._answer(number, portable(error))
                 return
             self._maker.slots, self._num_reported = self._slots, self._maker.num_replaced
         if epoch is not None and hasattr(self._maker.dataset, "set_epoch"):
             self._maker.dataset.set_epoch(epoch)
-        self._pool = thread_pool(self._maker, on_done=self._send_ready)
-        dump_in_child(self._pool.describe)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1, signal.SIGUSR2])
-        self._answer(None)
+        if is_new:
+            self._pool = thread_pool(self._maker, on_done=self._send_ready)
+            dump_in_child(self._pool.describe)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1, signal.SIGUSR2])
+        self._answer(number, None)
 
     def put(self, chunk: Chunk | None, turn: int) -> None:
         """Make a turn of a chunk; None: of the one before."""
         self._chunk = chunk or self._chunk
         self._pool.put(self._chunk, turn)
 
-    def _answer(self, error: BaseException | None) -> None:
+    def _answer(self, number: int, error: BaseException | None) -> None:
         with self._sending:
-            self._connection.send_bytes(self._slots.dump(("begun", error, 0, [])))
+            self._connection.send_bytes(self._slots.dump((number, error, 0, [])))
 
     def _send_ready(self) -> None:
         """Send the groups that are done, unless another thread is sending them already."""
@@ -104,8 +106,8 @@ class Serving:
         status = num_replaced - self._num_reported, self._slots.changes()
         self._num_reported = num_replaced
         try:
-            data = self._slots.dump(("made", group, *status))
+            data = self._slots.dump((0, group, *status))
         except Exception as error:  # something in a batch does not pickle
             raised = [Raised(portable(error))] * len(group)
-            data = self._slots.dump(("made", raised, *status))
+            data = self._slots.dump((0, raised, *status))
         self._connection.send_bytes(data)

@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 
     from loaders.backends.maker import Chunk, Made, Maker
 
-    # What it is, what it brings, samples that were replaced since the last one, changes of slots.
-    Message = tuple[str, Any, int, list[tuple[int, int]]]
+    # See ``Serving``.
+    Message = tuple[int, Any, int, list[tuple[int, int]]]
 
 STUCK_S = 60
 _START_TIMEOUT_S = 300.0  # of an interpreter that imports torch, also on a crowded machine
@@ -72,13 +72,13 @@ class Child:
         pid: Of the process.
         slots: Where its batches lie.
         digest: Of what it was given to make batches with.
-        num_owed: Answers to come that a pass has begun.
+        num_passes: Pools that were made over it; each is answered with its number once it has begun.
         is_late: A batch was waited for in vain: another pool has another child.
         end: Ends it; ``end.alive`` is False then.
     """
 
     def __init__(self, maker: Maker) -> None:
-        self.is_late, self.digest, self.num_owed = False, "", 0
+        self.is_late, self.digest, self.num_passes = False, "", 0
         self._why_gone = "the loader's child process was closed: begin a new iteration"
         self._owner = os.getpid()
         self._connection, theirs = Pipe()
@@ -214,8 +214,9 @@ class ChildPool:
         self._under_way = 0
         self._sent: Chunk | None = None  # whose indices the child has
         is_new = (digest := xxhash.xxh3_128_hexdigest(payload)) != child.digest
-        child.send("begin", payload if is_new else None, epoch)
-        child.num_owed += 1
+        child.num_passes += 1
+        self._number, self._begun = child.num_passes, 0
+        child.send("begin", self._number, payload if is_new else None, epoch)
         if is_new:
             try:
                 self._wait_until_begun(time.monotonic() + _START_TIMEOUT_S)
@@ -226,10 +227,9 @@ class ChildPool:
 
     def _wait_until_begun(self, deadline: float) -> None:
         """Drop what the child sends of passes that were left."""
-        while self.child.num_owed:
-            kind, error = self._receive(deadline)
-            self.child.num_owed -= kind == "begun"
-            if kind == "begun" and error is not None:
+        while self._begun != self._number:
+            self._begun, error = self._receive(deadline)
+            if self._begun and error is not None:
                 raise UnsendableError("what it needs", f"{type(error).__name__}: {error}")
 
     def __len__(self) -> int:
@@ -268,8 +268,8 @@ class ChildPool:
             group.is_copied = self.child.slots.num_leased > num_in_slots * (1 + MAX_KEPT)
         return group if self._pinned is None else list(map(self._pinned, group))
 
-    def _receive(self, deadline: float) -> tuple[str, Any]:
-        """Return what the child sends next, by its kind; ``Late`` if nothing came until then."""
+    def _receive(self, deadline: float) -> tuple[int, Any]:
+        """Return which pass has begun, and the error of that, or 0 and a group; ``Late`` if nothing came until then."""
         message: Message | None = None
         while message is None:
             self._check_open()  # another thread may close this
@@ -277,10 +277,10 @@ class ChildPool:
             if message is None and time.monotonic() >= deadline:
                 self.child.is_late = True
                 raise Late(self.describe())
-        kind, value, num_replaced, _ = message
+        begun, value, num_replaced, _ = message
         if num_replaced and self._count_replaced is not None:
             self._count_replaced(num_replaced)
-        return kind, value
+        return begun, value
 
     def _check_open(self) -> None:
         if not self._is_open:

@@ -59,7 +59,7 @@ class Side:
         self.child = module.Serving(connection, SharedSlots(fd))
         self.held.may_go.set()
         self.child._maker = Maker(data, list, 1, True, 2)  # it has events, which do not pickle
-        self.child.begin(None, None)
+        self.child.begin(1, None, None)
         assert self.received() is None
         self.held.may_go.clear()
         self.held.began.clear()
@@ -146,7 +146,7 @@ def test_a_pass_that_begins_gives_up_the_one_before(side: Side) -> None:
         side.ask("put", Chunk([[i]]), 0)
     assert side.data.read[1].wait(TIMEOUT_S)
 
-    side.ask("begin", None, None)
+    side.ask("begin", 2, None, None)
     wait_until(lambda: not side.child._pool._close.alive)
     side.data.may_end.set()
     side.ask("put", Chunk([[4]]), 0)
