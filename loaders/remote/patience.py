@@ -1,8 +1,9 @@
 """Who waits how long for whom, and what is asked again: all limits of time between clients, fetcher and stores.
 
-Three loops ask again: a client asks the next fetcher (``Origin.ask``), the fetcher asks a store (``ServedURL.again``),
-and a download whose bytes are not those of the manifest begins anew (``Download.run``). What is written obstore repeats
-itself, part by part, within the same deadline. All who wait for one thing get the same error at once.
+Four loops ask again: a reader, for a shard that was evicted before it was opened (``RemoteShard``); a client, the next
+fetcher where one died (``Origin.ask``); the fetcher, a store (``ServedURL.again``); and a download, all of a file whose
+bytes are not those of the manifest (``Download.run``). What is written obstore repeats itself, part by part, within the
+same deadline. All who wait for one thing get the same error at once.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ START_S = 30.0  # to start
 BEAT_S = 1.0  # between two signs of it that a question is being worked on
 SILENCE_S = 60.0  # without such a sign: it was stopped, which is an error that names it
 MAX_DEATHS = 8  # of fetchers, during one question
+MAX_EVICTIONS = 8  # of a shard, between being fetched and being mapped
 
 # The fetcher, for a store.
 ANSWER_S = 20.0  # for a byte of one answer (``timeout`` of storage=); for a part of a write three times that
