@@ -49,13 +49,14 @@ class OrderedLoader(torch.utils.data.DataLoader[BatchT]):
         if isinstance(given, EpochBatches) and is_ours(given):
             batches = given
             if (given.pad, given.seed) != (self.pad, self.seed):
-                rest = given.drop_last, self.pad, self.seed
-                batches = EpochBatches(given.sampler, given.batch_size, *rest)
+                batches = EpochBatches(
+                    given.sampler, given.batch_size, given.drop_last, self.pad, self.seed
+                )
             # Frameworks look there for what divides by rank.
             object.__setattr__(self, "sampler", given.sampler)
         elif isinstance(sampler, EpochSampler) and is_ours(sampler):
-            rest = self.drop_last or sampler.drop_last, self.pad, self.seed
-            batches = EpochBatches(sampler, self.batch_size or 1, *rest)
+            drop_last = self.drop_last or sampler.drop_last
+            batches = EpochBatches(sampler, self.batch_size or 1, drop_last, self.pad, self.seed)
         else:
             return
         if self.batch_size is None and given is None:

@@ -121,13 +121,16 @@ class EpochSampler(Settled, DistributedSampler[SampleIndex]):
         rank, world_size = self._resolve()
         drop_last = self.drop_last if drop_last is None else drop_last
         pad = self.pad if pad is None else pad
-        rest = rank, world_size, drop_last, pad, self.cursor.start
-        length, size = self.order.length, 1 if batch_size is None else batch_size
-        starts = None if batch_size is None else batch_starts(self.order, self.epoch)
-        if starts is not None:
-            return BatchPlan(length, size, *rest, starts=starts)
+        length, start = self.order.length, self.cursor.start
+        if batch_size is not None:
+            starts = batch_starts(self.order, self.epoch)
+            if starts is not None:
+                return BatchPlan(
+                    length, batch_size, rank, world_size, drop_last, pad, start, starts=starts
+                )
+        size = 1 if batch_size is None else batch_size
         unit, num_lanes = getattr(self.order, "unit", 1), getattr(self.order, "num_lanes", 1)
-        return Plan(length, size, *rest, unit, num_lanes)
+        return Plan(length, size, rank, world_size, drop_last, pad, start, unit, num_lanes)
 
     def go_on(self, make_plan: Callable[[], Plan] | None = None) -> Plan:
         """Go to the next epoch if nothing is left of this one, and return the plan to follow.
