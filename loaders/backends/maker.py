@@ -63,8 +63,6 @@ class Maker:
     # Page-lock slots: for a loader that copies to a device, and holds each batch meanwhile.
     locks_slots: bool = False
     slots: Slots = field(default_factory=Slots)  # where batches go
-    # Called with how many samples another process's copy of the dataset replaced.
-    count_replaced: Callable[[int], None] | None = None
     group_bytes: int = _GROUP_BYTES  # of small batches, to hand over at once
     # While a profile is on: returns a job that does the same, with its parts timed.
     watched: Callable[[Job], Job] | None = None
@@ -77,8 +75,7 @@ class Maker:
 
     def for_child(self) -> Maker:
         """Return a copy without what belongs to this process."""
-        ours: dict[str, Any] = {"count_replaced": None, "watched": None, "pin": False}
-        return replace(self, locks_slots=False, slots=Slots(), **ours)
+        return replace(self, pin=False, locks_slots=False, slots=Slots(), watched=None)
 
     @property
     def num_replaced(self) -> int:

@@ -47,6 +47,7 @@ from loaders.errors import UnsendableError
 from loaders.workers import Late
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from multiprocessing.connection import Connection
 
     from loaders.backends.maker import Chunk, Made, Maker
@@ -207,8 +208,15 @@ class ChildPool:
         RuntimeError: It died, or did not begin in time.
     """
 
-    def __init__(self, maker: Maker, child: Child, payload: bytes, epoch: int | None) -> None:
-        self.child, self._count_replaced = child, maker.count_replaced
+    def __init__(
+        self,
+        maker: Maker,
+        child: Child,
+        payload: bytes,  # the maker, as the child is given it
+        epoch: int | None,  # of the dataset there; None: as it is
+        count_replaced: Callable[[int], object],  # called with how many samples the child replaced
+    ) -> None:
+        self.child, self._count_replaced = child, count_replaced
         self._pinned = maker.pinned if maker.pin else None
         self._is_open = True
         self._under_way = 0
@@ -278,8 +286,7 @@ class ChildPool:
                 self.child.is_late = True
                 raise Late(self.describe())
         begun, value, num_replaced, _ = message
-        if num_replaced and self._count_replaced is not None:
-            self._count_replaced(num_replaced)
+        self._count_replaced(num_replaced)
         return begun, value
 
     def _check_open(self) -> None:
@@ -300,8 +307,13 @@ class ChildPool:
         self._is_open = False
 
 
-def child_pool(child: Child | None, maker: Maker, epoch: int | None) -> ChildPool:
-    """Return a pool over a loader's child, or over a new one where that one cannot be used any more.
+def child_pool(
+    child: Child | None,
+    maker: Maker,
+    epoch: int | None,
+    count_replaced: Callable[[int], object] = bool,
+) -> ChildPool:
+    """Return a pool over a loader's child, or over a new one where that one cannot be used any more: see ``ChildPool``.
 
     Raises:
         UnsendableError: It cannot be given the dataset, or what goes with it, or does not find what that needs.
@@ -313,7 +325,7 @@ def child_pool(child: Child | None, maker: Maker, epoch: int | None) -> ChildPoo
             child.end()
         child = Child(maker)
     try:
-        return ChildPool(maker, child, payload, epoch)
+        return ChildPool(maker, child, payload, epoch, count_replaced)
     except BaseException:
         child.end()
         raise

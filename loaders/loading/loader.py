@@ -147,7 +147,7 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
     _profile: profile | None = None  # while one is on
     _has_drawn = False  # the seed of workers that persist
     _num_replaced = 0  # by copies of the dataset in child processes
-    _delivery: Callable[[], Any]  # the iteration that is under way
+    _delivery: weakref.ref[Delivery[Any]] | None = None
 
     @overload
     def __init__(
@@ -246,7 +246,6 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
         self._num_before = getattr(self._served, "num_replaced", 0)  # by other loaders
         # Page-locked only where we copy: a copy of the user's may still read a slot whose batch was dropped.
         self._slots = Slots(pinned_buffer if pins(self.device) else None)
-        self.__dict__.setdefault("_delivery", lambda: None)
         self._child: Child | None = None
         self._gil = GilWatch()
         self.__dict__.pop("_torch_loader", None)
@@ -280,9 +279,13 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
             self._child.end()
             self._child = None
 
+    @property
+    def _under_way(self) -> Delivery[Any] | None:
+        """The iteration that began last, while it is kept."""
+        return None if self._delivery is None else self._delivery()
+
     def _end(self, why: str) -> None:
-        delivery = self._delivery()
-        if delivery is not None:
+        if (delivery := self._under_way) is not None:
             delivery.close(why)
 
     def _epoch(self) -> Delivery[BatchT]:
@@ -371,7 +374,7 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
             return thread_pool(maker)
         from loaders.backends.subprocess import child_pool  # which loads on Linux alone
 
-        pool = child_pool(self._child, maker, self._set_to)
+        pool = child_pool(self._child, maker, self._set_to, self._count_replaced)
         self._child = pool.child
         return pool
 
@@ -385,7 +388,6 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
             pin=pins(self.device) or (self.pin_memory and torch.cuda.is_available()),
             locks_slots=pins(self.device),
             slots=self._slots,
-            count_replaced=self._count_replaced,
             group_bytes=min([group_bytes(self.backend), *_shares_of_caches(self.dataset)]),
             watched=None if self._profile is None else self._profile.watched,
         )
@@ -456,7 +458,7 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
     def stats(self) -> LoaderStats:
         """Return the counters as they are now."""
         here = getattr(self._served, "num_replaced", 0) - self._num_before
-        remote = None
+        delivery, remote = self._under_way, None
         if _is_remote(self.dataset):
             from loaders.loading.fetching import remote_counts
 
@@ -465,11 +467,11 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
             self._stats,
             slot_bytes=self._slots.nbytes
             + (0 if self._child is None else self._child.slots.nbytes),
-            num_ready=getattr(self._delivery(), "num_ready", 0),
+            num_ready=0 if delivery is None else delivery.num_ready,
             num_replaced=here + self._num_replaced,
             backend=self.backend if self.num_workers else "inline",
             gil_share=self._gil.lost_share,
-            device_bytes=getattr(self._delivery(), "device_bytes", 0),
+            device_bytes=0 if delivery is None else delivery.device_bytes,
             remote=remote,
         )
 

@@ -335,16 +335,13 @@ class EpochBatches(Settled, BatchSampler):
 
 
 class IndexSource:
-    """The indices of a loader: as many as its sampler or batch sampler says, from the start at each ``iter``.
+    """The indices of a loader, from the start at each ``iter``.
 
     (A loader counts by itself what it hands over; torch's makes iterators that it does not use.)
     """
 
-    def __init__(self, sampler: Any, begin: Callable[[], Iterator[Any]]) -> None:
-        self._sampler, self._begin = sampler, begin
-
-    def __len__(self) -> int:
-        return len(self._sampler)  # TypeError if it has none
+    def __init__(self, begin: Callable[[], Iterator[Any]]) -> None:
+        self._begin = begin
 
     def __iter__(self) -> Iterator[Any]:
         return self._begin()

@@ -31,14 +31,13 @@ def made_of(work: Maker, batches: list[list[int]]) -> Any:
 
 
 def test_what_a_child_gets_has_nothing_of_this_process() -> None:
-    """Nothing there can be page-locked for the parent, and slots and counters are its own."""
-    ours = maker(pin=True, count_replaced=[].append)
+    """Nothing there can be page-locked for the parent, and slots are its own."""
+    ours = maker(pin=True)
 
     theirs = ours.for_child()
 
     assert not theirs.pin
     assert theirs.slots is not ours.slots
-    assert theirs.count_replaced is None
     assert (theirs.dataset, theirs.batch_size) == (ours.dataset, ours.batch_size)
 
 
