@@ -79,8 +79,8 @@ class JpegOnDevice(SamplesOf[PackedDataset[Any]]):
         }
         lists = [n for n, f in images.items() if output_size(dataset.augment, f.size) is None]
         plan = dataset.plan_half(partial(_unfinished, dataset), dict.fromkeys(images, Bytes()))
-        how: Any = {"fields": dataset.stored_fields, "makers": makers, "lists": lists}
-        return SamplesOf(dataset, plan), partial(make_whole, **how)
+        whole = partial(make_whole, fields=dataset.stored_fields, makers=makers, lists=lists)
+        return SamplesOf(dataset, plan), whole
 
 
 def images_of(dataset: PackedDataset[Any]) -> dict[str, Image]:

@@ -304,9 +304,9 @@ def _open_obstore(
         # To read, ``ServedURL`` asks again, and looks at each byte.
         seconds = 3 * timeout_s if to_write else 3600
         num, within = 10 if to_write else 0, timedelta(seconds=deadline_s)
-        how: Any = {"retry_config": {"max_retries": num, "retry_timeout": within}}
         limits: Any = client | {"timeout": f"{seconds:.0f}s"}
-        return from_url(place, client_options=limits, **how, **more)
+        again: Any = {"max_retries": num, "retry_timeout": within}
+        return from_url(place, client_options=limits, retry_config=again, **more)
 
     credentials = more.get("credential_provider")
     return ObstoreObjects(open_store, kind, timeout_s, deadline_s, credentials)
