@@ -29,7 +29,7 @@ import subprocess
 import sys
 import time
 import weakref
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import Pipe
 from typing import TYPE_CHECKING, Any
@@ -47,7 +47,7 @@ from loaders.errors import UnsendableError
 from loaders.workers import Late
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from multiprocessing.connection import Connection
 
     from loaders.backends.maker import Chunk, Made, Maker
@@ -125,12 +125,18 @@ class Child:
         self._write(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 
     def _write(self, data: bytes) -> None:
+        with self._whole_message():
+            self._connection.send_bytes(data)
+
+    @contextmanager
+    def _whole_message(self) -> Iterator[None]:
+        """End the child where a message may not have been sent or read to its end."""
         self.check()
         try:
-            self._connection.send_bytes(data)
-        except OSError as error:
+            yield
+        except (EOFError, OSError) as error:
             raise self._death(error) from None
-        except BaseException:  # in the middle of a message, perhaps
+        except BaseException:
             self.end()
             raise
 
@@ -146,14 +152,9 @@ class Child:
             if self._process.poll() is not None and not self.has_message:
                 raise self._death(None)
             return None
-        try:
+        with self._whole_message():
             message: Message = self.slots.load(self._connection.recv_bytes())
             self.slots.change(message[3])
-        except (EOFError, OSError) as error:
-            raise self._death(error) from None
-        except BaseException:  # in the middle of a message, perhaps
-            self.end()
-            raise
         self.is_late = False
         return message
 
