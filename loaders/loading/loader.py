@@ -202,31 +202,20 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
         is_counted = self._steps is not None and self._steps.sampler.given_ranks == (None, None)
         # Until it was compared with other ranks'.
         self._number = next_number() if is_counted else 0
-        self._settle_collate()
         self._stats = LoaderStats()
         self._make_parts()
 
-    def _settle_collate(self) -> None:
-        """Settle whether batches are named tuples or dictionaries.
-
-        Frameworks that make a loader of their own from this one read ``collate_fn``, not ``as_dict``.
-        """
-        self._collate = self.collate_fn
-        if self.collate_fn is collate_dict or (self.as_dict and self.collate_fn is collate):
-            self.__dict__.update(as_dict=True, _collate=collate, collate_fn=collate_dict)
-
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; an option counts from the next iteration on, or is a ValueError."""
-        if name not in _OPTIONS or not self._is_made(name):
-            super().__setattr__(name, value)
-            return
-        self.__dict__.pop("_torch_loader", None)
-        if name in _CHANGEABLE:
+        is_later = name in _OPTIONS and self._is_made(name)
+        if is_later and name in _CHANGEABLE:
             self._options = replace(self._options, **{name: value})
             value = self._options.chosen_workers if name == "num_workers" else value
+            value = self._options.chosen_collate if name == "collate_fn" else value
         super().__setattr__(name, value)
-        if name in ("collate_fn", "num_workers"):
-            self._settle_collate()
+        if is_later:
+            self.__dict__.pop("_torch_loader", None)
+        if is_later and name in ("collate_fn", "num_workers"):
             self._make_parts()
 
     def _is_made(self, name: str) -> bool:
@@ -248,7 +237,11 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
         self._slots = Slots(pinned_buffer if pins(self.device) else None)
         self._child: Child | None = None
         self._gil = GilWatch()
-        self.__dict__.pop("_torch_loader", None)
+
+    @property
+    def _collate(self) -> Any:
+        """What joins samples: to named tuples, which are made dictionaries when they are handed over."""
+        return collate if self.collate_fn is collate_dict else self.collate_fn
 
     def _halves(self) -> Served:
         """Return the dataset to read, and the function that finishes its batches on the device, or None."""
@@ -329,8 +322,7 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
     @cached_property
     def _torch_loader(self) -> torch.utils.data.DataLoader[Any]:
         """Torch's own loader, over the indices of this one: it fetches in worker processes, or here."""
-        now = {"collate_fn": self.collate_fn, "worker_init_fn": self.worker_init_fn}
-        options = self._options.for_torch() | now
+        options = self._options.for_torch() | {"worker_init_fn": self.worker_init_fn}
         if not self.num_workers:
             options |= {"prefetch_factor": None, "persistent_workers": False}
         if self._others is None or not self._others.is_iterable:
@@ -442,7 +434,7 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
         """Bring a batch into the form that was asked for."""
         if self._finisher is not None:
             batch = self._finisher(batch)
-        return batch._asdict() if self.as_dict and hasattr(batch, "_asdict") else batch
+        return batch._asdict() if self._options.as_dict and hasattr(batch, "_asdict") else batch
 
     def check_worker_number_rationality(self) -> None:
         """Warn of more worker processes than cores; threads are cheap, and cannot freeze a machine."""
