@@ -97,8 +97,7 @@ class Child:
         for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
             ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", STUCK_S, 0))
         self.end = weakref.finalize(self, _end, self._process, self._connection, ours, self._owner)
-        self._poll = select.poll()  # a tenth of what ``Connection.poll`` takes
-        self._poll.register(self._connection.fileno(), select.POLLIN)
+        self._descriptor = self._connection.fileno()
         self._write(pickle.dumps(sys.path))
 
     @property
@@ -109,8 +108,15 @@ class Child:
 
     @property
     def has_message(self) -> bool:
-        """Whether a message is here."""
-        return self.end.alive and bool(self._poll.poll(0))
+        """Whether a message is here; any thread may ask."""
+        return self.end.alive and self._wait_for_message(0)
+
+    def _wait_for_message(self, timeout_s: float) -> bool:
+        poll = (
+            select.poll()
+        )  # a tenth of what ``Connection.poll`` takes; each can be used by one thread at a time
+        poll.register(self._descriptor, select.POLLIN)
+        return bool(poll.poll(math.ceil(1000 * timeout_s)))
 
     def check(self) -> None:
         """Raise RuntimeError if the child was ended, or is another process's."""
@@ -148,7 +154,7 @@ class Child:
         """
         self.check()
         left_s = max(0.0, deadline - time.monotonic())
-        if not self._poll.poll(math.ceil(1000 * min(left_s, _LOOK_S))):
+        if not self._wait_for_message(min(left_s, _LOOK_S)):
             if self._process.poll() is not None and not self.has_message:
                 raise self._death(None)
             return None

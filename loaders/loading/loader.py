@@ -209,9 +209,9 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
         """Set an attribute; an option counts from the next iteration on, or is a ValueError."""
         is_later = name in _OPTIONS and self._is_made(name)
         if is_later and name in _CHANGEABLE:
-            self._options = replace(self._options, **{name: value})
-            value = self._options.chosen_workers if name == "num_workers" else value
-            value = self._options.chosen_collate if name == "collate_fn" else value
+            self._options = now = replace(self._options, **{name: value})
+            chosen = {"num_workers": now.chosen_workers, "collate_fn": now.chosen_collate}
+            value = chosen.get(name, value)
         super().__setattr__(name, value)
         if is_later:
             self.__dict__.pop("_torch_loader", None)
@@ -290,6 +290,7 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
             self._finish,
             self._stats,
             self.__len__,
+            # Made before the workers, which page-lock memory for its device.
             accelerator=self._accelerator,
             ahead=self.device_prefetch,
             name=type(self.dataset).__name__,
