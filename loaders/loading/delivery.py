@@ -224,7 +224,9 @@ class Delivery(Generic[BatchT]):
         self._batches.close()
 
 
-def _marked(batches: Any, plan: Plan | None, pin: bool, batch: Any) -> tuple[Any, Any]:
+def _marked(
+    batches: OrderedBatches | TorchBatches, plan: Plan | None, pin: bool, batch: Any
+) -> tuple[Any, Any]:
     """Return a batch, and which rows are real (None without ``pad="mark"``): both go to the device together."""
     valid = None if plan is None else plan.positions(batches.num_taken - 1)[1]
     marked = batch, None if valid is None else torch.from_numpy(valid)
