@@ -148,10 +148,10 @@ def epochs(
     first, later = list[int](), list[int]()
     for node in range(nodes):
         plan = Plan(order.length, batch_size, node, nodes, num_lanes=lanes)
-        reading = LoaderPass(dataset, origin, order, plan, 0)
-        needs = reading.needs()
+        needs = LoaderPass(dataset, origin, order, plan, 0).needs()  # of two epochs
+        num_samples = plan.num_steps * batch_size
         here = zip(needs.starts, needs.reads, strict=True)
-        reads = [n for at, each in here if at < reading.num_samples for n in each.tolist()]
+        reads = [n for at, each in here if at < num_samples for n in each.tolist()]
         first.append(downloads(reads, sizes, cache_bytes))
         later.append(needs.epoch_bytes(cache_bytes) - first[-1])
     part = sum(sizes) / sum(-(-size // PART_BYTES) for size in sizes)
