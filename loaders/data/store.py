@@ -201,13 +201,7 @@ class Store:
             # Not this store, nor a method of it: they would live on until garbage is collected, with all maps.
             here = weakref.proxy(self)
             known = FieldRecords(
-                name,
-                self.shards,
-                self.starts,
-                lambda number: here.shard(number),
-                self.check,
-                self.take,
-                self.is_remote,
+                name, self.shards, self.starts, lambda n: here.shard(n), self.check, self.take
             )
             known = self._fields.setdefault(name, known)
         return known
