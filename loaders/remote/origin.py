@@ -198,8 +198,7 @@ class Origin:
 
     def map_limit(self, store: Any) -> int | None:
         """Return how many bytes of the cache a store of this process may map from now on; None: all."""
-        if store not in _mappers.all():
-            _mappers.add(store)
+        _mappers.add(store)
         return None if self.max_mapped is None else _limit_of_each(self.max_mapped)
 
     def limit_maps(self, max_bytes: int | None) -> None:

@@ -122,13 +122,10 @@ class EpochSampler(Settled, DistributedSampler[SampleIndex]):
         drop_last = self.drop_last if drop_last is None else drop_last
         pad = self.pad if pad is None else pad
         length, start = self.order.length, self.cursor.start
-        if batch_size is not None:
-            starts = batch_starts(self.order, self.epoch)
-            if starts is not None:
-                return BatchPlan(
-                    length, batch_size, rank, world_size, drop_last, pad, start, starts=starts
-                )
         size = 1 if batch_size is None else batch_size
+        starts = None if batch_size is None else batch_starts(self.order, self.epoch)
+        if starts is not None:
+            return BatchPlan(length, size, rank, world_size, drop_last, pad, start, starts=starts)
         unit, num_lanes = getattr(self.order, "unit", 1), getattr(self.order, "num_lanes", 1)
         return Plan(length, size, rank, world_size, drop_last, pad, start, unit, num_lanes)
 
