@@ -250,9 +250,9 @@ class Workers:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the oldest job is done: ``take`` would not wait."""
+        """Whether the oldest job is done: ``take`` would not wait. Not once the pool closes, which drops its jobs."""
         try:
-            return self._tickets[0].done
+            return self._close.alive and self._tickets[0].done
         except IndexError:  # there is none
             return False
 

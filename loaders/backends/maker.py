@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from loaders.datasets.base import BatchDataset
     from loaders.workers import Job
 
-    Made = list[Any] | SplitBatches  # the batches of a group
+    Made = list[Any] | SplitBatches  # the batches of a group, or the errors in their places
 
 _GROUP_BYTES = 8 << 20  # hand smaller batches over several at a time
 _GROUP_BYTES_BETWEEN_PROCESSES = 16 << 20  # where handing over costs several times as much
@@ -63,8 +63,6 @@ class Maker:
     # Page-lock slots: for a loader that copies to a device, and holds each batch meanwhile.
     locks_slots: bool = False
     slots: Slots = field(default_factory=Slots)  # where batches go
-    # Called with how many samples another process's copy of the dataset replaced.
-    count_replaced: Callable[[int], None] | None = None
     group_bytes: int = _GROUP_BYTES  # of small batches, to hand over at once
     # While a profile is on: returns a job that does the same, with its parts timed.
     watched: Callable[[Job], Job] | None = None
@@ -77,8 +75,7 @@ class Maker:
 
     def for_child(self) -> Maker:
         """Return a copy without what belongs to this process."""
-        ours: dict[str, Any] = {"count_replaced": None, "watched": None, "pin": False}
-        return replace(self, locks_slots=False, slots=Slots(), **ours)
+        return replace(self, pin=False, locks_slots=False, slots=Slots(), watched=None)
 
     @property
     def num_replaced(self) -> int:
@@ -178,13 +175,6 @@ def num_in_flight(num_workers: int, *, is_together: bool) -> int:
     return num_workers + 2 if is_together else 2
 
 
-@dataclass(slots=True)
-class Raised:
-    """The error of a batch, in its place among the others."""
-
-    error: BaseException
-
-
 class Group:
     """The work of making small batches that are handed over together, on one thread."""
 
@@ -223,7 +213,7 @@ class Group:
         try:
             return self._maker.make(batch)
         except Exception as error:
-            return Raised(error)
+            return error
 
     def describe(self, part: int) -> str:
         at = max(self._at, 1)

@@ -19,8 +19,9 @@ from loaders.datasets.memory.shared import HeldShard
 from loaders.errors import LoadersError, UnsendableError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from loaders.backends.maker import Maker
-    from loaders.data.shards import MemoryShard
     from loaders.datasets.memory.memfile import Place
 
 # Of the trainer's own reads.
@@ -50,12 +51,9 @@ class _Packer(pickle.Pickler):
         super().__init__(out, pickle.HIGHEST_PROTOCOL)
         self.last = ""
 
-    def persistent_id(self, value: Any) -> Any:
-        if not isinstance(value, HeldShard):
-            return None
-        return value.file().place, value.path
-
     def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, HeldShard):
+            return _map_held, (value.path, value.file().place)
         kind = value if hasattr(value, "__qualname__") else type(value)
         self.last = f"{kind.__module__}.{kind.__qualname__}"
         if not isinstance(value, BatchDataset):
@@ -68,20 +66,17 @@ class _Packer(pickle.Pickler):
         return reduced
 
 
-class Unpacker(pickle.Unpickler):
-    """Makes what was packed, in the child: of our own parent."""
-
-    def persistent_load(self, given: Any) -> MemoryShard:
-        place, path = given
-        file = _mapped.get(place) or open_memory_file(place)
-        if file is None:
-            what = "the memory of the dataset is gone: its process has ended, or dropped it"
-            raise LoadersError(what)
-        return HeldShard(path, _mapped.setdefault(place, file).columns, [file])
-
-
 # In the child: the trainer names a file again and again.
 _mapped: weakref.WeakValueDictionary[Place, MemoryFile] = weakref.WeakValueDictionary()
+
+
+def _map_held(path: Path, place: Place) -> HeldShard:
+    """Return columns that the trainer has in a memory file, in the child."""
+    file = _mapped.get(place) or open_memory_file(place)
+    if file is None:
+        what = "the memory of the dataset is gone: its process has ended, or dropped it"
+        raise LoadersError(what)
+    return HeldShard(path, _mapped.setdefault(place, file).columns, [file])
 
 
 def portable(error: BaseException) -> BaseException:

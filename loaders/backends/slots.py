@@ -2,7 +2,7 @@
 
 1. The trainer makes one memory file, as large as the machine's memory and empty: pages exist once they are written.
    Both map it; a place in it is a number.
-2. The child takes slots from ``SharedSlots``. ``dump`` turns what holds tensors into a pickle: a tensor in a slot
+2. The child takes slots from ``SharedSlots``. Their ``dump`` turns what holds tensors into a pickle: a tensor in a slot
    becomes its place there; any other is copied to one first, or travels in the pickle if it is small. The storages of a
    message are held until the trainer says that their places are free.
 3. ``MappedSlots.load`` turns the pickle into tensors over the trainer's map. Places whose last tensor has died are
@@ -69,9 +69,13 @@ class SharedSlots(Slots):
         self._held: dict[int, Any] = {}  # storages by place, that the trainer has
         self._changes: list[tuple[int, int]] = []
 
-    def hold(self, storages: dict[int, Any]) -> None:
-        """Keep the storages of a message alive until the trainer is done with them."""
-        self._held |= storages
+    def dump(self, value: Any) -> bytes:
+        """Return a pickle of what holds tensors; their storages are held until ``free`` names their places."""
+        out = io.BytesIO()
+        pickler = _Pickler(out, self)
+        pickler.dump(value)
+        self._held |= pickler.storages
+        return out.getvalue()
 
     def free(self, places: Iterable[int]) -> None:
         """Let go of what the trainer has done with."""
@@ -111,14 +115,6 @@ class SharedSlots(Slots):
             place, size = dead
             self._memory.remove(place, size)
             self._changes.append((place, 0))
-
-
-def dump(value: Any, slots: SharedSlots) -> tuple[bytes, dict[int, Any]]:
-    """Return a pickle of what holds tensors, and the storages that it is about, by place."""
-    out = io.BytesIO()
-    pickler = _Pickler(out, slots)
-    pickler.dump(value)
-    return out.getvalue(), pickler.storages
 
 
 class _Pickler(pickle.Pickler):
@@ -185,7 +181,7 @@ class MappedSlots:
                 self._lock(slot)
 
     def load(self, data: bytes) -> Any:
-        """Make what ``dump`` described, over the slots."""
+        """Make what ``SharedSlots.dump`` described, over the slots."""
         return _Unpickler(io.BytesIO(data), self).load()
 
     def lease(self, place: int, nbytes: int) -> UInt8Array:

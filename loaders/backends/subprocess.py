@@ -5,14 +5,15 @@ Contract:
 1. *Start.* The child is a fresh interpreter, never a fork: it gets ``sys.path``, the working folder and the dataset,
    and of the trainer's descriptors its connection and the memory file of slots. What it cannot be given is an error
    at once, as is what it does not find.
-2. *Normal end.* The trainer sends the indices of a batch and gets the batch back, in order; at most as many are
-   under way as the owner put in. A slot is used again after the trainer's last tensor on it has died.
+2. *Normal end.* A pass begins with a message, which the child answers once it has given up the pass before. The
+   trainer then sends the indices of a batch and gets the batch back, in order; at most as many are under way as the
+   owner put in. A slot is used again after the trainer's last tensor on it has died.
 3. *Failure.* An error of a batch comes back in its place and with its type. A child that dies is an
    error at once, also while the trainer waits. An interrupt while a message is sent or read ends the child, as does a
    child that stands still in the middle of one for ``STUCK_S``.
-4. *Early close.* ``close`` leaves the child to the next pool, which drops what it still owes to this one. The child
-   ends when its loader does: by closing the connection, and after 5 s by a signal. A child whose trainer is gone ends
-   itself. Slots are anonymous memory: nothing is left behind by any death.
+4. *Early close.* ``close`` leaves the child to the next pool, which drops what was sent before its own pass began.
+   The child ends when its loader does: by closing the connection, and after 5 s by a signal. A child whose trainer is
+   gone ends itself. Slots are anonymous memory: nothing is left behind by any death.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import subprocess
 import sys
 import time
 import weakref
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from multiprocessing.connection import Pipe
 from typing import TYPE_CHECKING, Any
@@ -46,11 +47,13 @@ from loaders.errors import UnsendableError
 from loaders.workers import Late
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from multiprocessing.connection import Connection
 
     from loaders.backends.maker import Chunk, Made, Maker
 
-    Message = tuple[int, Any, tuple[int, int, list[tuple[int, int]]]]
+    # See ``Serving``.
+    Message = tuple[int, Any, int, list[tuple[int, int]]]
 
 STUCK_S = 60
 _START_TIMEOUT_S = 300.0  # of an interpreter that imports torch, also on a crowded machine
@@ -69,15 +72,16 @@ class Child:
     Attributes:
         pid: Of the process.
         slots: Where its batches lie.
+        digest: Of what it was given to make batches with.
+        num_passes: Pools that were made over it; each is answered with its number once it has begun.
+        is_late: A batch was waited for in vain: another pool has another child.
         end: Ends it; ``end.alive`` is False then.
     """
 
     def __init__(self, maker: Maker) -> None:
-        self.is_late = False  # a batch was waited for in vain: another pool has another child
-        self.num_passes = 0  # pools; a group is asked for, and comes, with the number of its own
+        self.is_late, self.digest, self.num_passes = False, "", 0
+        self._why_gone = "the loader's child process was closed: begin a new iteration"
         self._owner = os.getpid()
-        self._epoch: int | None = None
-        self._digest = ""  # of its maker
         self._connection, theirs = Pipe()
         slots = make_file()
         try:
@@ -93,8 +97,7 @@ class Child:
         for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
             ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", STUCK_S, 0))
         self.end = weakref.finalize(self, _end, self._process, self._connection, ours, self._owner)
-        self._poll = select.poll()  # a tenth of what ``Connection.poll`` takes
-        self._poll.register(self._connection.fileno(), select.POLLIN)
+        self._descriptor = self._connection.fileno()
         self._write(pickle.dumps(sys.path))
 
     @property
@@ -105,37 +108,22 @@ class Child:
 
     @property
     def has_message(self) -> bool:
-        """Whether a message is here."""
-        return self.end.alive and bool(self._poll.poll(0))
+        """Whether a message is here; any thread may ask."""
+        return self.end.alive and self._wait_for_message(0)
 
-    def follow(self, payload: bytes, epoch: int | None) -> None:
-        """Give the child a maker (see ``pack``), where it has another one or none, and the epoch.
-
-        Raises:
-            UnsendableError: It does not find what this needs.
-            RuntimeError: It died, or does not answer in time.
-        """
-        if (digest := xxhash.xxh3_128_hexdigest(payload)) != self._digest:
-            self.send("change", payload)
-            deadline, message = time.monotonic() + _START_TIMEOUT_S, None
-            while message is None or message[0]:  # a group of a pass that was left
-                message = self.receive(deadline)
-                if message is None and time.monotonic() > deadline:
-                    what = f"the loader's child process (pid {self.pid}) has not begun"
-                    raise RuntimeError(f"{what} after {_START_TIMEOUT_S:.0f} s")
-            if (error := message[1]) is not None:
-                raise UnsendableError("what it needs", f"{type(error).__name__}: {error}")
-            self._digest = digest
-        if epoch != self._epoch:
-            self.send("epoch", epoch)
-            self._epoch = epoch
+    def _wait_for_message(self, timeout_s: float) -> bool:
+        poll = (
+            select.poll()
+        )  # a tenth of what ``Connection.poll`` takes; each can be used by one thread at a time
+        poll.register(self._descriptor, select.POLLIN)
+        return bool(poll.poll(math.ceil(1000 * timeout_s)))
 
     def check(self) -> None:
         """Raise RuntimeError if the child was ended, or is another process's."""
         if os.getpid() != self._owner:
             raise RuntimeError("this child process belongs to the parent of this forked process")
         if not self.end.alive:
-            raise RuntimeError("the loader's child process was closed: begin a new iteration")
+            raise RuntimeError(self._why_gone)
 
     def send(self, kind: str, *values: Any) -> None:
         """Ask it for something, by the name of a method of ``Serving``; RuntimeError if it died."""
@@ -143,12 +131,18 @@ class Child:
         self._write(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
 
     def _write(self, data: bytes) -> None:
+        with self._whole_message():
+            self._connection.send_bytes(data)
+
+    @contextmanager
+    def _whole_message(self) -> Iterator[None]:
+        """End the child where a message may not have been sent or read to its end."""
         self.check()
         try:
-            self._connection.send_bytes(data)
-        except OSError as error:
+            yield
+        except (EOFError, OSError) as error:
             raise self._death(error) from None
-        except BaseException:  # in the middle of a message, perhaps
+        except BaseException:
             self.end()
             raise
 
@@ -160,34 +154,30 @@ class Child:
         """
         self.check()
         left_s = max(0.0, deadline - time.monotonic())
-        if not self._poll.poll(math.ceil(1000 * min(left_s, _LOOK_S))):
+        if not self._wait_for_message(min(left_s, _LOOK_S)):
             if self._process.poll() is not None and not self.has_message:
                 raise self._death(None)
             return None
-        try:
+        with self._whole_message():
             message: Message = self.slots.load(self._connection.recv_bytes())
-            self.slots.change(message[2][2])
-        except (EOFError, OSError) as error:
-            raise self._death(error) from None
-        except BaseException:  # in the middle of a message, perhaps
-            self.end()
-            raise
+            self.slots.change(message[3])
         self.is_late = False
         return message
 
     def _death(self, error: Exception | None) -> RuntimeError:
-        """Return what to raise where the process has ended, or its connection failed."""
-        what = f"the loader's child process (pid {self.pid})"
+        """Return what to raise, now and later, where the process has ended, or its connection failed."""
         if isinstance(error, BlockingIOError):
-            self.end()
-            return RuntimeError(f"{what} stood still in the middle of a message for {STUCK_S} s")
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_TIMEOUT_S)
-        code = self._process.returncode
+            how = f"stood still in the middle of a message for {STUCK_S} s"
+        else:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(_END_TIMEOUT_S)
+            code = self._process.returncode
+            how = f"ended ({code}): what it printed says why"
+            if code is not None and code < 0:
+                how = f"was killed by {killed_by(-code)}"
         self.end()
-        if code is not None and code < 0:
-            return RuntimeError(f"{what} was killed by {killed_by(-code)}")
-        return RuntimeError(f"{what} ended ({code}): what it printed says why")
+        self._why_gone = f"the loader's child process (pid {self.pid}) {how}"
+        return RuntimeError(self._why_gone)
 
 
 def _start(connection: Connection, slots: int) -> subprocess.Popen[bytes]:
@@ -218,16 +208,44 @@ def _end(
 
 
 class ChildPool:
-    """Pool of one epoch whose batches a child process makes; answers to an earlier pool are dropped."""
+    """Pool of one epoch whose batches a child process makes.
 
-    def __init__(self, maker: Maker, child: Child) -> None:
-        self.num_ready = 0
-        self.child, self._count_replaced = child, maker.count_replaced
+    Raises:
+        UnsendableError: The child does not find what it needs.
+        RuntimeError: It died, or did not begin in time.
+    """
+
+    def __init__(
+        self,
+        maker: Maker,
+        child: Child,
+        payload: bytes,  # the maker, as the child is given it
+        epoch: int | None,  # of the dataset there; None: as it is
+        count_replaced: Callable[[int], object],  # called with how many samples the child replaced
+    ) -> None:
+        self.child, self._count_replaced = child, count_replaced
         self._pinned = maker.pinned if maker.pin else None
-        child.num_passes += 1
-        self._pass = child.num_passes
+        self._is_open = True
         self._under_way = 0
         self._sent: Chunk | None = None  # whose indices the child has
+        is_new = (digest := xxhash.xxh3_128_hexdigest(payload)) != child.digest
+        child.num_passes += 1
+        self._number, self._begun = child.num_passes, 0
+        child.send("begin", self._number, payload if is_new else None, epoch)
+        if is_new:
+            try:
+                self._wait_until_begun(time.monotonic() + _START_TIMEOUT_S)
+            except Late:
+                what = f"the loader's child process (pid {child.pid}) has not begun"
+                raise RuntimeError(f"{what} after {_START_TIMEOUT_S:.0f} s") from None
+            child.digest = digest
+
+    def _wait_until_begun(self, deadline: float) -> None:
+        """Drop what the child sends of passes that were left."""
+        while self._begun != self._number:
+            self._begun, error = self._receive(deadline)
+            if self._begun and error is not None:
+                raise UnsendableError("what it needs", f"{type(error).__name__}: {error}")
 
     def __len__(self) -> int:
         return self._under_way
@@ -238,16 +256,15 @@ class ChildPool:
         return self._is_open and self.child.has_message
 
     @property
-    def _is_open(self) -> bool:
-        return self._pass == self.child.num_passes
+    def num_ready(self) -> int:
+        """1 if a message is here: how many wait behind it cannot be seen."""
+        return int(self.is_ready)
 
     def put(self, chunk: Chunk, turn: int) -> None:
-        """Ask for a turn of a chunk; its indices go with the first one that is asked for."""
-        if chunk is self._sent:
-            self._call(self.child.send, "next", self._pass)
-        else:
-            self._call(self.child.send, "make", self._pass, chunk.batches, chunk.is_together)
-            self._sent = chunk
+        """Ask for a turn of a chunk, which goes with the first one that is asked for."""
+        self._check_open()
+        self.child.send("put", None if chunk is self._sent else chunk, turn)
+        self._sent = chunk
         self._under_way += 1
 
     def take(self, timeout_s: float | None = None) -> Made:
@@ -258,37 +275,30 @@ class ChildPool:
             RuntimeError: The child died.
         """
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        group = self._next_group(deadline)
+        self._wait_until_begun(deadline)
+        _, group = self._receive(deadline)
         self._under_way -= 1
         if isinstance(group, SplitBatches):
             num_in_slots = sum(tensor.nbytes >= SMALL_BYTES for tensor in group.whole)
             group.is_copied = self.child.slots.num_leased > num_in_slots * (1 + MAX_KEPT)
         return group if self._pinned is None else list(map(self._pinned, group))
 
-    def _next_group(self, deadline: float) -> Any:
-        while True:
-            message = self._call(self.child.receive, deadline)  # another thread may close this
-            if message is None:
-                if time.monotonic() >= deadline:
-                    self.child.is_late = True
-                    raise Late(self.describe())
-                continue
-            number, group, (num_replaced, self.num_ready, _) = message
-            if num_replaced and self._count_replaced is not None:
-                self._count_replaced(num_replaced)
-            if number == self._pass:
-                return group
+    def _receive(self, deadline: float) -> tuple[int, Any]:
+        """Return which pass has begun, and the error of that, or 0 and a group; ``Late`` if nothing came until then."""
+        message: Message | None = None
+        while message is None:
+            self._check_open()  # another thread may close this
+            message = self.child.receive(deadline)
+            if message is None and time.monotonic() >= deadline:
+                self.child.is_late = True
+                raise Late(self.describe())
+        begun, value, num_replaced, _ = message
+        self._count_replaced(num_replaced)
+        return begun, value
 
-    def _call(self, function: Any, *args: Any) -> Any:
-        """Call something of the child; if it has died, nothing comes any more."""
+    def _check_open(self) -> None:
         if not self._is_open:
             raise RuntimeError("this pool was closed, and its child process may serve another one")
-        try:
-            return function(*args)
-        except RuntimeError:
-            if not self.child.end.alive:
-                self._under_way = 0
-            raise
 
     def describe(self) -> str:
         """Make the child write to stderr what each worker is doing: the connection may be in use."""
@@ -301,11 +311,16 @@ class ChildPool:
 
     def close(self) -> None:
         """Leave the child to another pool."""
-        self._pass = 0
+        self._is_open = False
 
 
-def child_pool(child: Child | None, maker: Maker, epoch: int | None) -> ChildPool:
-    """Return a pool over a loader's child, or over a new one where that one cannot be used any more.
+def child_pool(
+    child: Child | None,
+    maker: Maker,
+    epoch: int | None,
+    count_replaced: Callable[[int], object] = bool,
+) -> ChildPool:
+    """Return a pool over a loader's child, or over a new one where that one cannot be used any more: see ``ChildPool``.
 
     Raises:
         UnsendableError: It cannot be given the dataset, or what goes with it, or does not find what that needs.
@@ -317,11 +332,10 @@ def child_pool(child: Child | None, maker: Maker, epoch: int | None) -> ChildPoo
             child.end()
         child = Child(maker)
     try:
-        child.follow(payload, epoch)
+        return ChildPool(maker, child, payload, epoch, count_replaced)
     except BaseException:
         child.end()
         raise
-    return ChildPool(maker, child)
 
 
 def killed_by(number: int) -> str:

@@ -152,7 +152,8 @@ def run_sweep_command(args: argparse.Namespace) -> int:
     if args.json:
         print(report.as_json(_sweep_json(sweep, found)), flush=True)
     elif found is not None:
-        show(f"\n{_verdict_text(sweep.best.config, *found)}")
+        verdict, analysis = found
+        show(f"\n{_verdict_text(sweep.best.config, verdict, analysis)}")
     return 0
 
 

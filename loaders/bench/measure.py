@@ -13,7 +13,7 @@ import statistics
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from loaders.backends.maker import num_in_flight
 from loaders.bench.targets import Endless, is_map_style
@@ -61,7 +61,7 @@ class TimedPass:
     first_batch_s: float  # from asking for an iterator to the first batch
     latencies_s: list[float]  # how long each later batch was waited for
     num_samples: int  # samples that the rate is of
-    pss_bytes: int = 0  # memory of all processes at the end of the run, see ``Memory``
+    pss_bytes: int = 0  # memory of all processes at the end of the run, see ``memory``
     has_start: bool = False  # there were too few batches to leave the first round out of the rate
     stall_share: float = 0.0  # share of the time that was waited for batches
     gil_share: float = 0.0  # share of the steps' time that was waited for the GIL
@@ -184,7 +184,7 @@ def time_loader(
         first_batch_s=waits[0],
         latencies_s=waits[1:],
         num_samples=(last - first) * batch_size,
-        pss_bytes=memory(pids).pss_bytes,
+        pss_bytes=memory(pids),
         has_start=num <= 0,
         stall_share=sum(waits[first:last]) / took_s,
     )
@@ -195,13 +195,6 @@ def time_loader(
 def batch_nbytes(batch: Any) -> int:
     """Return the bytes of all tensors of a batch."""
     return sum(tensor.nbytes for tensor in tensors_of(batch))
-
-
-class MemoryUse(NamedTuple):
-    """Bytes of some processes together; what they share counts once."""
-
-    pss_bytes: int  # all of it, mapped files included: what the machine would get back
-    own_bytes: int  # without mapped files, which the kernel drops when it needs room
 
 
 def family(pid: int | None = None) -> list[int]:
@@ -215,8 +208,18 @@ def family(pid: int | None = None) -> list[int]:
     return found
 
 
-def memory(pids: list[int]) -> MemoryUse:
-    """Return the memory of some processes; those that have ended count nothing."""
-    fields = [numbers(PROC / str(pid) / "smaps_rollup") for pid in pids]
-    pss = sum(each.get("Pss", 0) for each in fields)
-    return MemoryUse(pss << 10, (pss - sum(each.get("Pss_File", 0) for each in fields)) << 10)
+def memory(pids: list[int]) -> int:
+    """Return the bytes of some processes together: what they share counts once, what has ended not at all.
+
+    All of it, mapped files included: what the machine would get back.
+    """
+    return _proportional("Pss", pids)
+
+
+def own_memory(pids: list[int]) -> int:
+    """Return the same without mapped files, which the kernel drops when it needs room."""
+    return memory(pids) - _proportional("Pss_File", pids)
+
+
+def _proportional(name: str, pids: list[int]) -> int:
+    return sum(numbers(PROC / str(pid) / "smaps_rollup").get(name, 0) for pid in pids) << 10

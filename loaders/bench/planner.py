@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loaders.bench.measure import Config, batch_nbytes, group_size_of, in_flight, memory
+from loaders.bench.measure import Config, batch_nbytes, group_size_of, in_flight, own_memory
 from loaders.bench.stages import batches_of
 from loaders.datasets.memory.loading import nbytes_of, plan_columns
 from loaders.datasets.packed import PackedDataset
@@ -72,7 +72,7 @@ def _process_bytes() -> int:
     """Return what a worker process needs: little of a fork; else (Python 3.14) what this one has, imports and all."""
     methods = multiprocessing.get_all_start_methods()
     is_fork = (multiprocessing.get_start_method(allow_none=True) or methods[0]) == "fork"
-    return _PROCESS_BYTES if is_fork else memory([os.getpid()]).own_bytes
+    return _PROCESS_BYTES if is_fork else own_memory([os.getpid()])
 
 
 def sample_bytes_of(dataset: Any) -> float:
@@ -148,10 +148,10 @@ def epochs(
     first, later = list[int](), list[int]()
     for node in range(nodes):
         plan = Plan(order.length, batch_size, node, nodes, num_lanes=lanes)
-        reading = LoaderPass(dataset, origin, order, plan, 0)
-        needs = reading.needs()
+        needs = LoaderPass(dataset, origin, order, plan, 0).needs()  # of two epochs
+        num_samples = plan.num_steps * batch_size
         here = zip(needs.starts, needs.reads, strict=True)
-        reads = [n for at, each in here if at < reading.num_samples for n in each.tolist()]
+        reads = [n for at, each in here if at < num_samples for n in each.tolist()]
         first.append(downloads(reads, sizes, cache_bytes))
         later.append(needs.epoch_bytes(cache_bytes) - first[-1])
     part = sum(sizes) / sum(-(-size // PART_BYTES) for size in sizes)

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from loaders.data.columns import FixedColumn, rows_between
 from loaders.data.gather import Gather
-from loaders.data.shards import MemoryShard
+from loaders.data.shards import MemoryShard, RemoteShard
 from loaders.data.verify import Seen, Verifier
 from loaders.errors import ShardError
 from loaders.system.libc import libc
@@ -68,11 +68,12 @@ class FieldRecords:
         shard: Callable[[int], OpenShard],
         check: Check,
         take: Take,  # how rows of one size are copied
-        is_evictable: bool,  # whether files are to be let go of as soon as can be
     ) -> None:
         self._field, self._shards, self._starts, self._shard = field, shards, starts, shard
         self._verifier = Verifier(field, starts, shard, always=check == "always")
-        self._take, self._is_evictable = take, is_evictable
+        self._take = take
+        # Files of a cache are to be let go of as soon as can be.
+        self._is_evictable = any(isinstance(shard, RemoteShard) for shard in shards)
         self._gather: Gather | None = None
         # A small file has no large records.
         sizes = [0 if isinstance(s, MemoryShard) else s.info.size_bytes for s in shards]

@@ -16,6 +16,7 @@ from loaders.errors import (
     ShardError,
     StaleDatasetError,
 )
+from loaders.remote.patience import MAX_EVICTIONS
 from loaders.remote.url import URL, Location, place_of
 from loaders.remote.wire import File
 
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Check = Literal["first", "always", "never"]
 Version = tuple[int, ...]  # a file's numbers in its file system; none: there is no such file
-_MAX_EVICTIONS = 8  # of a shard, between being fetched and being mapped
 
 
 @dataclass(slots=True, eq=False)
@@ -150,16 +150,16 @@ class RemoteShard:
     def _when_here(self, use: Callable[[Path], T]) -> T:
         """Return what ``use`` makes of the file, when it is here."""
         file = self.origin.place(self.file)
-        for _ in range(_MAX_EVICTIONS):
+        for _ in range(MAX_EVICTIONS):
             try:
                 return use(file)
             except (ShardError, FileNotFoundError) as error:
                 if isinstance(error, ShardError) and file.exists():
                     hint = self.remedy if error.hint == RESTORE else error.hint
-                    about = error.what, self.path, error.row, error.field, hint
-                    raise type(error)(*about) from error
+                    kind = type(error)
+                    raise kind(error.what, self.path, error.row, error.field, hint) from error
             self.fetch()
-        what = f"the shard was evicted {_MAX_EVICTIONS} times before it could be opened"
+        what = f"the shard was evicted {MAX_EVICTIONS} times before it could be opened"
         raise ShardError(what, self.path, hint="Use a larger cache")
 
     def fetch(self) -> Path:

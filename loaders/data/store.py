@@ -200,8 +200,9 @@ class Store:
         if (known := self._fields.get(name)) is None:
             # Not this store, nor a method of it: they would live on until garbage is collected, with all maps.
             here = weakref.proxy(self)
-            how = self.check, self.take, self.is_remote
-            known = FieldRecords(name, self.shards, self.starts, lambda n: here.shard(n), *how)
+            known = FieldRecords(
+                name, self.shards, self.starts, lambda n: here.shard(n), self.check, self.take
+            )
             known = self._fields.setdefault(name, known)
         return known
 

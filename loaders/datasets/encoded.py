@@ -77,9 +77,8 @@ class JpegOnDevice(SamplesOf[PackedDataset[Any]]):
         }
         lists = [n for n, f in images.items() if output_size(dataset.augment, f.size) is None]
         plan = dataset.plan_half(partial(_unfinished, dataset), dict.fromkeys(images, Bytes()))
-        fields = dataset.stored_fields
-        finish = partial(make_whole, fields=fields, makers=makers, lists=lists)
-        return SamplesOf(dataset, plan), finish
+        whole = partial(make_whole, fields=dataset.stored_fields, makers=makers, lists=lists)
+        return SamplesOf(dataset, plan), whole
 
 
 def images_of(dataset: PackedDataset[Any]) -> dict[str, Image]:

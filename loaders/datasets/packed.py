@@ -197,8 +197,10 @@ class PackedDataset(Settled, BatchDataset[SampleT]):
         if not makers:
             return None
         sizes = {name: make.size for name, make in makers.items()}
-        how: Any = {"is_half": True, "unfinished": partial(with_moves, self.augment, sizes)}
-        plan = self._planned(self._shown_fields, self.plan.bad, **how)
+        unfinished = partial(with_moves, self.augment, sizes)
+        plan = self._planned(
+            self._shown_fields, self.plan.bad, is_half=True, unfinished=unfinished
+        )
         return SamplesOf(self, plan), partial(make_whole, fields=self.stored_fields, makers=makers)
 
     @property
@@ -237,8 +239,8 @@ class PackedDataset(Settled, BatchDataset[SampleT]):
             raise TypeError(f"{what}, got {shown(indices)}: a batch_sampler yields lists")
         batch = self.as_batch(indices, self.seed)
         array = from_start(batch.indices, len(self), "sample")
-        drawn = batch.epoch, batch.draws, batch.seed
-        return Request(self.plan, array, self.view.rows(array), *drawn, num_workers)
+        rows = self.view.rows(array)
+        return Request(self.plan, array, rows, batch.epoch, batch.draws, batch.seed, num_workers)
 
     def by_shard(self) -> tuple[Indices, Indices | None]:
         """Return how many samples of each shard are here, and the samples shard by shard (None: they lie so)."""

@@ -82,8 +82,10 @@ def _store_at(host: str, port: str, pid: int) -> Any:
 
     def connect() -> None:
         try:
-            args = host, int(port), None, False, timeout
-            stores.append(dist.TCPStore(*args, wait_for_workers=False))  # type: ignore[attr-defined]
+            made = dist.TCPStore(  # type: ignore[attr-defined]
+                host, int(port), is_master=False, timeout=timeout, wait_for_workers=False
+            )
+            stores.append(made)
         except (RuntimeError, ValueError, TypeError) as error:  # also of a bad port
             logger.info("loaders of ranks are not compared: no store answers: %s", error)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import time
+import weakref
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
     from loaders.loading.resume import ForeignPass
     from loaders.sampling.plan import Plan
 
+    # A pass over an epoch (foreign: in an order that is not of this package), what yields its batches in host memory,
+    # and what is called when it ends.
+    Started = tuple[Pass | ForeignPass, OrderedBatches | TorchBatches, Callable[[], object]]
+
 BatchT = TypeVar("BatchT", covariant=True, default=Any)
 
 
@@ -42,7 +47,7 @@ class LoaderStats:
         wait_s: Seconds that the trainer waited for them.
         num_replaced: Samples that ``on_error="replace"`` replaced; with ``backend="process"`` the workers
             log them, but count for themselves.
-        num_ready: Batches (or groups of small ones) that are ready now.
+        num_ready: Batches (or groups of small ones) that are ready now; of a child process no more than one is seen.
         slot_bytes: Memory of all batch slots; page-locked where batches go to a device.
         device_bytes: Device memory of the batches that were copied ahead and not handed over yet.
         backend: Who makes the batches now: ``"inline"`` (there are no workers), ``"thread"``,
@@ -75,36 +80,32 @@ class Delivery(Generic[BatchT]):
 
     def __init__(
         self,
-        batches: OrderedBatches | TorchBatches,  # yields batches in host memory
-        # The pass over the epoch; foreign: in an order that is not of this package.
-        current: Pass | ForeignPass,
+        start: Callable[[], Started],
         finish: Callable[[Any], Any],  # brings a batch into its form
         stats: LoaderStats,  # counters to go on with
         length: Callable[[], int],  # how many batches there are in all
         *,
-        # Begins another pass, if the first was sent elsewhere (``set_epoch``) before it gave a batch.
-        again: Callable[[], tuple[Pass | ForeignPass, OrderedBatches | TorchBatches]],
         # Copies them to the device; None leaves them where they are.
         accelerator: Accelerator | None = None,
         ahead: int = 0,  # how many may be copied before they are asked for
         name: str = "",  # of what is served, for reports
     ) -> None:
-        self._finish, self._stats, self._length, self._again = finish, stats, length, again
+        self._start, self._finish, self._stats, self._length = start, finish, stats, length
         self._accelerator, self._ahead, self._name = accelerator, ahead, name
-        self.on_close: Callable[[], object] = bool  # called when it ends
         self._is_over = False
         self._closed = ""  # why there is no next batch, if it was closed before its end
         self._num_delivered = 0
         self._waiting_since: float | None = None
         self.pid = os.getpid()
-        self._hook = AccelerateHook(current)
-        if isinstance(current, Pass):
+        self._hook = AccelerateHook()
+        self._begin()
+        if isinstance(self._pass, Pass):
             register_with_accelerate(self, self._hook)
-        self._take_from(current, batches)
 
-    def _take_from(
-        self, current: Pass | ForeignPass, batches: OrderedBatches | TorchBatches
-    ) -> None:
+    def _begin(self) -> None:
+        """Begin a pass: the first, or another where that was sent elsewhere (``set_epoch``) before it gave a batch."""
+        current, batches, end = self._start()
+        self._on_close = weakref.finalize(self, end)
         self._pass, self._batches, self._num_counted = current, batches, 0
         self._hook.current, accelerator = current, self._accelerator
         plan = current.plan if getattr(current.plan, "pad", None) == "mark" else None
@@ -133,7 +134,8 @@ class Delivery(Generic[BatchT]):
             raise RuntimeError(self._closed)
         if self._pass.is_moved and not self._is_over:
             self._close_source()
-            self._take_from(*self._again())
+            self._on_close()
+            self._begin()
         try:
             batch: BatchT = self._next()
         except StopIteration:
@@ -142,7 +144,7 @@ class Delivery(Generic[BatchT]):
         except Exception:
             # Of a batch, which counts with the next one that is handed over; or of the wait. A traceback may keep this
             # for long; an iteration that goes on has shards fetched on demand.
-            self.on_close()
+            self._on_close()
             raise
         except BaseException:
             self.close("this iteration was interrupted: begin a new one")
@@ -173,7 +175,7 @@ class Delivery(Generic[BatchT]):
         plan = self._pass.plan
         if plan is None or self._batches.num_taken >= plan.num_remaining_steps:
             self._pass.end()
-        self.on_close()
+        self._on_close()
 
     def _count(self) -> None:
         """Note that one more batch was handed over.
@@ -199,6 +201,11 @@ class Delivery(Generic[BatchT]):
         )
 
     @property
+    def num_ready(self) -> int:
+        """Batches (or groups of small ones) that could be taken without waiting."""
+        return self._batches.num_ready
+
+    @property
     def device_bytes(self) -> int:
         """Bytes of the batches that were copied to the device ahead."""
         return 0 if self._prefetcher is None else self._prefetcher.device_bytes
@@ -209,7 +216,7 @@ class Delivery(Generic[BatchT]):
             self._closed = self._closed or why
         self._close_source()
         self._hook.close()
-        self.on_close()
+        self._on_close()
 
     def _close_source(self) -> None:
         if self._prefetcher is not None:
@@ -217,7 +224,9 @@ class Delivery(Generic[BatchT]):
         self._batches.close()
 
 
-def _marked(batches: Any, plan: Plan | None, pin: bool, batch: Any) -> tuple[Any, Any]:
+def _marked(
+    batches: OrderedBatches | TorchBatches, plan: Plan | None, pin: bool, batch: Any
+) -> tuple[Any, Any]:
     """Return a batch, and which rows are real (None without ``pad="mark"``): both go to the device together."""
     valid = None if plan is None else plan.positions(batches.num_taken - 1)[1]
     marked = batch, None if valid is None else torch.from_numpy(valid)

@@ -66,11 +66,6 @@ class LoaderPass:
         """Bytes of all files."""
         return sum(file.size for file in {file.hash: file for file in self.files}.values())
 
-    @property
-    def num_samples(self) -> int:
-        """How many this rank reads in this epoch."""
-        return self._plan.num_remaining_steps * self._plan.batch_size
-
     def needs(self, plan: Plan | None = None) -> Needs:
         """Return what this rank, or another plan, reads in this epoch and the next one."""
         return Needs(self.files, self._stretches(plan or self._plan))

@@ -16,8 +16,7 @@ class AccelerateHook:
     accelerate keeps this object, not the iteration: so one whose loop was left early can be freed.
     """
 
-    def __init__(self, current: Any) -> None:
-        self.current = current  # the pass over the epoch
+    current: Any  # the pass over the epoch
 
     @property
     def end_of_dataloader(self) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from dataclasses import fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal, TypeGuard, Unpack, overload
 
@@ -36,6 +36,7 @@ from loaders.loading.options import LoaderOptions, check_alone, choose_halves
 from loaders.loading.ordered import OrderedLoader
 from loaders.loading.resume import ThirdParty
 from loaders.profiling import profile_from_environment
+from loaders.sampling.cursor import Pass
 from loaders.sampling.sampler import EpochSampler
 from loaders.system.limits import local_ranks
 
@@ -45,19 +46,17 @@ if TYPE_CHECKING:
     from loaders.backends.ordered import Pool
     from loaders.backends.subprocess import Child
     from loaders.device.accelerator import Accelerator
+    from loaders.loading.delivery import Started
     from loaders.loading.options import MoreArguments, Served
     from loaders.loading.resume import ForeignPass
     from loaders.profiling import profile
     from loaders.remote.ahead import Ahead
-    from loaders.sampling.cursor import Pass
     from loaders.sampling.order import Order
 
 _NOT_PICKLED = frozenset(
     [
         "__orig_class__",  # of DataLoader[Batch](...), where Batch may be no type that pickles
         "_accelerator",
-        "_ahead",
-        "_batches",
         "_child",
         "_delivery",
         "_finisher",
@@ -79,11 +78,6 @@ _CHANGEABLE = frozenset(
         "timeout",
         "stall_warning_s",
     ]
-)
-_OF_FETCHING = (
-    *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "generator"),
-    *("multiprocessing_context", "prefetch_factor", "persistent_workers"),
-    *("pin_memory_device", "in_order"),
 )
 
 
@@ -154,7 +148,7 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
     _profile: profile | None = None  # while one is on
     _has_drawn = False  # the seed of workers that persist
     _num_replaced = 0  # by copies of the dataset in child processes
-    _delivery: Callable[[], Any]  # the iteration that is under way
+    _delivery: weakref.ref[Delivery[Any]] | None = None
 
     @overload
     def __init__(
@@ -194,7 +188,9 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
         self.seed, self.rank, self.world_size = asked.chosen_seed, asked.rank, asked.world_size
         self.pad, self.as_dict = asked.chosen_pad, asked.as_dict
         self.device_prefetch, self.stall_warning_s = asked.device_prefetch, asked.stall_warning_s
-        super().__init__(**asked.for_torch(asked.own_sampler()))
+        sampler = asked.own_sampler()
+        order = {} if sampler is None else {"sampler": sampler, "shuffle": None}
+        super().__init__(**asked.for_torch() | order)
         self._number_steps()
         self._is_accelerate_prepared = self._steps is not None  # divided by rank already
         has_marks = self._steps is not None and self._singles is None and self.in_order
@@ -207,32 +203,20 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
         is_counted = self._steps is not None and self._steps.sampler.given_ranks == (None, None)
         # Until it was compared with other ranks'.
         self._number = next_number() if is_counted else 0
-        self._settle_collate()
-        self._pins = pins(self.device) or (self.pin_memory and torch.cuda.is_available())
         self._stats = LoaderStats()
         self._make_parts()
 
-    def _settle_collate(self) -> None:
-        """Settle whether batches are named tuples or dictionaries.
-
-        Frameworks that make a loader of their own from this one read ``collate_fn``, not ``as_dict``.
-        """
-        self._collate = self.collate_fn
-        if self.collate_fn is collate_dict or (self.as_dict and self.collate_fn is collate):
-            self.__dict__.update(as_dict=True, _collate=collate, collate_fn=collate_dict)
-
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; an option counts from the next iteration on, or is a ValueError."""
-        if name not in _OPTIONS or not self._is_made(name):
-            super().__setattr__(name, value)
-            return
-        self.__dict__.pop("_torch_loader", None)
-        if name in _CHANGEABLE:
-            self._options = replace(self._options, **{name: value})
-            value = self._options.chosen_workers if name == "num_workers" else value
+        is_later = name in _OPTIONS and self._is_made(name)
+        if is_later and name in _CHANGEABLE:
+            self._options = now = replace(self._options, **{name: value})
+            chosen = {"num_workers": now.chosen_workers, "collate_fn": now.chosen_collate}
+            value = chosen.get(name, value)
         super().__setattr__(name, value)
-        if name in ("collate_fn", "num_workers"):
-            self._settle_collate()
+        if is_later:
+            self.__dict__.pop("_torch_loader", None)
+        if is_later and name in ("collate_fn", "num_workers"):
             self._make_parts()
 
     def _is_made(self, name: str) -> bool:
@@ -252,12 +236,13 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
         self._num_before = getattr(self._served, "num_replaced", 0)  # by other loaders
         # Page-locked only where we copy: a copy of the user's may still read a slot whose batch was dropped.
         self._slots = Slots(pinned_buffer if pins(self.device) else None)
-        self._batches: Callable[[], Any] = lambda: None  # those being served, while they are
-        self.__dict__.setdefault("_delivery", lambda: None)
         self._child: Child | None = None
         self._gil = GilWatch()
-        self.__dict__.pop("_torch_loader", None)
-        self._ahead: list[Ahead] = []  # tells fetchers of the pass
+
+    @property
+    def _collate(self) -> Any:
+        """What joins samples: to named tuples, which are made dictionaries when they are handed over."""
+        return collate if self.collate_fn is collate_dict else self.collate_fn
 
     def _halves(self) -> Served:
         """Return the dataset to read, and the function that finishes its batches on the device, or None."""
@@ -288,51 +273,46 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
             self._child.end()
             self._child = None
 
+    @property
+    def _under_way(self) -> Delivery[Any] | None:
+        """The iteration that began last, while it is kept."""
+        return None if self._delivery is None else self._delivery()
+
     def _end(self, why: str) -> None:
-        delivery = self._delivery()
-        if delivery is not None:
+        if (delivery := self._under_way) is not None:
             delivery.close(why)
 
     def _epoch(self) -> Delivery[BatchT]:
         self._end(
             "the loader is iterated anew, which ended this iteration: use a loader for each of two"
         )
-        current = self._begin()
-        # Before the workers, which page-lock memory for its device.
-        accelerator = self._accelerator
         delivery: Delivery[BatchT] = Delivery(
-            self._start(current),
-            current,
+            self._start,
             self._finish,
             self._stats,
             self.__len__,
-            again=self._again,
-            accelerator=accelerator,
+            # Made before the workers, which page-lock memory for its device.
+            accelerator=self._accelerator,
             ahead=self.device_prefetch,
             name=type(self.dataset).__name__,
         )
         self._delivery = weakref.ref(delivery)
-        delivery.on_close = weakref.finalize(delivery, _close_all, self._ahead)
         register(delivery)
         return delivery
 
-    def _again(self) -> tuple[Pass | ForeignPass, Any]:
-        current, delivery = self._begin(), self._delivery()
-        delivery.on_close = weakref.finalize(delivery, _close_all, self._ahead)
-        return current, self._start(current)
-
-    def _start(self, current: Pass | ForeignPass) -> Any:
-        """Start workers on the batches of the epoch that has begun."""
+    def _start(self) -> Started:
+        """Begin a pass, and start workers on its batches."""
+        current = self._begin()
+        ahead = self._ahead_of(current)
         batches: OrderedBatches | TorchBatches
         if self.backend == "process":
             num = None if current.plan is None else current.plan.num_remaining_steps
             batches = TorchBatches(iter(self._torch_loader), self.num_workers, num)
         else:
             batches = self._start_own()
-        self._batches = weakref.ref(batches)
-        for each in self._ahead:
+        for each in ahead:
             each.start()  # after torch has forked its workers
-        return batches
+        return current, batches, partial(_close_all, ahead)
 
     @cached_property
     def _accelerator(self) -> Accelerator | None:
@@ -344,16 +324,16 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
     @cached_property
     def _torch_loader(self) -> torch.utils.data.DataLoader[Any]:
         """Torch's own loader, over the indices of this one: it fetches in worker processes, or here."""
-        options = {name: getattr(self, name) for name in _OF_FETCHING}
+        options = self._options.for_torch() | {"worker_init_fn": self.worker_init_fn}
         if not self.num_workers:
             options |= {"prefetch_factor": None, "persistent_workers": False}
-        if self._others is not None and self._others.is_iterable:
-            options |= {"batch_size": self.batch_size, "drop_last": self.drop_last}
-        elif self.batch_sampler is not None:
-            options["batch_sampler"] = self._index_source()
-        else:
-            options |= {"batch_size": None, "sampler": self._index_source()}
-        return torch.utils.data.DataLoader(self.dataset, **options)
+        if self._others is None or not self._others.is_iterable:
+            indices = self._index_source()
+            order: dict[str, Any] = {"batch_size": None, "sampler": indices, "batch_sampler": None}
+            if self.batch_sampler is not None:
+                order = {"batch_size": 1, "sampler": None, "batch_sampler": indices}
+            options |= order | {"shuffle": None, "drop_last": False}
+        return torch.utils.data.DataLoader(**options)
 
     def _start_own(self) -> OrderedBatches:
         if (self.generator is not None or self._steps is None) and not self._has_drawn:
@@ -388,7 +368,7 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
             return thread_pool(maker)
         from loaders.backends.subprocess import child_pool  # which loads on Linux alone
 
-        pool = child_pool(self._child, maker, self._set_to)
+        pool = child_pool(self._child, maker, self._set_to, self._count_replaced)
         self._child = pool.child
         return pool
 
@@ -399,10 +379,9 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
             None if self._makes_batches else self.batch_size,
             has_batches=self.batch_sampler is not None,
             num_workers=self.num_workers,
-            pin=self._pins,
+            pin=pins(self.device) or (self.pin_memory and torch.cuda.is_available()),
             locks_slots=pins(self.device),
             slots=self._slots,
-            count_replaced=self._count_replaced,
             group_bytes=min([group_bytes(self.backend), *_shares_of_caches(self.dataset)]),
             watched=None if self._profile is None else self._profile.watched,
         )
@@ -429,14 +408,16 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
             remedy = "use a smaller batch_size, or drop drop_last=True"
             warnings.warn(f"drop_last=True leaves no batch ({what}): {remedy}", stacklevel=3)
         self._note_restart(steps.sampler)
-        current = steps.sampler.begin(plan)
-        _close_all(self._ahead)
-        if _is_remote(self.dataset):
-            from loaders.loading.fetching import tell_ahead  # nothing of it for what is here
+        return steps.sampler.begin(plan)
 
-            order, at_once = steps.sampler.order, self._maker().group_size
-            self._ahead = tell_ahead(self.dataset, order, current, at_once)
-        return current
+    def _ahead_of(self, current: Pass | ForeignPass) -> list[Ahead]:
+        """Return what tells fetchers of a pass in our order, not started yet; nothing where no data lie at a URL."""
+        steps = self._steps
+        if steps is None or not isinstance(current, Pass) or not _is_remote(self.dataset):
+            return []
+        from loaders.loading.fetching import tell_ahead
+
+        return tell_ahead(self.dataset, steps.sampler.order, current, self._maker().group_size)
 
     def _note_restart(self, sampler: EpochSampler) -> None:
         """Warn, once, of a shuffled epoch that is left early and begun anew twice: torch would shuffle again."""
@@ -455,7 +436,7 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
         """Bring a batch into the form that was asked for."""
         if self._finisher is not None:
             batch = self._finisher(batch)
-        return batch._asdict() if self.as_dict and hasattr(batch, "_asdict") else batch
+        return batch._asdict() if self._options.as_dict and hasattr(batch, "_asdict") else batch
 
     def check_worker_number_rationality(self) -> None:
         """Warn of more worker processes than cores; threads are cheap, and cannot freeze a machine."""
@@ -471,7 +452,7 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
     def stats(self) -> LoaderStats:
         """Return the counters as they are now."""
         here = getattr(self._served, "num_replaced", 0) - self._num_before
-        remote = None
+        delivery, remote = self._under_way, None
         if _is_remote(self.dataset):
             from loaders.loading.fetching import remote_counts
 
@@ -480,11 +461,11 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
             self._stats,
             slot_bytes=self._slots.nbytes
             + (0 if self._child is None else self._child.slots.nbytes),
-            num_ready=getattr(self._batches(), "num_ready", 0),
+            num_ready=0 if delivery is None else delivery.num_ready,
             num_replaced=here + self._num_replaced,
             backend=self.backend if self.num_workers else "inline",
             gil_share=self._gil.lost_share,
-            device_bytes=getattr(self._delivery(), "device_bytes", 0),
+            device_bytes=0 if delivery is None else delivery.device_bytes,
             remote=remote,
         )
 

@@ -16,7 +16,7 @@ from loaders.datasets.base import BatchDataset
 from loaders.datasets.mixture import Mixture
 from loaders.datasets.packed import PackedDataset
 from loaders.datasets.reading.halves import moving_halves
-from loaders.datasets.reading.samples import collate
+from loaders.datasets.reading.samples import collate, collate_dict
 from loaders.datasets.views import unwrap
 from loaders.device.accelerator import as_device, pins
 from loaders.errors import LoadersError
@@ -42,8 +42,8 @@ Served = tuple[Any, "Callable[[Any], Any] | None"]
 _ONE_PER_SAMPLE = ((Balanced, "labels"), (Weighted, "weights"), (ByLength, "lengths"))
 _SMALL_SAMPLE_BYTES, _TINY_SAMPLE_BYTES = 16 << 10, 512
 _AS_GIVEN = (  # of what torch's loader takes
-    *("dataset", "batch_size", "batch_sampler", "drop_last", "timeout", "worker_init_fn"),
-    *("multiprocessing_context", "generator", "pin_memory_device", "in_order"),
+    *("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "timeout"),
+    *("worker_init_fn", "multiprocessing_context", "generator", "pin_memory_device", "in_order"),
 )
 
 
@@ -111,6 +111,8 @@ class LoaderOptions:
     def __post_init__(self) -> None:
         object.__setattr__(self, "dataset", _checked_dataset(unwrap(self.dataset)))
         object.__setattr__(self, "batch_sampler", without_ignite(self.batch_sampler))
+        # Frameworks that make a loader of their own from another one read ``collate_fn`` of it.
+        object.__setattr__(self, "as_dict", self.as_dict or self.collate_fn is collate_dict)
         self._check_values()
         object.__setattr__(self, "device", None if self.device is None else as_device(self.device))
         if not self.has_own_order:
@@ -260,19 +262,21 @@ class LoaderOptions:
             most = min(most, 1 if nbytes < _TINY_SAMPLE_BYTES else 2)
         return min(cores, most)
 
-    def for_torch(self, sampler: EpochSampler | None) -> dict[str, Any]:
-        """Return what torch's own loader is made with; the sampler is of an order of loaders."""
+    @property
+    def chosen_collate(self) -> Callable[[Any], Any] | None:
+        """What joins samples: ours where nothing was passed, to dictionaries if these are asked for."""
+        is_batched = self.batch_size is not None or self.batch_sampler is not None
+        chosen = self.collate_fn or (collate if is_batched else None)
+        return collate_dict if self.as_dict and chosen is collate else chosen
+
+    def for_torch(self) -> dict[str, Any]:
+        """Return what torch's own loader is made with, but for an order of loaders."""
         # Threads are lenient: num_workers=0 is for debugging, and shall not need other arguments removed.
         is_process = self.chosen_backend == "process"
         has_workers = self.chosen_workers > 0 or (is_process and self.num_workers != "auto")
-        is_batched = self.batch_size is not None or self.batch_sampler is not None
-        given = {name: getattr(self, name) for name in _AS_GIVEN}
-        order = (self.shuffle, self.sampler) if sampler is None else (None, sampler)
-        return given | {
-            "shuffle": order[0],
-            "sampler": order[1],
+        return {name: getattr(self, name) for name in _AS_GIVEN} | {
             "num_workers": self.chosen_workers,
-            "collate_fn": self.collate_fn or (collate if is_batched else None),
+            "collate_fn": self.chosen_collate,
             # Of processes torch page-locks batches; else each copy would wait for the one before.
             "pin_memory": self.pin_memory or (is_process and pins(self.device)),
             "prefetch_factor": self.prefetch_factor if has_workers else None,

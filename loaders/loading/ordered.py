@@ -49,13 +49,14 @@ class OrderedLoader(torch.utils.data.DataLoader[BatchT]):
         if isinstance(given, EpochBatches) and is_ours(given):
             batches = given
             if (given.pad, given.seed) != (self.pad, self.seed):
-                rest = given.drop_last, self.pad, self.seed
-                batches = EpochBatches(given.sampler, given.batch_size, *rest)
+                batches = EpochBatches(
+                    given.sampler, given.batch_size, given.drop_last, self.pad, self.seed
+                )
             # Frameworks look there for what divides by rank.
             object.__setattr__(self, "sampler", given.sampler)
         elif isinstance(sampler, EpochSampler) and is_ours(sampler):
-            rest = self.drop_last or sampler.drop_last, self.pad, self.seed
-            batches = EpochBatches(sampler, self.batch_size or 1, *rest)
+            drop_last = self.drop_last or sampler.drop_last
+            batches = EpochBatches(sampler, self.batch_size or 1, drop_last, self.pad, self.seed)
         else:
             return
         if self.batch_size is None and given is None:
@@ -105,11 +106,9 @@ class OrderedLoader(torch.utils.data.DataLoader[BatchT]):
     def _index_source(self) -> IndexSource:
         """Return an iterable of indices. Torch's iterator takes it, too; it keeps it if its workers persist."""
         loader = weakref.proxy(self)  # or the two would keep each other, and the workers
-        given: Any = self.sampler if self.batch_sampler is None else self.batch_sampler
-        steps = given if self._steps is None else self._steps
-        return IndexSource(steps, lambda: loader._one_by_one(given))
+        return IndexSource(lambda: loader._one_by_one())
 
-    def _one_by_one(self, given: Any) -> Iterator[Any]:
+    def _one_by_one(self) -> Iterator[Any]:
         """Yield steps: each in its context where torch's iterator fetches it here right afterwards."""
         steps, form, others = self._steps, self._index_form, self._others
         if steps is not None:
@@ -118,6 +117,7 @@ class OrderedLoader(torch.utils.data.DataLoader[BatchT]):
             indices = indices if form is None else map(form, indices)
         else:
             assert others is not None
+            given = self.sampler if self.batch_sampler is None else self.batch_sampler
             number = partial(_numbered, self.dataset, self.seed, given)
             indices = others.take(number if self._holds_ours else lambda _: given)
         return entered(indices) if self.backend == "process" and not self.num_workers else indices
@@ -126,7 +126,7 @@ class OrderedLoader(torch.utils.data.DataLoader[BatchT]):
         """Return the indices of batches one by one, or many at a time, as many as chunks of so many divide."""
         steps = self._steps
         if steps is None or self._index_form is not None:
-            return iter(self._index_source())
+            return self._one_by_one()
         sampler = steps.sampler
         return evaluate(sampler.order, steps.plan(), sampler.epoch, steps.seed, chunk_size)
 

@@ -27,6 +27,8 @@ from loaders.sampling.sampler import EpochBatches, EpochSampler
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from torch.utils.data import DataLoader
+
 _KIND = "third_party"
 _NO_RESUME = "an iterable dataset cannot be resumed: use torchdata's StatefulDataLoader"
 _END = object()
@@ -69,7 +71,7 @@ class ForeignPass:
 class ThirdParty:
     """The position of a loader with a third-party sampler or batch sampler, or an iterable dataset."""
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: DataLoader[Any]) -> None:
         batch_sampler = loader.batch_sampler
         samplers = [batch_sampler, loader.sampler, getattr(batch_sampler, "sampler", None)]
         self.is_iterable = isinstance(loader.dataset, IterableDataset)
@@ -107,7 +109,7 @@ class ThirdParty:
 
     # -- state -------------------------------------------------------------------------------------
 
-    def state_dict(self, loader: Any, pending: int) -> dict[str, Any]:
+    def state_dict(self, loader: DataLoader[Any], pending: int) -> dict[str, Any]:
         """Return where the pass stands; at its end, the beginning of the next."""
         if self.is_iterable and not self._is_warned:
             self._is_warned = True
@@ -211,7 +213,7 @@ def _first(batches: Iterable[Any], num: int) -> Iterator[Any]:
             return
 
 
-def _num_batches(loader: Any) -> float:
+def _num_batches(loader: DataLoader[Any]) -> float:
     try:
         return len(loader)
     except TypeError:

@@ -1,7 +1,6 @@
 """Connections to the fetcher of a cache folder, which is started where none runs.
 
-A fetcher is silent for ``SILENCE_S`` only if it was stopped, and holds the folder: that is an error. A broken
-connection is a dead fetcher, or one whose folder was removed: one client of the machine starts the next one.
+A broken connection is a dead fetcher, or one whose folder was removed: one client of the machine starts the next one.
 """
 
 from __future__ import annotations
@@ -18,13 +17,12 @@ from typing import TYPE_CHECKING, Any
 from loaders import version
 from loaders.errors import CacheError
 from loaders.remote.folder import prepare
+from loaders.remote.patience import START_S
 from loaders.remote.wire import Connection
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-START_S = 30.0
-ATTEMPTS = 8  # at one question: so many fetchers may die meanwhile
 NOBODY = (FileNotFoundError, ConnectionError)
 _PAUSE_S = 0.02
 _PASSED = frozenset(  # to the fetcher, which serves several jobs: nothing of one of them

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from loaders.remote.faults import StoreFault
+from loaders.remote.patience import CREDENTIALS_S, METADATA_S
 from loaders.remote.url import short_name
 
 if TYPE_CHECKING:
@@ -48,7 +49,6 @@ WAYS = {
     "az": "Pass account_name and account_key (or sas_token) in storage=, set AZURE_STORAGE_ACCOUNT_NAME and "
     f"AZURE_STORAGE_ACCOUNT_KEY, {_ANYWAY}",
 }
-_FIND_S, _METADATA_S = 4.0, 2.0
 
 
 def from_environment(
@@ -84,10 +84,14 @@ class ProfileCredentials:
         """Return credentials as obstore takes them; it asks again soon, as botocore knows when to renew them."""
         self.fault = None
         try:
-            found = await asyncio.wait_for(asyncio.to_thread(self._find), _FIND_S)
+            found = await asyncio.wait_for(asyncio.to_thread(self._find), CREDENTIALS_S)
         except Exception as error:  # of botocore: no such profile, SSO that has ended
             is_late = isinstance(error, TimeoutError)
-            what = f"no credentials were found within {_FIND_S:.0f} s" if is_late else str(error)
+            what = (
+                f"no credentials were found within {CREDENTIALS_S:.0f} s"
+                if is_late
+                else str(error)
+            )
             self.fault = StoreFault("denied", what, WAYS["s3"])
             raise
         keys = {"access_key_id": found.access_key, "secret_access_key": found.secret_key}
@@ -111,7 +115,7 @@ class ProfileCredentials:
             "config_file": given.get("AWS_CONFIG_FILE", f"{folder}/config"),
             "region": given.get("AWS_REGION") or given.get("AWS_DEFAULT_REGION"),
             "ca_bundle": given.get("AWS_CA_BUNDLE"),
-            "metadata_service_timeout": _METADATA_S,
+            "metadata_service_timeout": METADATA_S,
             "metadata_service_num_attempts": 1,
         }
         profile = self._profile or given.get("AWS_PROFILE") or given.get("AWS_DEFAULT_PROFILE")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING, Any
+
+from loaders.remote.patience import MAX_TRIES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,6 +25,10 @@ _HINTS = {
 }
 
 
+# How often one asks in all where that is the answer; of any other word once.
+_MAX_TRIES = {"network": math.inf, "expired": MAX_TRIES, "unranged": MAX_TRIES, "short": MAX_TRIES}
+
+
 class StoreFault(Exception):
     """A store's answer as one word, by which it is decided what to do next.
 
@@ -33,6 +40,7 @@ class StoreFault(Exception):
     def __init__(self, kind: str, text: str, hint: str = "") -> None:
         super().__init__(kind, text, hint)
         self.kind, self.text, self.hint = kind, text, hint or _HINTS.get(kind, "")
+        self.max_tries = _MAX_TRIES.get(kind, 1)
 
 
 # What obstore says by a type of error.

@@ -38,10 +38,10 @@ from loaders.remote.folder import (
     shard_path,
     small_file,
 )
+from loaders.remote.patience import BEAT_S, FAILED_S, FULL_S, IDLE_S
 from loaders.remote.served import BUCKET_OPS, ServedURL
 from loaders.remote.transfer import Download
 from loaders.remote.wire import (
-    BEAT_S,
     LENGTH_BYTES,
     MAX_CONNECTIONS,
     SOCKET_NAME,
@@ -58,9 +58,6 @@ if TYPE_CHECKING:
     from loaders.remote.served import Reached
 
 logger = logging.getLogger("loaders.remote.fetcher")
-IDLE_S = 3.0
-_FAILED_S = 8.0  # a file that failed is not tried again
-_FULL_S = 10.0  # a file waits for room on a disk that evicted files which are still mapped fill
 _AHEAD_BYTES = 512 << 20  # of files that are begun and not published, for all orders
 _NEAR_SHARE, _NEAR_BYTES = 32, 2 << 30  # of a client's share of the cache: what it will read soon
 _NO_NEED = 1 << 62  # bytes: further ahead than any file that a client is known to need
@@ -351,7 +348,7 @@ class Fetcher:
         self._pump()
 
     def _fail(self, download: Download, error: Exception) -> None:
-        """End a download with an error, the same for all that wait, now and for ``_FAILED_S``."""
+        """End a download with an error, the same for all that wait, now and for ``FAILED_S``."""
         error = self._public(error)
         logger.error("%s", error)
         self._downloads[download.file.hash] = download
@@ -366,7 +363,7 @@ class Fetcher:
             return
         for digest, download in [*self._downloads.items()]:
             if download.done.done():
-                if time.monotonic() - download.failed_at > _FAILED_S:
+                if time.monotonic() - download.failed_at > FAILED_S:
                     del self._downloads[digest]
             elif download.task is None:
                 self._begin(download)
@@ -411,7 +408,7 @@ class Fetcher:
             download.open()
         except OSError as error:
             is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            if not is_full or time.monotonic() - download.asked_at > _FULL_S:
+            if not is_full or time.monotonic() - download.asked_at > FULL_S:
                 self._fail(download, error)
             return False
         self._downloads[file.hash] = download

@@ -31,6 +31,7 @@ import xxhash
 from loaders.checks import shown
 from loaders.errors import CacheError
 from loaders.gone import gone
+from loaders.remote.patience import MAP_S
 from loaders.system.mounts import mount_of
 from loaders.text import parse_size
 
@@ -44,7 +45,6 @@ _TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# Downloaded shards of load
 _OURS = re.compile(r"v\d+|lost\+found|CACHEDIR\.TAG")
 _ASK = "Use a folder on a local disk: cache='/local/folder', or the variable LOADERS_CACHE"
 _GB = 1 << 30
-MAP_S = 1.0  # for so long the file that a client was given last stays: it is about to be mapped
 CACHE_FORMS = 'a size such as "500GB", a folder, or {"path": ..., "size": ...}'
 
 

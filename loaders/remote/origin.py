@@ -26,6 +26,7 @@ from weakref import WeakValueDictionary
 from loaders.checks import shown
 from loaders.errors import CacheError, RemoteError
 from loaders.remote.folder import VERSION, Cache, manifest_folder, shard_path, small_file
+from loaders.remote.patience import MAX_DEATHS
 from loaders.remote.url import OBSTORE_SCHEMES, PUBLIC_OPTIONS, URL, Location, endpoint_of
 from loaders.system.locks import ForkLock
 from loaders.system.registry import WeakRegistry
@@ -111,12 +112,12 @@ class Origin:
         inside = self.inside
         if self._refusal is not None:
             return self._stored(self._refusal, op, **about)
-        from loaders.remote.client import ATTEMPTS, NOBODY, failure  # needs Linux
+        from loaders.remote.client import NOBODY, failure  # needs Linux
 
-        for _ in range(ATTEMPTS):
+        for _ in range(MAX_DEATHS):
             with suppress(*NOBODY), self._connection() as connection:
                 return connection.ask(op, **about)
-        what = f"the cache's fetcher died {ATTEMPTS} times during one request"
+        what = f"the cache's fetcher died {MAX_DEATHS} times during one request"
         raise failure(what, inside)
 
     def _stored(self, refusal: CacheError, op: str, **about: Any) -> Any:
@@ -197,8 +198,7 @@ class Origin:
 
     def map_limit(self, store: Any) -> int | None:
         """Return how many bytes of the cache a store of this process may map from now on; None: all."""
-        if store not in _mappers.all():
-            _mappers.add(store)
+        _mappers.add(store)
         return None if self.max_mapped is None else _limit_of_each(self.max_mapped)
 
     def limit_maps(self, max_bytes: int | None) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from loaders.errors import RemoteError
 from loaders.remote.faults import StoreFault, hide_secrets
+from loaders.remote.patience import PAUSE_S, RENEWED_S
 from loaders.remote.stores import Got, Objects, ObstoreObjects, mark_of, open_objects
 from loaders.remote.url import PUBLIC_OPTIONS, URL, endpoint_of
 from loaders.remote.wire import PART_BYTES
@@ -22,10 +23,6 @@ if TYPE_CHECKING:
     Reached = tuple[URL, dict[str, Any], dict[str, str]]
 
 T = TypeVar("T")
-ATTEMPTS = 3  # at what more time does not mend, and at a whole file
-_FINAL = frozenset(["missing", "short", "denied", "region", "unusable", "certificate", "encoded"])
-_MOST_PAUSE_S = 5.0
-_RENEWED_S = 5.0  # credentials are not asked for again
 _RANGES_AT_ONCE = 16  # of one question
 _REPLACED = "replaced since it was listed"
 # Faults of an object that was listed.
@@ -85,9 +82,9 @@ class ServedURL:
     ) -> T:
         """Ask the store, and ask again where that may help; the last ``StoreFault`` is raised.
 
-        Where it does not answer, until ``deadline_s`` after the last byte of this answer, or of any ``since`` it is
-        waited for; else at most ``ATTEMPTS`` times. ``call`` asks once, in bounded time, for what has not come yet,
-        and calls its argument with how many bytes have come.
+        That is as often as the fault says, until ``deadline_s`` after the last byte of this answer, or of any ``since``
+        it is waited for. ``call`` asks once, in bounded time, for what has not come yet, and calls its argument with
+        how many bytes have come.
         """
         deadline_s = self.objects.deadline_s
         heard_at, attempt, num_silent = time.monotonic(), 0, 0
@@ -105,16 +102,13 @@ class ServedURL:
             try:
                 return await call(hear)
             except StoreFault as fault:
-                is_late = attempt >= ATTEMPTS
-                if fault.kind == "network":
-                    is_late = time.monotonic() - heard_at >= deadline_s
-                if is_late or fault.kind in _FINAL:
+                if attempt >= fault.max_tries or time.monotonic() - heard_at >= deadline_s:
                     raise
-                if fault.kind == "expired" and time.monotonic() - self._renewed > _RENEWED_S:
+                if fault.kind == "expired" and time.monotonic() - self._renewed > RENEWED_S:
                     self._renewed = time.monotonic()
                     self.objects = self._open()
             self.num_retries, num_silent = self.num_retries + 1, num_silent + 1
-            pause_s = min(_MOST_PAUSE_S, 0.2 * 2 ** min(num_silent, 10), deadline_s / 4)
+            pause_s = min(PAUSE_S, 0.2 * 2 ** min(num_silent, 10), deadline_s / 4)
             await asyncio.sleep(random.uniform(0.5, 1) * pause_s)
 
     async def ask_bucket(self, op: str, **about: Any) -> Any:

@@ -22,6 +22,7 @@ from loaders.remote.credentials import (
     has_credentials,
 )
 from loaders.remote.faults import StoreFault, fault_of, text_of
+from loaders.remote.patience import ANSWER_S, DEADLINE_S
 from loaders.remote.url import KINDS, OBSTORE_SCHEMES, URL, endpoint_of
 from loaders.remote.wire import PUT_BYTES, Entry
 
@@ -35,8 +36,6 @@ _CLIENT_OPTIONS = frozenset(
         *("proxy_ca_certificate", "proxy_excludes", "root_certificate", "user_agent"),
     )
 )
-DEADLINE_S = 60.0  # for an answer that is asked for again and again, since its last byte
-_TIMEOUT_S = 20.0  # for a byte of one answer; for a part of a write three times that
 _PAGE, _LISTED = 1_000, 20_000  # objects of a listing: asked for, and given, at a time
 # Of an answer, at a time: sixteen of them come in time over a link of 1 Mbit/s. Larger ones cost as much CPU a byte.
 _PIECE_BYTES = 1 << 17
@@ -282,7 +281,7 @@ def _open_obstore(
     from obstore.store import from_url
 
     kind, place = KINDS.get(url.scheme, url.scheme), str(url)
-    timeout_s = float(options.pop("timeout", _TIMEOUT_S))
+    timeout_s = float(options.pop("timeout", ANSWER_S))
     deadline_s = float(options.pop("retry_timeout", DEADLINE_S))
     client: dict[str, Any] = {"connect_timeout": "5s"}
     given = {name: options.pop(name) for name in _CLIENT_OPTIONS & {*options}}
@@ -303,9 +302,9 @@ def _open_obstore(
         # To read, ``ServedURL`` asks again, and looks at each byte.
         seconds = 3 * timeout_s if to_write else 3600
         num, within = 10 if to_write else 0, timedelta(seconds=deadline_s)
-        how: Any = {"retry_config": {"max_retries": num, "retry_timeout": within}}
         limits: Any = client | {"timeout": f"{seconds:.0f}s"}
-        return from_url(place, client_options=limits, **how, **more)
+        again: Any = {"max_retries": num, "retry_timeout": within}
+        return from_url(place, client_options=limits, retry_config=again, **more)
 
     credentials = more.get("credential_provider")
     return ObstoreObjects(open_store, kind, timeout_s, deadline_s, credentials)

@@ -2,7 +2,7 @@
 
 1. Normal end: all is written, the hash is that of the manifest, the file is renamed into place.
 2. A part that fails is asked for again (``ServedURL.again``).
-3. Other bytes than the manifest's: all of it is fetched again, twice at most.
+3. Other bytes than the manifest's: all of it is fetched again.
 4. Failure: what was written is deleted, and all that wait get the same error.
 """
 
@@ -20,7 +20,7 @@ import xxhash
 from loaders.errors import ChecksumError, RemoteError
 from loaders.remote import wire
 from loaders.remote.faults import StoreFault
-from loaders.remote.served import ATTEMPTS
+from loaders.remote.patience import MAX_TRIES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _MAX_UNHASHED = 32  # parts
 _TEXTS = {
-    "damaged": f"the bytes are not those of the manifest, fetched {ATTEMPTS} times",
+    "damaged": f"the bytes are not those of the manifest, fetched {MAX_TRIES} times",
     "short": "the shard is smaller than the manifest says",
     "missing": "the shard is missing in the store",
 }
@@ -71,17 +71,14 @@ class Download:
         """Fetch it, and publish it; RemoteError, ChecksumError or OSError if that cannot be."""
         self.asked_at = time.monotonic()
         try:
-            for is_last in (False, False, True):
-                try:
-                    digest = await self._fetch()
-                    if digest != self.file.hash:
-                        raise StoreFault("damaged", f"xxh3-128 is {digest}")
+            for attempt in range(MAX_TRIES):
+                self.source.num_retries += attempt > 0
+                if await self._fetch() == self.file.hash:
                     self._publish()
                     return
-                except StoreFault as fault:
-                    if is_last or fault.kind not in ("damaged", "short"):
-                        raise self._error(fault) from None
-                    self.source.num_retries += 1
+            raise StoreFault("damaged", "")
+        except StoreFault as fault:
+            raise self._error(fault) from None
         finally:
             self._close()
 

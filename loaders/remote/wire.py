@@ -15,13 +15,12 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loaders.errors import CacheError, RemoteError
+from loaders.remote.patience import SILENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-BEAT_S = 1.0  # between two signs of a question that is being worked on
-SILENCE_S = 60.0
 MAX_CONNECTIONS = 16  # of the fetcher to stores: 10 Gbit/s of one that gives 80 MB/s on each
 PART_BYTES = 8 << 20  # of a shard, by a request
 PUT_BYTES = 8 << 20  # a larger object is sent in parts of this size

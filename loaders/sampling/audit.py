@@ -92,8 +92,11 @@ def audit(
           delivered more than once: 0
     """
     ranks = range(whole_number("world_size", world_size, at_least=1))
-    rest = drop_last, pad, start, getattr(order, "unit", 1), getattr(order, "num_lanes", 1)
-    plans = [Plan(length, batch_size, rank, world_size, *rest) for rank in ranks]
+    unit, num_lanes = getattr(order, "unit", 1), getattr(order, "num_lanes", 1)
+    plans = [
+        Plan(length, batch_size, rank, world_size, drop_last, pad, start, unit, num_lanes)
+        for rank in ranks
+    ]
     return audit_plans(plans, order=order, epoch=epoch)
 
 

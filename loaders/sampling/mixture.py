@@ -200,8 +200,8 @@ class MixtureOrder(Computed):
             phases = json.loads(state["weights"])
             weights = phases if len(phases) > 1 else phases[0][1]
             stop = int(state["stop"]) if state["stop"].isdecimal() else state["stop"]
-        rest = self.seed, state["block_size"], _history_of(state)
-        return MixtureOrder(self.sizes, weights, stop, *rest)
+        block_size, history = state["block_size"], _history_of(state)
+        return MixtureOrder(self.sizes, weights, stop, self.seed, block_size, history)
 
     @cached_property
     def _phases(self) -> tuple[Phase, ...]:

@@ -68,8 +68,8 @@ class Computed(ABC):
         whole_number("seed", getattr(self, "seed", 0))
         for name, limits in self._numbers.items():
             if (value := getattr(self, name)) is not None:
-                most: Any = {"at_least": limits.start, "below": limits.stop}
-                object.__setattr__(self, name, whole_number(name, value, **most))
+                number = whole_number(name, value, at_least=limits.start, below=limits.stop)
+                object.__setattr__(self, name, number)
 
     @property
     def length(self) -> int:

@@ -121,13 +121,13 @@ class EpochSampler(Settled, DistributedSampler[SampleIndex]):
         rank, world_size = self._resolve()
         drop_last = self.drop_last if drop_last is None else drop_last
         pad = self.pad if pad is None else pad
-        rest = rank, world_size, drop_last, pad, self.cursor.start
-        length, size = self.order.length, 1 if batch_size is None else batch_size
+        length, start = self.order.length, self.cursor.start
+        size = 1 if batch_size is None else batch_size
         starts = None if batch_size is None else batch_starts(self.order, self.epoch)
         if starts is not None:
-            return BatchPlan(length, size, *rest, starts=starts)
+            return BatchPlan(length, size, rank, world_size, drop_last, pad, start, starts=starts)
         unit, num_lanes = getattr(self.order, "unit", 1), getattr(self.order, "num_lanes", 1)
-        return Plan(length, size, *rest, unit, num_lanes)
+        return Plan(length, size, rank, world_size, drop_last, pad, start, unit, num_lanes)
 
     def go_on(self, make_plan: Callable[[], Plan] | None = None) -> Plan:
         """Go to the next epoch if nothing is left of this one, and return the plan to follow.
@@ -332,16 +332,13 @@ class EpochBatches(Settled, BatchSampler):
 
 
 class IndexSource:
-    """The indices of a loader: as many as its sampler or batch sampler says, from the start at each ``iter``.
+    """The indices of a loader, from the start at each ``iter``.
 
     (A loader counts by itself what it hands over; torch's makes iterators that it does not use.)
     """
 
-    def __init__(self, sampler: Any, begin: Callable[[], Iterator[Any]]) -> None:
-        self._sampler, self._begin = sampler, begin
-
-    def __len__(self) -> int:
-        return len(self._sampler)  # TypeError if it has none
+    def __init__(self, begin: Callable[[], Iterator[Any]]) -> None:
+        self._begin = begin
 
     def __iter__(self) -> Iterator[Any]:
         return self._begin()

@@ -8,8 +8,13 @@ from __future__ import annotations
 
 import os
 import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import cv2
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _num_threads = 1  # at the fork that is under way
 
@@ -25,27 +30,26 @@ def use_no_ipp() -> None:
         cv2.ipp.setUseIPP(False)
 
 
-class one_thread:
+_lock = threading.Lock()
+_num_users = _num_before = 0
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
     """Let OpenCV use one thread for a while; may overlap with itself, on any thread."""
-
-    _lock = threading.Lock()
-    _users = 0
-    _before = 0
-
-    def __enter__(self) -> None:
-        cls = one_thread
-        with cls._lock:
-            if cls._users == 0:
-                cls._before = cv2.getNumThreads()
-                cv2.setNumThreads(1)
-            cls._users += 1
-
-    def __exit__(self, *_: object) -> None:
-        cls = one_thread
-        with cls._lock:
-            cls._users -= 1
-            if cls._users == 0:
-                cv2.setNumThreads(cls._before)
+    global _num_users, _num_before
+    with _lock:
+        if not _num_users:
+            _num_before = cv2.getNumThreads()
+            cv2.setNumThreads(1)
+        _num_users += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _num_users -= 1
+            if not _num_users:
+                cv2.setNumThreads(_num_before)
 
 
 def _end_threads() -> None:

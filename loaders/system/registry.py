@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import weakref
 from typing import Generic, TypeVar
 
@@ -13,16 +12,16 @@ class WeakRegistry(Generic[T]):
     """Weak set of live instances, safe to read in a signal handler."""
 
     def __init__(self) -> None:
-        # A plain dict: copying it is safe in any thread.
+        # A plain dict, by ``id`` of the reference, of which an instance has one: copying it is safe in any thread.
         self._references: dict[int, weakref.ref[T]] = {}
-        self._numbers = itertools.count()
 
     def add(self, one: T) -> None:
         """Keep a reference for as long as the instance lives."""
         for number, reference in list(self._references.items()):
             if reference() is None:
                 self._references.pop(number, None)
-        self._references[next(self._numbers)] = weakref.ref(one)
+        reference = weakref.ref(one)
+        self._references[id(reference)] = reference
 
     def all(self) -> list[T]:
         """Return the instances that live, the oldest first."""

@@ -6,15 +6,15 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from torch.utils.data import Dataset
 
 from loaders.backends import serving as module
-from loaders.backends.maker import Maker
+from loaders.backends.maker import Chunk, Maker
 from loaders.backends.slots import MappedSlots, SharedSlots, make_file
+from tests.waiting import wait_until
 
 TIMEOUT_S = 20.0
 
@@ -58,7 +58,8 @@ class Side:
         connection: Any = self.held
         self.child = module.Serving(connection, SharedSlots(fd))
         self.held.may_go.set()
-        self.child.change(b"")
+        self.child._maker = Maker(data, list, 1, True, 2)  # it has events, which do not pickle
+        self.child.begin(1, None, None)
         assert self.received() is None
         self.held.may_go.clear()
         self.held.began.clear()
@@ -90,10 +91,7 @@ class Side:
 @pytest.fixture
 def side(monkeypatch: pytest.MonkeyPatch) -> Iterator[Side]:
     monkeypatch.setattr(module, "dump_in_child", lambda _: None)  # a handler of this process
-    data = Watched()
-    maker = Maker(data, list, 1, True, 2)  # it has events
-    monkeypatch.setattr(module, "Unpacker", lambda _: SimpleNamespace(load=lambda: maker))
-    side = Side(data)
+    side = Side(Watched())
     yield side
     side.close()
 
@@ -102,7 +100,7 @@ def test_what_is_completed_while_another_is_sent_is_sent_after_it(side: Side) ->
     """The worker that finds another one sending goes on with its work."""
     side.data.may_end.set()
     for i in range(5):
-        side.ask("make", 1, [[i]], False)
+        side.ask("put", Chunk([[i]]), 0)
     assert side.held.began.wait(TIMEOUT_S)
 
     assert all(event.wait(TIMEOUT_S) for event in side.data.read[:5])
@@ -124,7 +122,7 @@ def test_a_worker_that_comes_too_late_sends_nothing(side: Side) -> None:
 
     side.held.may_go.set()
     side.child._sending = Taken()  # type: ignore[assignment]
-    side.ask("make", 1, [[3]], False)
+    side.ask("put", Chunk([[3]]), 0)
 
     assert side.received() == [[3]]
     assert not side.parent.poll(0.3)
@@ -132,13 +130,27 @@ def test_a_worker_that_comes_too_late_sends_nothing(side: Side) -> None:
 
 def test_a_child_whose_workers_are_busy_listens_all_the_same(side: Side) -> None:
     side.held.may_go.set()
-    for _ in range(2):
-        side.ask("make", 1, [[1]], False)
+    for i in (1, 1, 2):
+        side.ask("put", Chunk([[i]]), 0)
     assert side.data.read[1].wait(TIMEOUT_S)
-    told = threading.Event()
-    side.data.set_epoch = lambda epoch: told.set()  # type: ignore[attr-defined]
-    side.ask("epoch", 7)
 
-    assert told.wait(TIMEOUT_S)
+    wait_until(lambda: len(side.child._pool) == 3)
     side.data.may_end.set()
-    assert [side.received() for _ in range(2)] == [[[1]]] * 2
+    assert [side.received() for _ in range(3)] == [[[1]], [[1]], [[2]]]
+
+
+def test_a_pass_that_begins_gives_up_the_one_before(side: Side) -> None:
+    """What a worker completes meanwhile is of a pass that has ended: neither sent for ever nor behind the answer."""
+    side.held.may_go.set()
+    for i in (1, 2, 3):
+        side.ask("put", Chunk([[i]]), 0)
+    assert side.data.read[1].wait(TIMEOUT_S)
+
+    side.ask("begin", 2, None, None)
+    wait_until(lambda: not side.child._pool._close.alive)
+    side.data.may_end.set()
+    side.ask("put", Chunk([[4]]), 0)
+
+    answers = list(iter(side.received, None))
+    assert len(answers) <= 1
+    assert side.received() == [[4]]

@@ -402,9 +402,9 @@ def test_the_indices_of_a_chunk_are_sent_to_a_child_once(
     pool = child_pool(None, work, None)
     send = pool.child.send
 
-    def noted(kind: str, number: int, *values: Any) -> None:
-        sent.append((kind, len(values[0]) if values else 0))
-        send(kind, number, *values)
+    def noted(kind: str, chunk: Chunk | None, turn: int) -> None:
+        sent.append((kind, len(chunk.batches) if chunk else 0, turn))
+        send(kind, chunk, turn)
 
     monkeypatch.setattr(pool.child, "send", noted)
     asked = batches(dataset), batches(dataset, epoch=4)
@@ -418,7 +418,7 @@ def test_the_indices_of_a_chunk_are_sent_to_a_child_once(
     finally:
         pool.close()
 
-    assert sent == [("make", 5), *[("next", 0)] * 4] * 2
+    assert sent == [("put", 5, 0), *(("put", 0, turn) for turn in range(1, 5))] * 2
 
 
 class Picky:

@@ -4,6 +4,7 @@ import gc
 import itertools
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -235,3 +236,47 @@ def test_an_epoch_that_is_refused_does_not_reach_the_child(alarm: None) -> None:
         loader.set_epoch(-1)
 
     assert [batch.label.tolist() for batch in loader] == WHOLE
+
+
+@pytest.mark.slow
+def test_counters_can_be_read_by_any_thread_while_the_trainer_waits(alarm: None) -> None:
+    loader = kept_loader(Sleepy(), 1, num_workers=1)
+    batches = iter(loader)
+    next(batches)
+    seen = list[int]()
+
+    def read() -> None:
+        while len(seen) < 2000:
+            seen.append(loader.stats().num_ready)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert [int(batch) for batch in batches] == [*range(1, 12)]
+    reader.join()
+
+    assert len(seen) == 2000
+
+
+class Sleepy(Numbers):
+    turn = 0
+
+    def __getitem__(self, index: int) -> int:
+        time.sleep(0.1)
+        return index + self.turn
+
+
+@pytest.mark.slow
+def test_a_dataset_that_changes_while_its_batches_are_under_way_is_followed(alarm: None) -> None:
+    data = Sleepy()
+    loader = kept_loader(data, 1, num_workers=2, prefetch_factor=6)
+    pids = set()
+
+    for turn in range(4):
+        data.turn = turn
+        for _ in loader:
+            break
+        data.turn += 10
+        assert [int(batch) for batch in loader] == [i + turn + 10 for i in range(12)]
+        pids |= {*children()}
+
+    assert len(pids) == 1

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from loaders import DataLoader, RAMDataset
-from loaders.backends.maker import Group, Maker, Raised
+from loaders.backends.maker import Group, Maker
 from loaders.datasets.reading.samples import collate
 
 
@@ -31,14 +31,13 @@ def made_of(work: Maker, batches: list[list[int]]) -> Any:
 
 
 def test_what_a_child_gets_has_nothing_of_this_process() -> None:
-    """Nothing there can be page-locked for the parent, and slots and counters are its own."""
-    ours = maker(pin=True, count_replaced=[].append)
+    """Nothing there can be page-locked for the parent, and slots are its own."""
+    ours = maker(pin=True)
 
     theirs = ours.for_child()
 
     assert not theirs.pin
     assert theirs.slots is not ours.slots
-    assert theirs.count_replaced is None
     assert (theirs.dataset, theirs.batch_size) == (ours.dataset, ours.batch_size)
 
 
@@ -91,9 +90,9 @@ def test_each_bad_batch_of_a_group_has_its_own_error_and_its_neighbours_none(bad
     batches[bad] = [6, 99]
     made = list(made_of(maker(), batches))
 
-    assert [isinstance(batch, Raised) for batch in made] == [i == bad for i in range(3)]
-    assert isinstance(made[bad].error, IndexError)
-    assert "99" in str(made[bad].error)
+    assert [isinstance(batch, Exception) for batch in made] == [i == bad for i in range(3)]
+    assert isinstance(made[bad], IndexError)
+    assert "99" in str(made[bad])
     assert [b.x.tolist() for i, b in enumerate(made) if i != bad] == [
         b for i, b in enumerate(batches) if i != bad
     ]

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loaders.backends.slots import MappedSlots, SharedSlots, dump, make_file
+from loaders.backends.slots import MappedSlots, SharedSlots, make_file
 from loaders.datasets.reading.samples import Padded, batch_type
 from loaders.system.hugepages import HUGE
 from tests.system.test_hugepages import gives_huge_pages, in_huge_pages
@@ -28,8 +28,7 @@ def pair(lock: Any = None) -> tuple[SharedSlots, MappedSlots]:
 
 def sent(slots: SharedSlots, mapped: MappedSlots) -> tuple[int, torch.Tensor]:
     """Send a tensor; return its address at this end, and what arrived."""
-    data, storages = dump(tensor := in_slot(slots), slots)
-    slots.hold(storages)
+    data = slots.dump(tensor := in_slot(slots))
     return place(slots, tensor), mapped.load(data)
 
 
@@ -47,7 +46,7 @@ def test_a_tensor_in_a_slot_is_the_same_memory_at_the_other_end() -> None:
     slots, mapped = pair()
     image = in_slot(slots).view(4, 100, 100, 1).permute(0, 3, 1, 2)
 
-    data, _ = dump(image, slots)
+    data = slots.dump(image)
     arrived = mapped.load(data)
 
     assert len(data) < 500
@@ -62,7 +61,7 @@ def test_a_large_slot_lies_in_huge_pages_at_both_ends() -> None:
         pytest.skip("this kernel gives none, or has none left")
     slots, mapped = pair()
     image = in_slot(slots, 3 * HUGE)
-    arrived = mapped.load(dump(image, slots)[0])
+    arrived = mapped.load(slots.dump(image))
 
     assert torch.equal(arrived, image)
     # Not all three for sure: the kernel may leave one out where it finds no room at once.
@@ -73,7 +72,7 @@ def test_several_tensors_may_share_a_slot() -> None:
     slots, mapped = pair()
     flat = in_slot(slots)
 
-    first, second = mapped.load(dump((flat[:100], flat.view(torch.int32)[50:60]), slots)[0])
+    first, second = mapped.load(slots.dump((flat[:100], flat.view(torch.int32)[50:60])))
 
     assert torch.equal(first, flat[:100])
     assert torch.equal(second, flat.view(torch.int32)[50:60])
@@ -120,11 +119,9 @@ def test_slots_are_never_two_batches_at_once_whoever_takes_and_frees_them() -> N
             value = (4 * i + number) % 251
             tensor = torch.from_numpy(slots.take("image", LARGE)).fill_(value)
             with lock:  # as the one who sends has it
-                data, storages = dump(tensor, slots)
+                data = slots.dump(tensor)
                 del tensor
-                slots.hold(storages)
                 kept.append((value, mapped.load(data)))
-                del storages
             if len(kept) > number:
                 value, arrived = kept.popleft()
                 wrong += int((arrived != value).sum())
@@ -137,15 +134,16 @@ def test_slots_are_never_two_batches_at_once_whoever_takes_and_frees_them() -> N
     assert slots.nbytes <= 16 * LARGE
 
 
-def test_the_sender_does_not_use_a_slot_again_while_it_holds_its_lease() -> None:
+def test_the_sender_does_not_use_a_slot_again_before_it_is_told_that_it_is_free() -> None:
     slots, _ = pair()
-    _, storages = dump(in_slot(slots), slots)
+    image = in_slot(slots)
+    used = place(slots, image)
+    slots.dump(image)
+    del image
 
-    _, others = dump(in_slot(slots), slots)
-    assert set(others).isdisjoint(storages)
-
-    del storages
-    assert list(dump(in_slot(slots), slots)[1]) == [0]
+    assert place(slots, in_slot(slots)) != used
+    slots.free([used])
+    assert place(slots, in_slot(slots)) == used
 
 
 @pytest.mark.parametrize("length", [10, LARGE])
@@ -160,14 +158,13 @@ def test_tensors_of_ordinary_memory_arrive_as_they_are(length: int, form: str) -
         "one repeated": value[:1].expand(length),
     }[form]
 
-    data, storages = dump(value, slots)
-    arrived = mapped.load(data)
+    arrived = mapped.load(slots.dump(value))
 
     assert torch.equal(arrived, value)
     assert arrived.dtype == value.dtype
     if form in ("whole", "turned"):
         assert arrived.stride() == value.stride()
-    assert len(storages) == ((length == LARGE and form != "every second") or length == LARGE)
+    assert mapped.num_leased == ((length == LARGE and form != "every second") or length == LARGE)
 
 
 DTYPES = [torch.uint8, torch.int64, torch.float16, torch.bfloat16, torch.bool, torch.complex64]
@@ -178,7 +175,7 @@ def test_every_shape_and_dtype_arrives(shape: list[int], dtype: torch.dtype) -> 
     slots, mapped = pair()
     value = torch.randint(0, 2, shape).to(dtype)
 
-    arrived = mapped.load(dump(value, slots)[0])
+    arrived = mapped.load(slots.dump(value))
 
     assert arrived.dtype == dtype
     assert torch.equal(arrived, value)
@@ -191,7 +188,7 @@ def test_batches_keep_their_form() -> None:
     )
     batch.valid = torch.tensor([True, False])
 
-    arrived = mapped.load(dump(batch, slots)[0])
+    arrived = mapped.load(slots.dump(batch))
 
     assert type(arrived) is type(batch)
     assert torch.equal(arrived.image, batch.image)
@@ -218,7 +215,7 @@ Pair = namedtuple("Pair", ["x", "y"])  # what users return from a collate functi
 def test_anything_that_pickles_arrives(value: Any) -> None:
     slots, mapped = pair()
 
-    arrived = mapped.load(dump(value, slots)[0])
+    arrived = mapped.load(slots.dump(value))
 
     assert type(arrived) is type(value)
     if isinstance(value, torch.Tensor):
@@ -235,12 +232,7 @@ def test_what_is_sent_again_while_the_other_end_has_it_lies_in_another_slot() ->
     """Or the first tensor to die there would give away the memory of the second."""
     slots, mapped = pair()
     kept = in_slot(slots)  # by whoever makes batches
-    arrived = []
-    for _ in range(2):
-        data, storages = dump(kept, slots)
-        slots.hold(storages)
-        arrived.append(mapped.load(data))
-    first, second = arrived
+    first, second = (mapped.load(slots.dump(kept)) for _ in range(2))
 
     assert torch.equal(first, second)
     assert first.data_ptr() != second.data_ptr()
@@ -251,13 +243,11 @@ def test_parts_of_a_slot_are_sent_and_freed_apart() -> None:
     slots, mapped = pair()
     rows = in_slot(slots).numpy()
     parts = [torch.from_numpy(rows[at : at + 8000]) for at in (0, 8000, 16_000)]
-    data, storages = dump(parts, slots)
-    slots.hold(storages)
-    arrived = mapped.load(data)
+    arrived = mapped.load(slots.dump(parts))
 
     assert all(torch.equal(a, b) for a, b in zip(arrived, parts, strict=True))
     assert len({a.untyped_storage().data_ptr() for a in arrived}) == 3
-    del rows, parts, storages
+    del rows, parts
     arrived.pop()
     slots.free(mapped.free())
     assert place(slots, in_slot(slots)) != 0
@@ -286,11 +276,12 @@ def test_slots_are_page_locked_once_for_as_long_as_they_are_there() -> None:
     locked = list[int]()
     slots, mapped = pair(lambda array: locked.append(len(array)))
     for _ in range(3):
-        data, storages = dump(in_slot(slots), slots)
+        data = slots.dump(in_slot(slots))
         mapped.change(slots.changes())
         arrived = mapped.load(data)
         assert torch.equal(arrived, torch.arange(LARGE) % 251)
-        del storages
+        del arrived
+        slots.free(mapped.free())
 
     assert len(locked) == 1
     assert mapped.nbytes == locked[0] >= LARGE
@@ -300,13 +291,12 @@ def test_a_slot_that_is_given_up_gives_its_memory_back() -> None:
     slots, mapped = pair()
     for nbytes in range(50_000, 400_000, 10_007):
         first, second = in_slot(slots, nbytes), in_slot(slots, nbytes + 1)
-        data, storages = dump((first, second), slots)
+        arrived = mapped.load(slots.dump((first, second)))
 
-        arrived = mapped.load(data)
-
-        assert len(storages) == 2
+        assert mapped.num_leased == 2
         assert torch.equal(arrived[0], first)
         assert torch.equal(arrived[1], second)
-        del arrived, storages, first, second
+        del arrived, first, second
+        slots.free(mapped.free())
         mapped.change(slots.changes())
         assert slots.nbytes <= mapped.nbytes <= 4 * 1.25 * 400_000 + 8192

@@ -224,7 +224,7 @@ def test_what_is_held_at_the_end_of_a_short_run_counts() -> None:
             yield torch.zeros(10, 4)
 
     gc.collect()  # as the measurement does: what goes then was of others
-    before = memory(family()).pss_bytes
+    before = memory(family())
 
     assert time_loader(grow(), 10, seconds=9).pss_bytes - before > 90 << 20
 

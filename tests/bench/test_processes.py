@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from loaders.bench import measure
-from loaders.bench.measure import MemoryUse, family, memory
+from loaders.bench.measure import family, memory, own_memory
 
 HOLDING = """
 import sys
@@ -24,7 +24,7 @@ def test_children_count_with_their_memory() -> None:
         assert child.stdout.read(1) == b"1"
 
         pids = family()
-        own = memory([child.pid]).own_bytes
+        own = own_memory([child.pid])
 
         child.communicate()
     assert child.pid in pids
@@ -43,7 +43,8 @@ def test_files_that_are_missing_or_odd_count_nothing(
     )
 
     assert family(7) == [7]
-    assert memory([7, 8]) == MemoryUse(8 << 10, 5 << 10)
+    assert memory([7, 8]) == 8 << 10
+    assert own_memory([7, 8]) == 5 << 10
 
 
 def test_children_of_children_belong_to_the_family(

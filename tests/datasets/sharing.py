@@ -6,6 +6,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -28,12 +29,15 @@ class Rank:
     Args:
         folder: Of the dataset.
         paused: Stop in the middle of loading, until it is told to go on.
+        forks: Fork there first, and say which process that is.
         settings: Of the dataset.
     """
 
-    def __init__(self, folder: Path, *, paused: bool = False, **settings: Any) -> None:
+    def __init__(
+        self, folder: Path, *, paused: bool = False, forks: bool = False, **settings: Any
+    ) -> None:
         self._pipe, theirs = _context.Pipe()
-        arguments = (theirs, folder, os.environ["LOADERS_CACHE"], paused, settings)
+        arguments = (theirs, folder, os.environ["LOADERS_CACHE"], paused, forks, settings)
         self.process = _context.Process(target=_be_rank, args=arguments, daemon=True)
         self.process.start()
         theirs.close()
@@ -60,14 +64,19 @@ class Rank:
 
 
 def _be_rank(
-    pipe: Connection, folder: Path, cache: str, paused: bool, settings: dict[str, Any]
+    pipe: Connection,
+    folder: Path,
+    cache: str,
+    paused: bool,
+    forks: bool,
+    settings: dict[str, Any],
 ) -> None:
     os.environ["LOADERS_CACHE"] = cache
     torch.set_num_threads(1)
     logging.getLogger("loaders.datasets.memory.shared").addHandler(_Waiting(pipe))
     logging.getLogger("loaders.datasets.memory.shared").setLevel("INFO")
     if paused:
-        _pause_loading(pipe)
+        _pause_loading(pipe, forks)
     before = pss()["Pss_Anon"]
     try:
         dataset = RAMDataset(folder, progress=False, **{"shared": True} | settings)
@@ -95,9 +104,14 @@ class _Waiting(logging.Handler):
             self._pipe.send("waiting")
 
 
-def _pause_loading(pipe: Connection) -> None:
+def _pause_loading(pipe: Connection, forks: bool) -> None:
     def load(*args: Any, **options: Any) -> MemoryFile:
         pipe.send("loading")
+        if forks:
+            if not (pid := os.fork()):
+                time.sleep(_PATIENCE_S)
+                os._exit(0)
+            pipe.send(pid)
         pipe.recv()
         return fill_memory_file(*args, **options)
 

@@ -10,6 +10,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,10 @@ def packed(
     run = uuid.uuid4().hex
     samples = [sample(i) | {"key": f"{i}-{run}"} for i in range(num_samples)]
     return pack(folder, {name: FIELDS[name] for name in [*fields]}, samples, **options)
+
+
+def shared_copy(folder: Path) -> RAMDataset:
+    return RAMDataset(folder, shared=True, progress=False)
 
 
 def damaged(folder: Path) -> Path:
@@ -197,6 +202,29 @@ def test_a_process_that_is_stopped_while_it_loads_is_an_error_to_those_who_wait(
     os.kill(first.process.pid, signal.SIGCONT)
     assert first.ask("go on") == "loaded"
     first.kill()
+
+
+def test_a_fork_of_a_process_that_died_while_it_loaded_holds_up_nobody(folder: Path) -> None:
+    first = Rank(folder, paused=True, forks=True)
+    assert first.hear() == "loading"
+    forked = first.hear()
+    other = Rank(folder)
+    assert other.hear() == "waiting"
+
+    first.kill()
+
+    assert other.hear() == "loaded"
+    os.kill(forked, signal.SIGKILL)
+    other.kill()
+
+
+def test_threads_that_open_it_at_one_time_load_it_once(folder: Path, listed: Path) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        datasets = [*threads.map(shared_copy, [folder] * 4)]
+
+    assert memfds() == 1
+    assert holders(listed) == [os.getpid()]
+    del datasets
 
 
 @pytest.mark.parametrize(

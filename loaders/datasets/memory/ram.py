@@ -109,8 +109,9 @@ class RAMDataset(ResidentDataset[SampleT]):
             )
         origin = getattr(dataset, "path", Path("datasets joined"))
         with dataset.view.fetching_ahead(by_shard=True):
-            how: Any = {"decode": decode, "progress": progress, "shared": shared}
-            shard, fields = load_samples(dataset, origin, **how)
+            shard, fields = load_samples(
+                dataset, origin, decode=decode, progress=progress, shared=shared
+            )
         self._init_from(shard, fields, dataset, dataset.fingerprint)
         self._settle(home, is_pinned=pin)
 

@@ -4,9 +4,9 @@ Of a shared copy, the first process loads the columns, and the others map them:
 
 1. A process that has the copy (``memfile``) has a line in a small file below the cache folder: process, descriptor,
    inode. Another one opens the descriptor of one of them, and adds a line; lines of what is gone are struck.
-2. A process that finds none loads the copy. All of this happens under the file's lock, so the others wait. If the
-   process that loads dies or fails, the lock is released, and the next one loads. A process that does not run, and has
-   the lock, is an error after ``SILENCE_S``.
+2. A process that finds none loads the copy. All of this happens under a lock of the file that belongs to one process
+   (``lockf``: a fork of it does not have it), so the others wait. If the process that loads dies or fails, the lock is
+   released, and the next one loads. One that is stopped is an error after ``SILENCE_S``.
 3. A process has the copy as long as a dataset over it lives. No memory outlives its last process, however that ends.
    Processes that do not see each other (PID namespaces) have files, and copies, of their own.
 """
@@ -16,12 +16,13 @@ from __future__ import annotations
 import json
 import logging
 import os
+import struct
 import sys
 import time
 import weakref
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import numpy as np
 import xxhash
@@ -64,9 +65,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 SILENCE_S = 60.0
 _LOOK_S = 0.02
-_LOADING = "loading"
+_FLOCK = "hhqqi"  # C's struct flock
 _INTO_RAM = "loading into RAM"
-_copying = ForkLock()  # loaders of one dataset may ask for its copy at one time
+# Threads may ask for one copy at one time, and the lock of a file is their process's.
+_making = ForkLock()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,7 +80,7 @@ class HeldShard(MemoryShard):
 
     def file(self) -> MemoryFile:
         """Return the memory file, a copy that is made once where the columns lie in none; LoadersError without room."""
-        with _copying.plain:
+        with _making.plain:
             if not self.files:
                 plans = {name: copy_plan(column) for name, column in self.columns.items()}
                 check_fits(plans, False, " copied for a child process")
@@ -92,7 +94,11 @@ class HeldShard(MemoryShard):
 
 
 def _attach(path: Location, identity: str) -> HeldShard:
-    file = _find_or_load(identity, None, progress=False)
+    def plan() -> NoReturn:
+        what = f"no process of this PID namespace has the shared copy {identity} any more"
+        raise LoadersError(f"{what}: make the dataset anew, from its path")
+
+    file = _find_or_load(identity, plan, progress=False)
     return HeldShard(path, file.columns, [file], identity)
 
 
@@ -149,85 +155,80 @@ def _identity(dataset: PackedDataset[Any], decode: bool) -> str:
 _held: weakref.WeakValueDictionary[str, MemoryFile] = weakref.WeakValueDictionary()
 
 
-def _find_or_load(identity: str, plan: Plan | None, progress: bool) -> MemoryFile:
+def _find_or_load(identity: str, plan: Plan, progress: bool) -> MemoryFile:
     """Return the copy that this process or another one has; else load what ``plan`` says."""
-    if (known := _held.get(identity)) is not None:
-        return known
-    fd, path = _open(identity)
-    try:
-        _lock(fd, path)
-        places = _places(fd)
-        files = (file for place in places if (file := open_memory_file(place)) is not None)
-        found = next((file for file in files if file.identity == identity), None)
-        if found is None:
-            if plan is None:
-                what = f"no process of this PID namespace has the shared copy {identity} any more"
-                raise LoadersError(f"{what}: make the dataset anew, from its path")
-            _write(fd, f"{_LOADING} {os.getpid()}")
-            found = fill_memory_file(identity, plan(), progress, "loading one copy for all")
-        others = [place for place in places if is_at(place) and place != found.place]
-        _write(fd, "".join(f"{pid} {fd} {inode}\n" for pid, fd, inode in [*others, found.place]))
-    finally:
-        fcntl.flock(fd, fcntl.LOCK_UN)  # a process that was forked meanwhile has it, too
-        os.close(fd)
-    return _held.setdefault(identity, found)
+    with _making.plain:
+        if (known := _held.get(identity)) is not None:
+            return known
+        with _listing(identity) as listing:
+            _lock(listing)
+            places = _places(listing.read())
+            files = (file for place in places if (file := open_memory_file(place)) is not None)
+            found = next((file for file in files if file.identity == identity), None)
+            if found is None:
+                found = fill_memory_file(identity, plan(), progress, "loading one copy for all")
+            others = [place for place in places if is_at(place) and place != found.place]
+            listing.seek(0)
+            listing.writelines(
+                f"{pid} {fd} {inode}\n" for pid, fd, inode in [*others, found.place]
+            )
+            listing.truncate()  # a kill before it leaves the end of the text of before
+        _held[identity] = found
+        return found
 
 
-def _open(identity: str) -> tuple[int, Path]:
+def _listing(identity: str) -> TextIO:
     """Open the file that lists the processes that have a copy."""
     folder = prepare(default_folder()) / "ram"
     # Elsewhere the same numbers are other processes.
     path = folder / f"{identity}-{os.stat('/proc/self/ns/pid').st_ino}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), path
+        path.touch(0o600)
+        return open(path, "r+", errors="replace")
     except OSError as error:
         raise CacheError(f"cannot be written ({error.strerror})", path) from error
 
 
-def _lock(fd: int, path: Path) -> None:
-    """Wait until no other process has the lock, as long as the one that loads runs."""
-    known, since = "", time.monotonic()
+def _lock(listing: TextIO) -> None:
+    """Wait until no other process has the lock, which ends when the file is closed; CacheError if that is stopped."""
+    known, since = 0, time.monotonic()
     while True:
         try:
-            return fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(listing, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
         except BlockingIOError:
-            kind, _, pid = _read(fd).partition(" ")
+            holder, now = _holder(listing), time.monotonic()
         except OSError as error:
             remedy = "Set LOADERS_CACHE to a folder on a local disk"
-            raise CacheError(f"cannot be locked ({error.strerror})", path, remedy) from error
-        if kind == _LOADING and _runs(pid):
-            since = time.monotonic()
-            if not known:
-                logger.info("process %s loads the copy that this one will share", pid)
-            known = pid
-        elif time.monotonic() - since > SILENCE_S:
-            what = f"a process that does not run has it locked ({known or 'unknown'})"
-            raise CacheError(what, path, "End this process, and those that it forked")
+            what = f"cannot be locked ({error.strerror})"
+            raise CacheError(what, listing.name, remedy) from error
+        if not known:
+            logger.info("process %s loads the copy that this one will share", holder)
+        if holder != known or not _is_stopped(holder):
+            known, since = holder, now
+        elif now - since > SILENCE_S:
+            what = f"process {holder}, which loads the copy, is stopped"
+            raise CacheError(what, listing.name, "Let it go on, or end it")
         time.sleep(_LOOK_S)
 
 
-def _read(fd: int) -> str:
-    return os.pread(fd, os.fstat(fd).st_size, 0).decode(errors="replace")
+def _holder(listing: TextIO) -> int:
+    """Return the process that has the lock; 0 if none has it any more."""
+    asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    pid: int = struct.unpack(_FLOCK, fcntl.fcntl(listing, fcntl.F_GETLK, asked))[4]
+    return pid
 
 
-def _write(fd: int, text: str) -> None:
-    """Replace the text; a kill between the two calls leaves the end of the text of before."""
-    data = text.encode()
-    os.pwrite(fd, data, 0)
-    os.ftruncate(fd, len(data))
-
-
-def _places(fd: int) -> list[Place]:
-    lines = [line.split() for line in _read(fd).splitlines()]
-    whole = [words for words in lines if len(words) == 3 and all(map(str.isdecimal, words))]
-    return [(int(pid), int(fd), int(inode)) for pid, fd, inode in whole]
-
-
-def _runs(pid: str) -> bool:
-    """Tell whether a process is there, and not stopped."""
+def _is_stopped(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return False
-    return state not in "TtZX"
+    return state in "Tt"
+
+
+def _places(text: str) -> list[Place]:
+    lines = [line.split() for line in text.splitlines()]
+    whole = [words for words in lines if len(words) == 3 and all(map(str.isdecimal, words))]
+    return [(int(pid), int(fd), int(inode)) for pid, fd, inode in whole]

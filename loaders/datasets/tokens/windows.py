@@ -186,8 +186,9 @@ class TokenWindows(Settled, BatchDataset):
         plan = self._documents = DocumentPlan(ends[first:last], start, self.length, self.fit)
         self._num_windows, self.num_left_out = plan.num_windows, 0
         self._num_padded = self._num_windows * self.length - plan.num_tokens
-        how = self.length, np.dtype(self.dtype), self.labels
-        self.plan = ReadPlan(None, (DocumentReader(self.stream, plan, *how),))
+        dtype = np.dtype(self.dtype)
+        reader = DocumentReader(self.stream, plan, self.length, dtype, self.labels)
+        self.plan = ReadPlan(None, (reader,))
 
     def _windows_plan(self, *, is_half: bool) -> ReadPlan:
         where = self.stream, self.labels, self.span, self.length, self.stride
