@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from loaders.datasets.base import BatchDataset
     from loaders.workers import Job
 
-    Made = list[Any] | SplitBatches  # the batches of a group, or the errors in their places
+    Made = list[Any] | SplitBatches  # the batches of a group
 
 _GROUP_BYTES = 8 << 20  # hand smaller batches over several at a time
 _GROUP_BYTES_BETWEEN_PROCESSES = 16 << 20  # where handing over costs several times as much
@@ -175,6 +175,13 @@ def num_in_flight(num_workers: int, *, is_together: bool) -> int:
     return num_workers + 2 if is_together else 2
 
 
+@dataclass(slots=True)
+class Raised:
+    """The error of a batch, in its place among the others."""
+
+    error: BaseException
+
+
 class Group:
     """The work of making small batches that are handed over together, on one thread."""
 
@@ -213,7 +220,7 @@ class Group:
         try:
             return self._maker.make(batch)
         except Exception as error:
-            return error
+            return Raised(error)
 
     def describe(self, part: int) -> str:
         at = max(self._at, 1)

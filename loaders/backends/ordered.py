@@ -6,7 +6,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from loaders.backends.maker import Chunk, chunks
+from loaders.backends.maker import Chunk, Raised, chunks
 from loaders.workers import Late
 
 if TYPE_CHECKING:
@@ -94,10 +94,10 @@ class OrderedBatches:
                 self._watch.leave(self._pool)
         batch = self._ready.pop()
         self.num_taken += 1
-        if not isinstance(batch, BaseException):
+        if not isinstance(batch, Raised):
             return batch
         try:
-            raise _not_the_end(batch)
+            raise _not_the_end(batch.error)
         finally:
             del batch  # its traceback holds this frame: the two would keep the loader alive
 

@@ -14,6 +14,7 @@ import threading
 import traceback
 from typing import TYPE_CHECKING, Any
 
+from loaders.backends.maker import Raised
 from loaders.backends.payload import portable
 from loaders.backends.threads import thread_pool
 from loaders.dumping import dump_in_child
@@ -96,17 +97,17 @@ class Serving:
             made: Made = self._pool.take()
             return made
         except BaseException as error:  # whatever it is, it is for the trainer to see
-            return [error]
+            return [Raised(error)]
 
     def _send(self, group: Made) -> None:
         if isinstance(group, list):
-            group = [portable(b) if isinstance(b, BaseException) else b for b in group]
+            group = [Raised(portable(b.error)) if isinstance(b, Raised) else b for b in group]
         num_replaced = self._maker.num_replaced
         status = num_replaced - self._num_reported, self._slots.changes()
         self._num_reported = num_replaced
         try:
             data = self._slots.dump((0, group, *status))
         except Exception as error:  # something in a batch does not pickle
-            raised = [portable(error)] * len(group)
+            raised = [Raised(portable(error))] * len(group)
             data = self._slots.dump((0, raised, *status))
         self._connection.send_bytes(data)

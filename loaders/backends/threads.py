@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from loaders.backends.maker import Group
+from loaders.backends.maker import Group, Raised
 from loaders.device.accelerator import without_autocast
 from loaders.system import opencv
 from loaders.workers import Workers, complete
@@ -95,4 +95,4 @@ def _job(maker: Maker, chunk: Chunk, turn: int) -> Job:
     try:
         return chunk.job(turn, maker)
     except Exception as error:  # an index out of range, say: it is raised in its turn
-        return Group(maker, chunk.batches[turn : turn + 1], [error])
+        return Group(maker, chunk.batches[turn : turn + 1], [Raised(error)])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from loaders import DataLoader, RAMDataset
-from loaders.backends.maker import Group, Maker
+from loaders.backends.maker import Group, Maker, Raised
 from loaders.datasets.reading.samples import collate
 
 
@@ -90,9 +90,9 @@ def test_each_bad_batch_of_a_group_has_its_own_error_and_its_neighbours_none(bad
     batches[bad] = [6, 99]
     made = list(made_of(maker(), batches))
 
-    assert [isinstance(batch, Exception) for batch in made] == [i == bad for i in range(3)]
-    assert isinstance(made[bad], IndexError)
-    assert "99" in str(made[bad])
+    assert [isinstance(batch, Raised) for batch in made] == [i == bad for i in range(3)]
+    assert isinstance(made[bad].error, IndexError)
+    assert "99" in str(made[bad].error)
     assert [b.x.tolist() for i, b in enumerate(made) if i != bad] == [
         b for i, b in enumerate(batches) if i != bad
     ]

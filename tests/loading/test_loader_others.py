@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import BatchSampler, Dataset, IterableDataset, RandomSampler
 
 from loaders import DataLoader, Mixture, RAMDataset, audit, augment
-from loaders.backends.maker import Group
+from loaders.backends.maker import Group, Raised
 from loaders.errors import BatchError, StateError
 from loaders.sampling import Balanced
 from loaders.sampling.audit import audit_plans
@@ -353,7 +353,8 @@ def test_small_batches_of_a_group_fail_alone() -> None:
     first, second, third = group.finish()
 
     assert (first, third) == (0, 2)
-    assert isinstance(second, ValueError)
+    assert isinstance(second, Raised)
+    assert isinstance(second.error, ValueError)
     with pytest.raises(KeyboardInterrupt):  # it is the trainer's, and at once
         Group(Fails(KeyboardInterrupt()), [0, 1, 2]).run(0)  # type: ignore[arg-type]
 
