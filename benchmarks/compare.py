@@ -43,7 +43,7 @@ sys.path.insert(
 from chart import OURS, cell, number, overlap, publish
 
 from benchmarks.peers.protocol import BASE, SIDE, WINDOW, Job
-from loaders.bench.measure import PROC, family, memory
+from loaders.bench.measure import PROC, family, memory, own_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -340,8 +340,8 @@ def with_memory(running: Running, do: str) -> dict[str, Any]:
         is_over = False
         while not is_over:  # once more behind the end: short epochs
             is_over = done.wait(0.2)
-            now = memory(family(running.process.pid))
-            peak[:] = max(peak[0], now.own_bytes), max(peak[1], now.pss_bytes)
+            pids = family(running.process.pid)
+            peak[:] = max(peak[0], own_memory(pids)), max(peak[1], memory(pids))
 
     thread = threading.Thread(target=watch)
     thread.start()

@@ -25,7 +25,7 @@ from spine import OPS, ROOT, WORKERS, Case, Data, Run, Told, conditions, in_pyth
 
 import loaders
 from loaders import DataLoader, RAMDataset, ShardDataset
-from loaders.bench.measure import Config, family, memory, time_loader
+from loaders.bench.measure import Config, family, own_memory, time_loader
 from loaders.bench.sweep import make_loader, round_size
 from loaders.sampling.batch import index_batches
 from loaders.sampling.order import Shuffled
@@ -357,7 +357,7 @@ def memory_by_epoch(loader: DataLoader, epochs: int) -> list[int]:
         for step, _batch in enumerate(loader):
             if step == middle:
                 gc.collect()
-                found.append(memory(family()).own_bytes)
+                found.append(own_memory(family()))
     return found
 
 

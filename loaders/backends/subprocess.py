@@ -112,9 +112,8 @@ class Child:
         return self.end.alive and self._wait_for_message(0)
 
     def _wait_for_message(self, timeout_s: float) -> bool:
-        poll = (
-            select.poll()
-        )  # a tenth of what ``Connection.poll`` takes; each can be used by one thread at a time
+        # A tenth of what ``Connection.poll`` takes; each can be used by one thread at a time.
+        poll = select.poll()
         poll.register(self._descriptor, select.POLLIN)
         return bool(poll.poll(math.ceil(1000 * timeout_s)))
 
@@ -230,25 +229,24 @@ class ChildPool:
         self._sent: Chunk | None = None  # whose indices the child has
         is_new = (digest := xxhash.xxh3_128_hexdigest(payload)) != child.digest
         child.num_passes += 1
-        self._number, self._begun = child.num_passes, 0
-        child.send("begin", self._number, payload if is_new else None, epoch)
-        if is_new:
-            try:
-                self._wait_until_begun(time.monotonic() + _START_TIMEOUT_S)
-            except Late:
-                what = f"the loader's child process (pid {child.pid}) has not begun"
-                raise RuntimeError(f"{what} after {_START_TIMEOUT_S:.0f} s") from None
-            child.digest = digest
+        child.send("begin", child.num_passes, payload if is_new else None, epoch)
+        self._wait_until_begun(child.num_passes)
+        child.digest = digest
 
-    def _wait_until_begun(self, deadline: float) -> None:
-        """Drop what the child sends of passes that were left."""
-        while self._begun != self._number:
-            self._begun, error = self._receive(deadline)
-            if self._begun and error is not None:
-                raise UnsendableError("what it needs", f"{type(error).__name__}: {error}")
+    def _wait_until_begun(self, number: int) -> None:
+        """Wait until a pass has begun; what is dropped here the one before may wait to send, which ends first."""
+        begun, deadline = 0, time.monotonic() + _START_TIMEOUT_S
+        try:
+            while begun != number:
+                begun, error = self._receive(deadline)
+                if begun and error is not None:
+                    raise UnsendableError("what it needs", f"{type(error).__name__}: {error}")
+        except Late:
+            what = f"the loader's child process (pid {self.child.pid}) has not begun"
+            raise RuntimeError(f"{what} after {_START_TIMEOUT_S:.0f} s") from None
 
     def __len__(self) -> int:
-        return self._under_way
+        return self._under_way if self.child.end.alive else 0  # of a dead one nothing comes
 
     @property
     def is_ready(self) -> bool:
@@ -275,7 +273,6 @@ class ChildPool:
             RuntimeError: The child died.
         """
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        self._wait_until_begun(deadline)
         _, group = self._receive(deadline)
         self._under_way -= 1
         if isinstance(group, SplitBatches):

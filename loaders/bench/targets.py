@@ -17,7 +17,7 @@ import torch
 from loaders import augment
 from loaders.augment.pixels import apply
 from loaders.augment.planning import draw_geometry
-from loaders.data.shards import MemoryShard
+from loaders.data.shards import PackedShard
 from loaders.datasets.base import BatchDataset
 from loaders.datasets.shard import ShardDataset
 from loaders.datasets.tokens.windows import TokenWindows
@@ -143,7 +143,7 @@ def _packed(spec: str, plain: ShardDataset[Any], size: int) -> MeasuredDataset:
 
 def _fetch(spec: str, dataset: ShardDataset[Any]) -> None:
     """Bring all shards of a dataset at a URL into its cache; a missing shard is an error here."""
-    shards = [each for each in dataset.store.shards if not isinstance(each, MemoryShard)]
+    shards = [each for each in dataset.store.shards if isinstance(each, PackedShard)]
     size = sum(shard.info.size_bytes for shard in shards)
     if any(size > origin.budget() for origin in dataset.store.remotes):
         what = f"{spec!r} has {describe_size(size)}, and its cache is smaller: the link would be measured"

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import xxhash
 
 from loaders.errors import ManifestError, SchemaError
+from loaders.remote.patience import MAX_TRIES
 from loaders.remote.url import URL, Location, place_of
 from loaders.schema import Schema
 from loaders.system.regular import read_regular
@@ -165,14 +166,14 @@ def read_manifest(folder: Location | str) -> Manifest:
 
 
 def read_remote(origin: Origin) -> Manifest:
-    """Read the manifest at a URL, as ``read_manifest``; what came damaged is fetched again, twice."""
-    for is_last in (False, False, True):
+    """Read the manifest at a URL, as ``read_manifest``; what came damaged is fetched again."""
+    for attempt in range(1, MAX_TRIES + 1):
         try:
             return _read_manifest(origin.manifest() / MANIFEST_NAME)
         except ManifestError as error:
             if isinstance(error.path, URL):  # there is none
                 raise
-            if is_last:
+            if attempt == MAX_TRIES:
                 is_json = not isinstance(error.__cause__, json.JSONDecodeError)
                 hint = error.hint if is_json else _NO_JSON
                 path = origin.url / MANIFEST_NAME

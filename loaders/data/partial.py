@@ -20,7 +20,7 @@ import xxhash
 
 from loaders.data.formats.checksums import CHUNK_BYTES, CHUNKED_ROW_BYTES, num_chunks
 from loaders.data.records import ask_for, fits_memory, span_of, unreadable, wait_for
-from loaders.data.shards import MemoryShard
+from loaders.data.shards import PackedShard
 from loaders.data.verify import Seen
 from loaders.errors import ChecksumError, ShardError
 
@@ -106,7 +106,7 @@ class PartialRecords:
 
     def _open(self, number: int) -> _Chunks | None:
         shard = self._store.shard(number)
-        is_file = not isinstance(self._store.shards[number], MemoryShard)
+        is_file = isinstance(self._store.shards[number], PackedShard)
         column, sums = shard.columns[self._field], shard.checksums.get(self._field)
         if not is_file or column.nbytes < CHUNKED_ROW_BYTES * len(column):
             return None

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from loaders.data.columns import FixedColumn, rows_between
 from loaders.data.gather import Gather
-from loaders.data.shards import MemoryShard, RemoteShard
+from loaders.data.shards import PackedShard, RemoteShard
 from loaders.data.verify import Seen, Verifier
 from loaders.errors import ShardError
 from loaders.system.libc import libc
@@ -76,7 +76,7 @@ class FieldRecords:
         self._is_evictable = any(isinstance(shard, RemoteShard) for shard in shards)
         self._gather: Gather | None = None
         # A small file has no large records.
-        sizes = [0 if isinstance(s, MemoryShard) else s.info.size_bytes for s in shards]
+        sizes = [s.info.size_bytes if isinstance(s, PackedShard) else 0 for s in shards]
         least = [_MIN_ROW_BYTES * shard.num_samples for shard in shards]
         self._sizes = np.where(np.array(sizes) < np.array(least), _SMALL, _UNKNOWN)
         # Whether some may be large and are not here yet; else no record is looked at.
@@ -216,7 +216,7 @@ def unreadable(path: Location, row: int, field: str) -> ShardError:
 
 def fits_memory(shards: Sequence[Shard]) -> bool:
     """Tell whether memory can be trusted to keep what was read of all files."""
-    nbytes = sum(s.info.size_bytes for s in shards if not isinstance(s, MemoryShard))
+    nbytes = sum(s.info.size_bytes for s in shards if isinstance(s, PackedShard))
     return nbytes < _MEMORY_SHARE * memory_bytes()
 
 

@@ -21,7 +21,7 @@ from loaders.codecs.picture import PictureCodec
 from loaders.codecs.raw import RawCodec
 from loaders.data.columns import FixedColumn
 from loaders.data.remote_columns import with_column
-from loaders.data.shards import MemoryShard, open_manifest
+from loaders.data.shards import PackedShard, open_manifest
 from loaders.data.store import ShardRuns, Store
 from loaders.division import check_strata, divide, divide_by_key
 from loaders.errors import CodecError, LoadersError, SampleError, SchemaError, ShardError
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from loaders.data.columns import Column
     from loaders.data.finder import Rows
-    from loaders.data.shards import Check, PackedShard
+    from loaders.data.shards import Check
 
 Indices = npt.NDArray[np.int64]
 UInt8Array = npt.NDArray[np.uint8]
@@ -380,7 +380,7 @@ class View:
 
     @property
     def _files(self) -> list[PackedShard]:
-        return [shard for shard in self.store.shards if not isinstance(shard, MemoryShard)]
+        return [shard for shard in self.store.shards if isinstance(shard, PackedShard)]
 
     @property
     def folders(self) -> list[Location]:

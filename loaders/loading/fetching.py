@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from loaders.data.shards import MemoryShard
+from loaders.data.shards import PackedShard
 from loaders.datasets.base import SamplesOf
 from loaders.errors import CacheError
 from loaders.remote.ahead import Ahead, Needs
@@ -94,7 +94,7 @@ class LoaderPass:
         if view is None or view.numbers is None:
             return
         numbers = np.unique(view.store.shards_of(view.numbers)).tolist()
-        read = [s for n in numbers if not isinstance(s := view.store.shards[n], MemoryShard)]
+        read = [s for n in numbers if isinstance(s := view.store.shards[n], PackedShard)]
         nbytes = sum(shard.info.size_bytes for shard in read)
         rows = sum(shard.num_samples for shard in read)
         if rows > _MUCH_READ * len(view):

@@ -213,6 +213,7 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
             self._options = now = replace(self._options, **{name: value})
             chosen = {"num_workers": now.chosen_workers, "collate_fn": now.chosen_collate}
             value = chosen.get(name, value)
+            self.__dict__["as_dict"] = now.as_dict
         super().__setattr__(name, value)
         if is_later:
             self.__dict__.pop("_torch_loader", None)

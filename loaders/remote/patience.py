@@ -1,9 +1,10 @@
-"""Who waits how long for whom, and what is asked again: all limits of time between clients, fetcher and stores.
+"""Who waits how long for whom, and what is asked again, between clients, fetcher and stores.
 
-Four loops ask again: a reader, for a shard that was evicted before it was opened (``RemoteShard``); a client, the next
-fetcher where one died (``Origin.ask``); the fetcher, a store (``ServedURL.again``); and a download, all of a file whose
-bytes are not those of the manifest (``Download.run``). What is written obstore repeats itself, part by part, within the
-same deadline. All who wait for one thing get the same error at once.
+Five loops ask again: a reader, for a shard that was evicted before it was opened (``RemoteShard``), and for a manifest
+that came damaged (``read_remote``); a client, the next fetcher where one died (``Origin.ask``); the fetcher, a store
+(``ServedURL.again``); and a download, all of a file whose bytes are not those of the manifest (``Download.run``). What
+is written obstore repeats itself, part by part, within the same deadline. All who wait for one thing get the same error
+at once.
 """
 
 from __future__ import annotations

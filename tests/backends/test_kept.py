@@ -3,6 +3,7 @@
 import gc
 import itertools
 import os
+import signal
 import sys
 import threading
 import time
@@ -36,6 +37,48 @@ class Numbers(Dataset[int]):
 
     def __len__(self) -> int:
         return 12
+
+
+def texts(samples: list[int]) -> list[str]:
+    return [str(sample) * 400 for sample in samples]
+
+
+class ManyNumbers(Numbers):
+    def __len__(self) -> int:
+        return 40_000
+
+
+def test_an_epoch_of_large_messages_that_is_left_early_holds_up_nobody() -> None:
+    """Workers of the child wait to send more than a socket holds; the trainer drops it before it asks for more."""
+    loader = child_loader(ManyNumbers(), batch_size=2048, num_workers=2, prefetch_factor=16)
+    loader.collate_fn = texts
+    began = time.monotonic()
+    for _ in range(3):
+        assert next(iter(loader)) == texts([*range(2048)])
+        time.sleep(0.3)
+    assert time.monotonic() - began < 30
+    loader.close()
+
+
+def test_of_a_dead_child_nothing_comes_any_more() -> None:
+    """A loop that goes on after errors ends."""
+    loader = kept_loader(Numbers(), num_workers=1)
+    batches = iter(loader)
+    next(batches)
+    (pid,) = children()
+    os.kill(pid, signal.SIGKILL)
+
+    ended = object()
+
+    def next_or_error() -> Any:
+        try:
+            return next(batches, ended)
+        except RuntimeError as error:
+            return error
+
+    found = [next_or_error() for _ in range(20)]
+    assert isinstance(found[0], RuntimeError)
+    assert found[-1] is ended
 
 
 # -- interruptions ----------------------------------------------------------------------------------

@@ -158,7 +158,7 @@ MEASURED = """
 import gc, multiprocessing, sys
 import numpy as np
 from loaders import RAMDataset
-from loaders.bench.measure import Config, family, make_loader, memory
+from loaders.bench.measure import Config, family, make_loader, own_memory
 from loaders.bench.planner import plan, sample_bytes_of
 backend, workers = sys.argv[1], int(sys.argv[2])
 multiprocessing.set_start_method(sys.argv[3])
@@ -168,11 +168,11 @@ predicted = plan(dataset, sample_bytes_of(dataset), config)["rank_bytes"]
 iter(make_loader(dataset, Config(0, 2, "thread"))).close()
 dataset[0]
 gc.collect()
-before, peak = memory(family()).own_bytes, 0
+before, peak = own_memory(family()), 0
 batches = iter(make_loader(dataset, config))
 for _ in range(12):
     batch = next(batches)
-    peak = max(peak, memory(family()).own_bytes)
+    peak = max(peak, own_memory(family()))
 print(predicted, peak - before)
 batches.close()
 """

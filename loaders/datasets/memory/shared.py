@@ -67,8 +67,8 @@ SILENCE_S = 60.0
 _LOOK_S = 0.02
 _FLOCK = "hhqqi"  # C's struct flock
 _INTO_RAM = "loading into RAM"
-# Threads may ask for one copy at one time, and the lock of a file is their process's.
-_making = ForkLock()
+_copying = ForkLock()  # loaders of one dataset may ask for its copy at one time
+_loading = ForkLock()  # so may threads for a shared one, and the lock of a file is their process's
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,7 +80,7 @@ class HeldShard(MemoryShard):
 
     def file(self) -> MemoryFile:
         """Return the memory file, a copy that is made once where the columns lie in none; LoadersError without room."""
-        with _making.plain:
+        with _copying.plain:
             if not self.files:
                 plans = {name: copy_plan(column) for name, column in self.columns.items()}
                 check_fits(plans, False, " copied for a child process")
@@ -157,7 +157,9 @@ _held: weakref.WeakValueDictionary[str, MemoryFile] = weakref.WeakValueDictionar
 
 def _find_or_load(identity: str, plan: Plan, progress: bool) -> MemoryFile:
     """Return the copy that this process or another one has; else load what ``plan`` says."""
-    with _making.plain:
+    if (known := _held.get(identity)) is not None:
+        return known  # without waiting for a thread that loads another one
+    with _loading.plain:
         if (known := _held.get(identity)) is not None:
             return known
         with _listing(identity) as listing:
