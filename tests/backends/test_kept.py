@@ -77,7 +77,7 @@ def test_of_a_dead_child_nothing_comes_any_more() -> None:
             return error
 
     found = [next_or_error() for _ in range(20)]
-    assert isinstance(found[0], RuntimeError)
+    assert any(isinstance(each, RuntimeError) for each in found)
     assert found[-1] is ended
 
 

@@ -157,12 +157,28 @@ def test_where_there_are_texts_and_ids_a_tokenizer_alone_does_not_tell_which_are
     source = write_rows(tmp_path / f"a.{kind}", {"text": ["a"], "input_ids": [[97]], **beside})
 
     assert documents(pack(source, tmp_path / "ids")) == [[97]]
-    assert texts(pack(source, tmp_path / "text", text_column="text")) == ["a"]
+    dropped = tuple(beside)
+    assert texts(pack(source, tmp_path / "text", text_column="text", drop=dropped)) == ["a"]
     for made_by in ({"tokenizer": "bytes"}, {"train_bpe": 300}):
         with pytest.raises(SourceError, check=At(source)):
             pack(source, tmp_path / "p", **made_by)
     ids = pack(source, tmp_path / "bytes", tokenizer="bytes", ids_column="input_ids")
     assert documents(ids) == [[97]]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+@pytest.mark.parametrize(
+    "columns", [{"loss_mask": [[0, 1]]}, {"labels": [[0]], "input_ids": [[97]]}], ids=str
+)
+def test_masks_beside_texts_are_refused_or_dropped(
+    tmp_path: Path, kind: str, columns: dict[str, Any]
+) -> None:
+    source = write_rows(tmp_path / f"a.{kind}", {"text": ["ab"], **columns})
+
+    with pytest.raises(SourceError, check=At(source)):
+        pack(source, tmp_path / "p", text_column="text")
+    drop = ("loss_mask", "labels")
+    assert texts(pack(source, tmp_path / "q", text_column="text", drop=drop)) == ["ab"]
 
 
 def test_ids_that_begin_and_end_documents_are_put_where_they_are_missing(tmp_path: Path) -> None:

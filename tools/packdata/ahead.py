@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from itertools import chain, islice
+from itertools import chain
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
@@ -26,13 +26,14 @@ def fetched_ahead(items: Iterator[T]) -> Generator[T]:
     When all were yielded the last ones may still be on their way; when it is closed before, what has not begun is not
     fetched.
     """
-    first = list(islice(items, 1))
-    items = chain(first, items)
-    if not any(map(_reads, first)):
-        yield from items
+    for first in items:
+        if _reads(first):
+            break
+        yield first  # of this machine, or one that is rejected
+    else:
         return
     pool = ThreadPoolExecutor(_ASKS, "fetch-ahead")
-    questions, ahead = _questions(items), deque[list[T]]()
+    questions, ahead = _questions(chain([first], items)), deque[list[T]]()
     try:
         while True:
             while len(ahead) < _ASKS and sum(map(_nbytes, chain(*ahead))) < _ASKS * _ASK_BYTES:

@@ -92,7 +92,8 @@ def write(
     _check_keys(content)
     format = settings.get("format")
     is_changed = bool(settings.get("shard_bytes") or content.recoders or added)
-    whole = source.whole_shards if settings.get("link", True) and not is_changed else None
+    # What is written here is linked to its place whatever is asked of shards that are there.
+    whole = source.whole_shards if settings.pop("link", True) and not is_changed else None
     if format and {shard_format(shard.info.file) for shard in whole or ()} != {format}:
         whole = None
     given = {"codec": codec, "size": size, "fit": size and fit, "quality": quality}

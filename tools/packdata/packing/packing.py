@@ -186,7 +186,7 @@ class Packing:
             raise PackError("unfinished packing in parts", self.dst, hint)
         overwrite = self._overwrite or self.kind == "extend"
         is_alone = self.kind not in ("command", "extend")
-        check_target(self._store, self.folders, overwrite=overwrite, is_alone=is_alone)
+        check_target(self._store, self.dst, self.folders, overwrite=overwrite, is_alone=is_alone)
 
     def _open_journal(self) -> Journal:
         """Open the journal that is there, if this packing continues it; else begin one."""

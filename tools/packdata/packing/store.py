@@ -245,25 +245,31 @@ def is_made(store: Store, folders: Collection[str], plan: Mapping[str, str]) -> 
 
 
 def check_target(
-    store: Store, folders: Collection[str], *, overwrite: bool, is_alone: bool = True
+    store: Store,
+    dst: Location,
+    folders: Collection[str],
+    *,
+    overwrite: bool,
+    is_alone: bool = True,
 ) -> None:
     """Raise PackError if something is where datasets are to be made; ManifestError if it is damaged.
 
     Args:
         store: The destination.
+        dst: As it was given, for messages.
         folders: The datasets below it.
         overwrite: Datasets in these folders may be there: they are replaced.
         is_alone: No other dataset may be below the destination.
     """
     there = [*manifests_at(store, dict.fromkeys(("", *folders)))]
-    below = datasets_below(store) if is_alone and not isinstance(store.url, URL) else []
+    below = datasets_below(store) if is_alone and not isinstance(dst, URL) else []
     if others := {*there, *below} - {*folders}:
         hint = "Datasets are replaced in the same places only: remove that one, or choose another folder"
-        raise PackError("another packed dataset exists", store.url / min(others), hint)
+        raise PackError("another packed dataset exists", dst / min(others), hint)
     if there and not overwrite:
-        raise _already_there(store.url / there[0])
-    if not there and not isinstance(store.url, URL):
-        check_empty(store.url, {*folders, *([""] if is_alone else [])})
+        raise _already_there(dst / there[0])
+    if not there and not isinstance(dst, URL):
+        check_empty(dst, {*folders, *([""] if is_alone else [])})
 
 
 def _already_there(folder: Location) -> PackError:

@@ -140,7 +140,7 @@ class PartPacking(Packing):
 
     def _check_target(self) -> None:
         """Make room for the part; PackError if something else is there."""
-        check_target(self._store, self.folders, overwrite=self._overwrite)
+        check_target(self._store, self.dst, self.folders, overwrite=self._overwrite)
         begun = self.dst / PACKING_NAME / JOURNAL_NAME
         if isinstance(begun, Path) and begun.exists() and not self._overwrite:
             hint = "Finish with the command that began there, or pass overwrite=True"
@@ -270,7 +270,7 @@ def _check_alike(dst: Location, parts: Sequence[State]) -> None:
 
 def _join(store: Store, parts: Sequence[State], began: float, *, overwrite: bool) -> Summary:
     joined = _joined(parts)
-    check_target(store, joined, overwrite=True)
+    check_target(store, store.url, joined, overwrite=True)
     files = {folder: _kept_files(store, folder, m.schema.files) for folder, m in joined.items()}
     rejected = [each for part in parts for each in part.rejected]
     seen = marks_at(store, joined) if overwrite else {}

@@ -17,6 +17,8 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, TypeVar
 from xml.etree import ElementTree
 
+import numpy as np
+
 from loaders.errors import SourceError
 from loaders.remote.url import URL, Location
 from loaders.schema import Array, Boxes, Json, Keypoints
@@ -44,6 +46,7 @@ _WORD = re.compile(
 )
 _OTHER_SIDE = {"left": "right", "l": "r"}
 _POINTS_OF_POLYGON = 6  # numbers of the smallest one
+_NUMBERS_OF_POSE, _ALMOST_ALL = 10, 0.9  # from where poses are told from polygons
 _AS_COCO = "Convert poses to COCO's person_keypoints"
 _NUMBERS = Array(dtype="int64", dims=(None,))
 # Of a picture, by field: a list with a value for each box. ``size`` is the (height, width) of the picture that was
@@ -347,9 +350,24 @@ def _read_yolo(names: Mapping[File, str], root: Location) -> Annotations:
     shapes = [each for values in pictures.values() for each in values["segmentation"] if each]
     if shapes and not has_yaml:
         what = "polygons or poses, which look alike, and there is no data.yaml that says which"
-        raise SourceError(what, root, f"Add it, with the names: of classes. {_AS_COCO}")
+        raise SourceError(
+            what, root, f"Add it: names: of classes, kpt_shape: of poses. {_AS_COCO}"
+        )
+    if _have_visibilities(shapes):
+        raise SourceError("polygons look like poses, a box and points", root, _AS_COCO)
     more = {"segmentation": Column("json", field=Json())} if shapes else {}
     return Annotations("YOLO", "yolo", classes, more, pictures)
+
+
+def _have_visibilities(shapes: Sequence[Sequence[float]]) -> bool:
+    """Tell whether, behind a box, every third number is 0, 1 or 2, in almost all and all are alike: as in poses."""
+    if (
+        len({*map(len, shapes)}) != 1
+        or len(shapes[0]) < _NUMBERS_OF_POSE
+        or len(shapes[0]) % 3 != 1
+    ):
+        return False
+    return bool(np.isin(np.array(shapes)[:, 6::3], (0, 1, 2)).all(1).mean() > _ALMOST_ALL)
 
 
 def _yolo_names(root: Location) -> tuple[Sequence[str], bool]:

@@ -20,7 +20,7 @@ from packdata.packing.pool import OrderedPool
 from packdata.reading import RemoteFile
 from packdata.rows import Part
 from packdata.sources.row_kinds import open_row_file
-from packdata.tokens.contents import BESIDE_IDS, Ids, Texts
+from packdata.tokens.contents import BESIDE_IDS, LABELS, LOSS_MASKS, Ids, Texts
 from packdata.tokens.documents import Documents, joined
 from packdata.tokens.files import BOM, IDS_KINDS, LINE_KINDS, columns_of
 from packdata.tokens.ids import open_ids
@@ -199,6 +199,9 @@ def content_of(files: Sequence[SourceFile], options: TokenOptions) -> Content:
         return ids
     if options.text_column is None and "text" not in names and "messages" in names:
         raise SourceError("conversations ('messages')", path, "Pass chat_template=")
+    if unused := names & {*LOSS_MASKS, *([LABELS] if "input_ids" in names else [])}:
+        hint = f"Pass ids_column= where there are lists of ids, or drop={sorted(unused)}"
+        raise SourceError(f"{min(unused)!r} beside texts is not used", path, hint)
     return Texts(options.text_column or "text")
 
 
