@@ -392,12 +392,21 @@ def pack(
     dst: Location | str,
     fields: Mapping[str, Field] | None = None,
     *,
+    defaults: Iterable[str] | None = None,
+    format: Format | None = None,
+    shard_bytes: int | None = None,
+    workers: int | None = None,
+    overwrite: bool = False,
+    quality: int = 90,
+    max_picture_mb: int = MAX_PICTURE_MB,
+    on_error: OnError = "fail",
+    provenance: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
-    **options: Any,
+    **table: Any,
 ) -> Summary:
-    """Pack samples, given as mappings of field name to value, or columns, with a ``Writer``.
+    """Pack samples, given as mappings of field name to value, or columns; the rest is as in ``Writer``.
 
-    A DataFrame without ``fields`` is packed by ``pack_tables``, as ``packdata tables`` packs a file of it.
+    A DataFrame without ``fields`` is packed as ``packdata tables`` packs a file of it.
 
     Args:
         source: The samples; read once, in one thread. With a length, progress can say what is
@@ -405,22 +414,51 @@ def pack(
             are packed at the speed of memory.
         dst: A folder that is new or empty, or a URL.
         fields: Field by name; None for a DataFrame, or a table of Arrow.
+        defaults: As in ``Writer``, and so on.
+        format: Format of the shards; ``"lmdb"`` if not said otherwise, of a DataFrame ``"parquet"``.
+        shard_bytes: Size of a shard; 64 MB if not said otherwise, of a DataFrame 32 MB.
+        workers: Threads that encode.
+        overwrite: Replace a dataset in ``dst``.
+        quality: Of pictures that are newly encoded.
+        max_picture_mb: MiB that a picture may take, decoded.
+        on_error: What becomes of samples that cannot be packed.
+        provenance: JSON for the manifest.
         progress: Called for every sample.
-        **options: Those of ``Writer``: ``format``, ``shard_bytes``, ``workers``, ``on_error``, ...; of a DataFrame
-            those of ``pack_tables``: ``target``, ``drop``, ``dates``, ...
+        **table: Of a DataFrame, what becomes of its columns: ``target``, ``drop``, ``dates``, ... of ``pack_tables``.
 
     Raises:
         TypeError: What the source gives is no mapping; other errors are those of ``Writer``.
     """
     if fields is None:
+        if defaults or provenance or quality != 90 or max_picture_mb != MAX_PICTURE_MB:
+            what = "defaults, provenance, quality and max_picture_mb are not of a DataFrame"
+            raise TypeError(f"{what}: leave them out, or pass fields=")
         from packdata.tables import pack_tables
         from packdata.tables.files import is_frame
 
         if not is_frame(source):
             raise TypeError("fields are missing: a mapping of name to field, of loaders.schema")
-        return pack_tables(source, dst, progress=progress, **options)
+        given = {"format": format, "shard_bytes": shard_bytes, "workers": workers}
+        table |= {name: value for name, value in given.items() if value is not None}
+        table |= {"overwrite": overwrite, "on_error": on_error, "progress": progress}
+        return pack_tables(source, dst, **table)
+    if table:
+        what = "with fields, pack takes the options of Writer, not those of tables"
+        raise TypeError(f"unexpected {', '.join(table)}: {what}")
     progress = Quiet() if progress is None else progress
-    with Writer(dst, fields, **options) as writer:
+    with Writer(
+        dst,
+        fields,
+        defaults=defaults,
+        format=format or "lmdb",
+        shard_bytes=DEFAULT_SHARD_BYTES if shard_bytes is None else shard_bytes,
+        workers=workers,
+        overwrite=overwrite,
+        quality=quality,
+        max_picture_mb=max_picture_mb,
+        on_error=on_error,
+        provenance=provenance,
+    ) as writer:
         try:
             if isinstance(source, Mapping):
                 _add_columns(writer, source, progress)
