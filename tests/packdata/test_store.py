@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+import packdata
+from loaders.errors import PackError
+from loaders.schema import Array
 from packdata.packing.store import FolderStore, clear_parts
 
 
@@ -34,6 +37,27 @@ def test_a_first_file_can_be_read_by_whom_the_folder_lets_and_is_one_of_its_own(
     assert target.read_bytes() == b"{}"
     assert stat.S_IMODE(target.stat().st_mode) == 0o644
     assert [file.name for file in target.parent.iterdir()] == ["manifest.json"]
+
+
+def test_errors_name_the_destination_as_it_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    pack_array([{"x": 1}], "o")
+
+    with pytest.raises(PackError) as caught:
+        pack_array([{"x": 2}], "o")
+
+    assert str(caught.value.path) == "o"
+    Path("full").mkdir()
+    Path("full/file").touch()
+    with pytest.raises(PackError) as caught:
+        pack_array([{"x": 2}], "full")
+    assert not Path(str(caught.value.path)).is_absolute()
+
+
+def pack_array(samples: list[dict[str, int]], dst: str) -> None:
+    packdata.pack(samples, dst, {"x": Array("int64")})
 
 
 def test_a_first_file_replaces_none(tmp_path: Path, given: Path) -> None:

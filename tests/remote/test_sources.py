@@ -203,6 +203,16 @@ def test_large_files_are_fetched_once_to_be_listed_packed_and_published(
     assert len(gets(store, f".{kind}")) == 3
 
 
+def test_objects_come_ahead_also_where_the_first_item_reads_none(raw: Path) -> None:
+    """As one whose mask is missing, which is rejected in its turn."""
+    items = [object(), *list(plan_images(RAW).recipes[0].source.items())]
+
+    found = list(fetched_ahead(iter(items)))
+
+    assert found == items
+    assert all(file.coming is not None for item in items[1:] for file in item.reads)  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize(("nbytes", "most"), [(100, 8 * 32), (1 << 20, 32 + 4)])
 def test_objects_come_ahead_of_need_and_no_more_than_a_few(
     raw: Path, nbytes: int, most: int
