@@ -3,13 +3,13 @@
 ::
 
     CACHE/CACHEDIR.TAG                    says what this folder is; without it, a folder with anything in it is refused
-    CACHE/v3/lock, start, socket          the fetcher's lock, that of who starts it, and where it listens
-    CACHE/v3/shards/ab/HASH.FORMAT        whole, verified files, by their xxh3-128; read-only
-    CACHE/v3/parts/                       files on their way; what lies there when a fetcher starts is deleted
-    CACHE/v3/manifests/ID/                the last manifest of each URL
-    CACHE/v3/fetcher.log                  at most 1 MB, without secrets
+    CACHE/v2/lock, start, socket          the fetcher's lock, that of who starts it, and where it listens
+    CACHE/v2/shards/ab/HASH.FORMAT        whole, verified files, by their xxh3-128; read-only
+    CACHE/v2/parts/                       files on their way; what lies there when a fetcher starts is deleted
+    CACHE/v2/manifests/ID/                the last manifest of each URL
+    CACHE/v2/fetcher.log                  at most 1 MB, without secrets
 
-``v2`` is layout and protocol. Nothing outside of ``CACHE/v3`` is ever deleted. Eviction unlinks a shard: processes that
+``v2`` is layout and protocol. Nothing outside of ``CACHE/v2`` is ever deleted. Eviction unlinks a shard: processes that
 have it mapped keep reading it.
 """
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from loaders.remote.url import URL
     from loaders.remote.wire import File
 
-VERSION = "v3"
+VERSION = "v2"
 TAG_NAME = "CACHEDIR.TAG"
 _TAG = "Signature: 8a477f597d28d172789f06886806bc55\n# Downloaded shards of loaders; 'packdata cache' shows them.\n"
 _OURS = re.compile(r"v\d+|lost\+found|CACHEDIR\.TAG")

@@ -69,7 +69,7 @@ def test_requests_are_signed_and_a_wrong_key_is_an_error_without_it(
 
     assert int(remote[3].label) == 3
     assert "not-that-one" not in str(caught.value)
-    log = (cache / "v3" / "fetcher.log").read_text()
+    log = (cache / "v2" / "fetcher.log").read_text()
     assert "not-that-one" not in log
     assert servers.SECRET["secret_access_key"] not in log
 
@@ -82,7 +82,7 @@ def test_a_web_server_and_a_network_disk_serve_it_too(
     datasets = [ShardDataset(place, cache=cache) for place in places]
 
     assert [int(each.read([500])[0].label) for each in datasets] == [500 % 7, 500 % 7]
-    assert len(list((cache / "v3" / "shards").glob("??/*"))) == 1  # one content, one file
+    assert len(list((cache / "v2" / "shards").glob("??/*"))) == 1  # one content, one file
 
 
 def test_a_pickle_has_no_secret_and_is_served_by_the_fetcher_that_knows_it(
@@ -189,7 +189,7 @@ def test_the_fetcher_ends_after_its_last_client(server: str, cache: Path) -> Non
 import os
 from loaders import ShardDataset
 assert ShardDataset({S3!r}, cache={str(cache)!r}, storage={storage(server)!r})[0]
-pid = open({str(cache / "v3" / "lock")!r}).read()
+pid = open({str(cache / "v2" / "lock")!r}).read()
 print(pid, os.readlink(f"/proc/{{pid}}/fd/1"), os.getsid(int(pid)) == os.getsid(0))
 """
     done = subprocess.run([sys.executable, "-c", script], timeout=60, stdout=subprocess.PIPE)
@@ -197,7 +197,7 @@ print(pid, os.readlink(f"/proc/{{pid}}/fd/1"), os.getsid(int(pid)) == os.getsid(
 
     assert (output, is_of_session) == ("/dev/null", "False")
     wait_until(lambda: not is_alive(int(pid)), 30)
-    assert not list((cache / "v3" / "parts").iterdir())
+    assert not list((cache / "v2" / "parts").iterdir())
 
 
 def test_a_folder_with_files_of_somebody_is_refused_and_left_alone(
