@@ -221,6 +221,7 @@ class ChildPool:
         payload: bytes,  # the maker, as the child is given it
         epoch: int | None,  # of the dataset there; None: as it is
         count_replaced: Callable[[int], object],  # called with how many samples the child replaced
+        timeout_s: float = 0,  # for a child that runs to begin; 0: as for one that starts
     ) -> None:
         self.child, self._count_replaced = child, count_replaced
         self._pinned = maker.pinned if maker.pin else None
@@ -230,12 +231,13 @@ class ChildPool:
         is_new = (digest := xxhash.xxh3_128_hexdigest(payload)) != child.digest
         child.num_passes += 1
         child.send("begin", child.num_passes, payload if is_new else None, epoch)
-        self._wait_until_begun(child.num_passes)
+        limit_s = _START_TIMEOUT_S if is_new or not timeout_s else timeout_s
+        self._wait_until_begun(child.num_passes, limit_s)
         child.digest = digest
 
-    def _wait_until_begun(self, number: int) -> None:
+    def _wait_until_begun(self, number: int, limit_s: float) -> None:
         """Wait until a pass has begun; what is dropped here the one before may wait to send, which ends first."""
-        begun, deadline = 0, time.monotonic() + _START_TIMEOUT_S
+        begun, deadline = 0, time.monotonic() + limit_s
         try:
             while begun != number:
                 begun, error = self._receive(deadline)
@@ -243,7 +245,7 @@ class ChildPool:
                     raise UnsendableError("what it needs", f"{type(error).__name__}: {error}")
         except Late:
             what = f"the loader's child process (pid {self.child.pid}) has not begun"
-            raise RuntimeError(f"{what} after {_START_TIMEOUT_S:.0f} s") from None
+            raise RuntimeError(f"{what} after {limit_s:g} s") from None
 
     def __len__(self) -> int:
         return self._under_way if self.child.end.alive else 0  # of a dead one nothing comes
@@ -316,6 +318,7 @@ def child_pool(
     maker: Maker,
     epoch: int | None,
     count_replaced: Callable[[int], object] = bool,
+    timeout_s: float = 0,
 ) -> ChildPool:
     """Return a pool over a loader's child, or over a new one where that one cannot be used any more: see ``ChildPool``.
 
@@ -329,7 +332,7 @@ def child_pool(
             child.end()
         child = Child(maker)
     try:
-        return ChildPool(maker, child, payload, epoch, count_replaced)
+        return ChildPool(maker, child, payload, epoch, count_replaced, timeout_s)
     except BaseException:
         child.end()
         raise

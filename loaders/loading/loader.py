@@ -369,7 +369,7 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
             return thread_pool(maker)
         from loaders.backends.subprocess import child_pool  # which loads on Linux alone
 
-        pool = child_pool(self._child, maker, self._set_to, self._count_replaced)
+        pool = child_pool(self._child, maker, self._set_to, self._count_replaced, self.timeout)
         self._child = pool.child
         return pool
 
