@@ -7,7 +7,7 @@ publishes them by a rename, and trainers map the finished files. What talks to a
 
     url       where a dataset lies, without its secrets
     folder    the cache: where it is, how large it may be, what lies in it; room, and eviction
-    patience  who waits how long for whom, and what is asked again
+    patience  time limits and retries of clients, fetcher and stores
     wire      messages over the fetcher's socket
     client    finds or starts the fetcher
     origin    a dataset at a URL, as ``loaders.data`` uses it: asks the fetcher, and another one if it dies; how much of

@@ -1,6 +1,6 @@
-"""Who waits how long for whom, and what is asked again, between clients, fetcher and stores.
+"""Time limits and retries of clients, fetcher and stores.
 
-Five loops ask again: a reader, for a shard that was evicted before it was opened (``RemoteShard``), and for a manifest
+Five loops retry: a reader, for a shard that was evicted before it was opened (``RemoteShard``), and for a manifest
 that came damaged (``read_remote``); a client, the next fetcher where one died (``Origin.ask``); the fetcher, a store
 (``ServedURL.again``); and a download, all of a file whose bytes are not those of the manifest (``Download.run``). What
 is written obstore repeats itself, part by part, within the same deadline. All who wait for one thing get the same error

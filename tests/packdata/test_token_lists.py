@@ -445,13 +445,21 @@ def test_labels_that_are_the_next_ids_already_are_refused(tmp_path: Path, kind: 
     alike = {"input_ids": [[7] * 5] * 9, "labels": [[7] * 5] * 9}
     source = write_rows(tmp_path / f"a.{kind}", {"input_ids": ids, "labels": shifted})
 
-    with pytest.raises(SourceError, match="shifted"):
+    with pytest.raises(PackError, match="shifted"):
         pack(source, tmp_path / "p")
     assert labels_of(pack(write_rows(tmp_path / f"b.{kind}", alike), tmp_path / "q"))
     where = "a.parquet, row 0" if kind == "parquet" else "a.jsonl, line 1"
-    with pytest.raises(SourceError, match="shifted", check=At(where)):  # also behind another file
+    with pytest.raises(PackError, match="shifted", check=At(where)):  # also behind another file
         pack([tmp_path / f"b.{kind}", source], tmp_path / "r")
     assert len(documents(pack(source, tmp_path / "s", drop=("labels",)))) == len(ids)
+    with pytest.raises(PackError, match="shifted"):
+        pack_tokens(source, tmp_path / "t", TokenOptions(), on_error="skip")
+
+
+def test_a_value_called_as_a_column_is_none(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "a.jsonl", {"input_ids": [[1, 2]], "kind": ["labels"]})
+
+    assert documents(pack(source, tmp_path / "p")) == [[1, 2]]
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import cache
@@ -11,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from loaders.errors import SourceError
+from loaders.errors import PackError, SourceError
 from loaders.schema.tokens import IGNORED
 from packdata.parsing import arrow_lines, filled_lines, json_object
 from packdata.tokens.documents import Documents, placed
@@ -208,20 +209,21 @@ class Ids(Content):
 
     def of_lines(self, data: bytes, place: Place) -> Documents:
         for name in (each for each in BESIDE_IDS if each not in (*self.beside, *self.drop)):
-            if (at := data.find(f'"{name}"'.encode())) >= 0:
+            if found := re.search(rb'"%b"\s*:' % name.encode(), data):
                 what = f"unexpected {name!r}, which the first rows lack"
-                raise SourceError(what, place(at), without(name))
+                raise SourceError(what, place(found.start()), without(name))
         return super().of_lines(data, place)
 
     def of_table(self, table: pa.Table, place: Place) -> Documents:
         """Return each row as a document, less those with nulls, and those whose lists do not fit.
 
-        SourceError if labels are the next ids: windows take the next label themselves.
+        PackError if labels are the next ids: windows take the next label themselves. No row is skipped for that, as
+        the few behind the last range would not show it.
         """
         lists = {name: plain(table[name]) for name in self.columns}
         lengths = _lengths(lists[self.column])
         faults: dict[int, str] = {}
-        for name in reversed(self.columns):  # of a row with several, the first is told
+        for name in reversed(self.columns):  # of several faults in a row, the first column's stays
             faults |= {row: f"{name!r} {why}" for row, why in _faults(name, lists[name], lengths)}
         rejects = [SourceError(why, place(row)) for row, why in sorted(faults.items())]
         kept = np.delete(np.arange(len(table)), [*faults])
@@ -236,8 +238,9 @@ class Ids(Content):
         rows = np.cumsum(lengths[kept])
         ends = np.cumsum(used[SEQ_LENGTHS]) if SEQ_LENGTHS in used else rows
         if labels is not None and _are_next(ids, labels, ends):
+            what = f"{LABELS!r} are shifted: each is the next id"
             hint = f"Put {IGNORED} before each row's labels, and leave out the last one"
-            raise SourceError(f"{LABELS!r} are shifted: each is the next id", place(0), hint)
+            raise PackError(what, place(0), hint)
         where = placed(rows, lambda i: place(int(kept[i])))
         documents = Documents(ids, ends, where, tuple(rejects), labels)
         is_padded = ATTENTION_MASK in used
