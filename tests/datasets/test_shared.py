@@ -27,6 +27,7 @@ from loaders.remote.folder import VERSION
 from loaders.schema import Array, Field, Image, Label, Text
 from tests.datasets.sharing import Rank, digest, memfds
 from tests.packdata.packing import FIELDS, pack, sample
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="memfd is of Linux")
 NUM = 11
@@ -202,6 +203,26 @@ def test_a_process_that_is_stopped_while_it_loads_is_an_error_to_those_who_wait(
     os.kill(first.process.pid, signal.SIGCONT)
     assert first.ask("go on") == "loaded"
     first.kill()
+
+
+def test_a_copy_that_a_process_has_is_opened_while_its_thread_waits_for_another_one(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    held, another = shared_copy(folder), packed(tmp_path / "another", 4)
+    first = Rank(another, paused=True)
+    assert first.hear() == "loading"
+    with caplog.at_level("INFO", shared.logger.name), ThreadPoolExecutor(2) as threads:
+        waiting = threads.submit(shared_copy, another)
+        wait_until(lambda: bool(caplog.records))
+        try:
+            same = threads.submit(shared_copy, folder).result(timeout=30)
+            assert not waiting.done()
+        finally:
+            first.kill()  # the one that waits loads it
+
+        assert same.fingerprint == held.fingerprint
+        assert len(waiting.result()) == 4
+    del held, same, waiting
 
 
 def test_a_fork_of_a_process_that_died_while_it_loaded_holds_up_nobody(folder: Path) -> None:

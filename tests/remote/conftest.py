@@ -136,6 +136,14 @@ def fetcher_of(folder: Path) -> int:
     return 0
 
 
+def signal_fetcher(folder: Path, number: signal.Signals = signal.SIGKILL) -> int:
+    """Send a cache's fetcher a signal; return its process id."""
+    pid = fetcher_of(folder)
+    assert pid, f"no fetcher of {folder}"  # 0 would be all processes of this group
+    os.kill(pid, number)
+    return pid
+
+
 def is_alive(pid: int) -> bool:
     with contextlib.suppress(OSError):
         return "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

@@ -39,7 +39,7 @@ from loaders.sampling.order import Sequential
 from loaders.sampling.plan import Plan
 from loaders.schema import Array, Label
 from tests.remote import servers
-from tests.remote.conftest import ended, fetcher_of, is_alive, storage
+from tests.remote.conftest import ended, fetcher_of, is_alive, signal_fetcher, storage
 from tests.remote.test_remote import S3, assert_same, batches
 from tests.waiting import wait_until
 
@@ -161,8 +161,7 @@ def test_the_next_fetcher_is_told_what_a_reader_needs_that_stands_still(
     batches = iter(DataLoader(remote, 16, num_workers=1, collate_fn=list))
     next(batches)
     time.sleep(0.3)  # until that was told
-    first = fetcher_of(cache)
-    os.kill(first, signal.SIGKILL)
+    first = signal_fetcher(cache)
     shards = cache / "v2/shards"
     assert len([*shards.glob("??/*")]) < NUM_SHARDS
     many_proxy.set()
@@ -578,9 +577,7 @@ for step, batch in enumerate(DataLoader(dataset, 16, shuffle=True, num_workers=2
     assert trainer.stdout is not None
     wait_until(lambda: fetcher_of(cache) and proxy.requests(".lmdb"), 60)
 
-    first = fetcher_of(cache)
-    if who != "trainer":
-        os.kill(first, signal.SIGKILL)
+    first = fetcher_of(cache) if who == "trainer" else signal_fetcher(cache)
     if who != "fetcher":
         trainer.kill()
     output = trainer.communicate(timeout=120)[0]
@@ -601,8 +598,7 @@ def test_a_fetcher_that_is_stopped_is_an_error_and_no_hang(
 ) -> None:
     monkeypatch.setattr("loaders.remote.client.Connection", _impatient())
     remote = ShardDataset(S3, cache=cache, storage=storage(server))
-    pid = fetcher_of(cache)
-    os.kill(pid, signal.SIGSTOP)
+    pid = signal_fetcher(cache, signal.SIGSTOP)
     try:
         with pytest.raises(RuntimeError) as caught:
             remote.read([0])
@@ -643,11 +639,10 @@ def test_a_shard_that_is_here_is_mapped_though_the_fetcher_dies_when_it_is_told_
     for number in (0, 2):
         ShardDataset("s3://bucket/packed", **about).store.shards[number].open("never")
     store.shard(0)
-    os.kill(fetcher_of(cache), signal.SIGKILL)
+    signal_fetcher(cache)
     wait_until(lambda: not fetcher_of(cache))
     len(ShardDataset("s3://bucket/packed", **about))
-    pid = fetcher_of(cache)
-    os.kill(pid, signal.SIGSTOP)
+    pid = signal_fetcher(cache, signal.SIGSTOP)
     later = threading.Timer(0.5, os.kill, (pid, signal.SIGKILL))
     later.start()
 

@@ -1,8 +1,6 @@
 """Shards are fetched in the order in which they will be read, whatever reads them."""
 
-import os
 import queue
-import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +20,7 @@ from loaders.sampling.order import Sequential
 from loaders.sampling.plan import Plan
 from loaders.schema import Array, Image, Label, Tokens
 from tests.remote import servers
-from tests.remote.conftest import fetcher_of, storage
+from tests.remote.conftest import signal_fetcher, storage
 from tests.remote.test_remote import S3
 from tests.waiting import wait_until
 
@@ -280,7 +278,7 @@ def test_a_pass_over_what_is_mapped_needs_no_fetcher_and_no_cache(
     loader = DataLoader(dataset, 16, num_workers=1, backend="thread")
     assert sum(len(batch.values) for batch in loader) == 48
 
-    os.kill(fetcher_of(cache), signal.SIGKILL)
+    signal_fetcher(cache)
     cache.rename(tmp_path / "gone")
     cache.write_bytes(b"")  # where no fetcher can be started
 
