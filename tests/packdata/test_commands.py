@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import sys
+import threading
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -908,6 +909,23 @@ def test_copy_chooses_fields(tmp_path: Path) -> None:
     for fields in (["key", "key"], []):
         with pytest.raises(SchemaError):
             copy_dataset(folder, tmp_path / "d", CopyOptions(fields=fields))
+
+
+@pytest.mark.parametrize(("codec", "in_one"), [(None, True), ("png", False)])
+def test_threads_encode_and_what_is_only_copied_needs_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: str | None, in_one: bool
+) -> None:
+    threads, encode = set[threading.Thread](), ViewContent.encode
+
+    def noted(content: ViewContent, item: range) -> Any:
+        threads.add(threading.current_thread())
+        return encode(content, item)
+
+    monkeypatch.setattr(ViewContent, "encode", noted)
+
+    copy_dataset(pack_samples(tmp_path / "a", 12), tmp_path / "b", CopyOptions(codec=codec))
+
+    assert (threads == {threading.current_thread()}) is in_one
 
 
 @pytest.mark.parametrize("codec", ["jpeg", "webp", "raw", "png"])

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sized
 from contextlib import ExitStack
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from loaders.checks import as_list, shown, whole_number
@@ -24,6 +25,7 @@ from loaders.system import opencv
 from packdata.bucket import target_at
 from packdata.packing.engine import Outcome, Run, SplitPacker
 from packdata.packing.packing import Made, Packing
+from packdata.packing.pool import OrderedPool
 from packdata.packing.progress import Progress, Quiet
 from packdata.packing.provenance import as_json
 from packdata.packing.shards import DEFAULT_SHARD_BYTES, Format, check_records
@@ -278,7 +280,8 @@ class Writer:
                 self._schema = Schema(self._fields, self._defaults)
                 self._preparers[KEY] = Preparer(self._fields[KEY], 0)
             targets = {"": Target("", self._schema)}
-            packer = SplitPacker(self._run, self._packing, "", targets, self._encode)
+            pool = OrderedPool(self._encode, self._run.num_workers, attrgetter("nbytes"))
+            packer = SplitPacker(self._run, self._packing, "", targets, pool)
             self._packer = self._open.enter_context(packer)
         return self._packer
 

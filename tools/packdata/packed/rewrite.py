@@ -117,8 +117,6 @@ def write_datasets(
     place, format = target_at(dst), format or format_of(sources[0])
     shard_bytes = DEFAULT_SHARD_BYTES if shard_bytes is None else shard_bytes
     run = Run(format, shard_bytes, workers, progress=progress)
-    if not any(content.recoders for content in datasets.values()):
-        run.num_workers = 0  # only copies, of blocks that may be far larger than those before
     folders = [folder for view in sources for folder in view.folders]
     for folder, content in datasets.items():
         check_outside(place / folder, folders)
@@ -167,7 +165,7 @@ class ViewContent(Recipe):
     identity, is_of_blocks = _NOTHING, True
 
     def __post_init__(self) -> None:
-        self.targets = [target_of(self.view, self.schema)]
+        self.targets, self.only_copies = [target_of(self.view, self.schema)], not self.recoders
         # Rows of a stream of tokens are not samples: progress shows no total.
         self.num_samples = None if has_tokens(self.schema) else len(self.view)
         store = self.view.store
@@ -283,7 +281,7 @@ class DocumentContent(Recipe):
     view: View
     documents: Indices
     provenance: Mapping[str, Any] = field(default_factory=dict)
-    identity, is_of_blocks, recoders = _NOTHING, True, _NOTHING
+    identity, is_of_blocks, only_copies = _NOTHING, True, True
 
     def __post_init__(self) -> None:
         self.schema = self.view.schema

@@ -193,7 +193,9 @@ class Run:
         encode, targets = partial(_encode, recipe, self.format), targets_of((split, recipe))
         # Blocks are alike, so that a few are enough to keep all workers busy.
         most = _MAX_BLOCK_BYTES if recipe.is_of_blocks else MAX_RESULT_BYTES
-        with SplitPacker(self, packing, split, targets, encode, most) as packer:
+        num_workers = 0 if recipe.only_copies else self.num_workers
+        pool = OrderedPool(encode, num_workers, attrgetter("nbytes"), most)
+        with SplitPacker(self, packing, split, targets, pool) as packer:
             with closing(fetched_ahead(recipe.items(packer.num_items))) as items:
                 for item in items:
                     packer.put(item)
@@ -257,8 +259,8 @@ def _encode(recipe: Recipe, format: Format, item: Any) -> Outcome:
 class SplitPacker:
     """Packs the items of one split into the shards of its targets, by their folder, from where those end.
 
-    Items are encoded on threads (``encode``); what becomes of them is taken in order. The next one to be handed over
-    has the number ``num_items``.
+    Items are encoded by a pool, which is closed at the end; what becomes of them is taken in order. The next one to be
+    handed over has the number ``num_items``.
     """
 
     def __init__(
@@ -267,10 +269,9 @@ class SplitPacker:
         packing: Packing,
         split: str,
         targets: Mapping[str, Target],
-        encode: Callable[[Any], Outcome],
-        max_bytes: int = MAX_RESULT_BYTES,  # of outcomes in flight
+        pool: OrderedPool[Any, Outcome],
     ) -> None:
-        self._run, self._packing, self._split = run, packing, split
+        self._run, self._packing, self._split, self._pool = run, packing, split, pool
         state = packing.state
         self._builders = {
             folder: ShardBuilder(target.schema, run.format, run.shard_bytes)
@@ -285,7 +286,6 @@ class SplitPacker:
         self._counts_before = self._counts  # the item under way, of which a shard may hold a part
         self._expected = {reject.number for reject in state.rejects.get(split, ())}
         self._rejects: list[Reject] = []
-        self._pool = OrderedPool(encode, run.num_workers, attrgetter("nbytes"), max_bytes)
 
     def __enter__(self) -> Self:
         return self
