@@ -9,6 +9,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,7 @@ from packdata.packed.derive import CopyOptions, copy_dataset, split
 from packdata.packed.rewrite import ViewContent, write_datasets
 from packdata.packing import store
 from packdata.packing.provenance import PLAN
+from packdata.packing.settings import RunSettings
 from packdata.packing.target import lock
 from tests.packdata.breaking import ROOM
 from tests.packdata.packing import CLASSES, FIELDS, pack, pack_samples, sample
@@ -134,12 +136,13 @@ def test_a_failure_while_writing_leaves_nothing(tmp_path: Path) -> None:
             raise RuntimeError("the source broke")
 
     broken = Failing(view, view.schema)
-    options: Any = {"format": "lmdb", "shard_bytes": 30}
+    settings = RunSettings(format="lmdb", shard_bytes=30)
+    replacing = replace(settings, overwrite=True)
     with pytest.raises(RuntimeError):
-        write_datasets(tmp_path / "b", "test", [view], {"": broken}, {}, **options)
+        write_datasets(tmp_path / "b", "test", [view], {"": broken}, {}, settings)
     before = entries(folder), samples_of(folder)
     with pytest.raises(RuntimeError):
-        write_datasets(folder, "test", [view], {"": broken}, {}, **options, overwrite=True)
+        write_datasets(folder, "test", [view], {"": broken}, {}, replacing)
 
     assert not (tmp_path / "b").exists()
     assert (entries(folder), samples_of(folder)) == before
