@@ -8,7 +8,7 @@ have the samples, and a batch is one tensor; axes that differ vary. Numbers are 
 from __future__ import annotations
 
 import zipfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
@@ -269,8 +269,7 @@ def plan_arrays(
     splits = [(split.name, ArraysRecipe(split, array_options)) for split in open_again()]
     largest = max(recipe.num_bytes for _, recipe in splits)
     usual: Format = "lmdb" if largest >= _LARGE_BYTES else "parquet"
-    settings = replace(settings, format=settings.format or usual)
-    return FilesPlan(sources, splits, settings, ARRAYS, open_again)
+    return FilesPlan(sources, splits, settings.or_usual(usual), ARRAYS, open_again)
 
 
 @takes(ArrayOptions, SourceOptions, PackSettings, column="array_column")

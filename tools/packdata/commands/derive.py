@@ -25,6 +25,7 @@ from packdata.commands.common import (
 )
 from packdata.options import add_options, size_from
 from packdata.packing.settings import RunSettings
+from packdata.packing.shards import DEFAULT_SHARD_BYTES
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 _WRITING = (
     setting("format", usual="that of the source"),
-    setting("shard_bytes", size="64MB"),
+    setting("shard_bytes", size=f"{DEFAULT_SHARD_BYTES >> 20}MB"),
     setting("overwrite", old="a dataset at the target"),
     JSON,
     add_remote,

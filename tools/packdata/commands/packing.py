@@ -26,7 +26,7 @@ from packdata.commands.common import (
 )
 from packdata.options import add_options, parse_target, take
 from packdata.packing.settings import PackSettings
-from packdata.packing.shards import FORMATS
+from packdata.packing.shards import DEFAULT_SHARD_BYTES, TABLE_SHARD_BYTES
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -92,14 +92,14 @@ def _packs(
     usual: str,  # the format, if none is given, or what it depends on
     shuffles: str,  # what --shuffle brings into another order
     order: str = "source order",  # without it
-    size: str = "64MB",  # of a shard, if none is given
+    shard_bytes: int = DEFAULT_SHARD_BYTES,  # if none are given
     more: Sequence[Argument] = (),  # of this kind of data alone
     example: str,  # how it may be called, in lines
 ) -> Callable[[MakePlan], Command]:
     """Return a decorator that makes a command of what makes a plan of parsed arguments and the options among them."""
     packing = [
         setting("format", usual=usual),
-        setting("shard_bytes", size=size),
+        setting("shard_bytes", size=f"{shard_bytes >> 20}MB"),
         WORKERS,
         setting("on_error", item=item),
         setting("shuffle", drawn=shuffles, order=order),
@@ -115,8 +115,6 @@ def _packs(
             each(group)
         add_remote(parser)
         parser.set_defaults(item=item, unit=unit)
-        if usual in FORMATS:
-            parser.set_defaults(format=usual)
 
     def made(make_plan: MakePlan) -> Command:
         @wraps(make_plan)
@@ -235,7 +233,7 @@ def arrays(args: Namespace, options: dict[str, Any]) -> SourcePlan:
     unit="rows",
     usual="parquet",
     shuffles="pieces of about 4 MB (of Parquet and Arrow: groups of rows), and the rows in each,",
-    size="32MB",
+    shard_bytes=TABLE_SHARD_BYTES,
     more=(_LIKE, _PLAN),
     example="""\
 packdata tables train.csv packed/train --target price --missing mean
@@ -248,16 +246,10 @@ def tables(args: Namespace, options: dict[str, Any]) -> SourcePlan:
     the field 'features', texts 'categories', and each --target a field of its own. NAMES are separated
     by commas; quote a name that holds a comma: '"income, EUR",age'.
     """
-    from packdata.packing.firstpass import FirstPass
     from packdata.tables.plan import plan_tables
 
-    return plan_tables(
-        args.src,
-        like=args.like,
-        reading=Meter("read", "rows"),
-        first_pass=FirstPass(args.plan),
-        **options,
-    )
+    meter = Meter("read", "rows")
+    return plan_tables(args.src, like=args.like, reading=meter, plan=args.plan, **options)
 
 
 @_packs(
@@ -278,11 +270,9 @@ def tokens(args: Namespace, options: dict[str, Any]) -> SourcePlan:
     The source is text files; JSON lines, Parquet, Arrow or CSV whose rows are texts, lists of ids or
     conversations; or files of ids: .npy, .bin, Megatron-LM's .bin with .idx, datatrove's .ds.
     """
-    from packdata.packing.firstpass import FirstPass
     from packdata.tokens.plan import TokenOptions, plan_tokens
 
-    chosen, first_pass = take(TokenOptions, options), FirstPass(args.plan)
-    return plan_tokens(args.src, chosen, first_pass=first_pass, **options)
+    return plan_tokens(args.src, take(TokenOptions, options), plan=args.plan, **options)
 
 
 @command(

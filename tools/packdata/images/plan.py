@@ -70,7 +70,7 @@ def plan_images(
     opened = open_again()
     check_same_classes(split.source for split in opened)
     splits = [(split.name, ImagesRecipe(split, image_options)) for split in opened]
-    settings = replace(settings, format=settings.format or _usual_format(splits))
+    settings = settings.or_usual(_usual_format(splits))
     return ImagesPlan(sources, splits, settings, PICTURES, open_again)
 
 

@@ -7,7 +7,7 @@ for storage, and mean nothing.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from types import MappingProxyType
@@ -96,8 +96,7 @@ def write_datasets(
             samples.
         RemoteError: The store does not answer, or refuses.
     """
-    place, format = target_at(dst), settings.format or format_of(sources[0])
-    run = Run(replace(settings, format=format))
+    place, run = target_at(dst), Run(settings.or_usual(format_of(sources[0])))
     folders = [folder for view in sources for folder in view.folders]
     for folder, content in datasets.items():
         check_outside(place / folder, folders)
@@ -105,7 +104,9 @@ def write_datasets(
             what = "no sample to write: none meets the condition, or a part's share is too small"
             hint = "Documents stay whole in parts of text; TokenWindows.split divides them"
             raise PackError(what, place / folder, hint)
-    plan = command_plan(command, sources, **options, format=format, shard_bytes=run.shard_bytes)
+    plan = command_plan(
+        command, sources, **options, format=run.format, shard_bytes=run.shard_bytes
+    )
     with Packing(
         place, [*datasets], plan, overwrite=settings.overwrite, kind="command", link=link
     ) as packing:

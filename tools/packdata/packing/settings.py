@@ -6,8 +6,8 @@ it has the fields of its dataclass, and a test says so.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypedDict, get_args
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, Self, TypedDict, get_args
 
 from loaders.system.limits import usable_cores
 from packdata.options import check_options, opt, parse_shuffle, size_from
@@ -58,6 +58,12 @@ class RunSettings:
         if self.shard_bytes is not None:
             # Of no format yet, LMDB has the largest.
             check_shard_options(self.format or "lmdb", self.shard_bytes)
+
+    def or_usual(self, format: Format, shard_bytes: int | None = None) -> Self:
+        """Return the same with this format and size of shards, where none is asked for."""
+        return replace(
+            self, format=self.format or format, shard_bytes=self.shard_bytes or shard_bytes
+        )
 
     @property
     def num_workers(self) -> int:

@@ -84,7 +84,7 @@ def plan_tables(
     *,
     like: Location | str | None = None,
     reading: Progress | None = None,
-    first_pass: FirstPass | None = None,
+    plan: Location | str | None = None,
     **options: Any,
 ) -> TablesPlan:
     """Read tables and say what would become of them.
@@ -93,7 +93,7 @@ def plan_tables(
         sources: Files, patterns, folders, or one of these; or one table in memory: a DataFrame, or a table of Arrow.
         like: A packed table whose columns, categories and statistics to take.
         reading: Counts the rows that are read for the plan.
-        first_pass: Where what is learned of the rows comes from, where that is another plan.
+        plan: What ``--dry-run --json`` printed, to take from there what is learned of the rows.
         options: Those of ``TableOptions``, ``CsvOptions`` and ``PackSettings``.
 
     Raises:
@@ -101,12 +101,8 @@ def plan_tables(
             ``on_error`` is ``"fail"``.
         SchemaError: The options contradict each other.
     """
-    settings = take(PackSettings, options)
-    settings = replace(
-        settings,
-        format=settings.format or "parquet",
-        shard_bytes=settings.shard_bytes or TABLE_SHARD_BYTES,
-    )
+    first_pass = FirstPass(plan)
+    settings = take(PackSettings, options).or_usual("parquet", TABLE_SHARD_BYTES)
     csv = take(CsvOptions, options)
     chosen = TableOptions(**options)
     of_csv = [*changed(csv), *(["missing_values"] if chosen.missing_values else [])]
@@ -119,7 +115,6 @@ def plan_tables(
         raise SchemaError(f"{', '.join(of_csv)}: there is no CSV file among the sources")
     asked = {OPTIONS: changed(chosen), **changed(csv), "like": same}
     identity = {"command": "tables", "source": files.identity(), **asked}
-    first_pass = FirstPass() if first_pass is None else first_pass
     if known is None or like is None:
         threads, on_error = settings.num_workers, settings.on_error
         scan = partial(scan_files, files, chosen, threads, on_error, reading or Quiet())
@@ -229,8 +224,7 @@ def pack_tables(
         SchemaError: The options contradict each other.
         PackError: The target cannot be written, is in use, or holds something else.
     """
-    planned = plan_tables(sources, like=like, first_pass=FirstPass(plan), **options)
-    return pack_plan(planned, dst)
+    return pack_plan(plan_tables(sources, like=like, plan=plan, **options), dst)
 
 
 def arrays_of(frame: Any, target: str | Sequence[str] = (), **options: Any) -> dict[str, Any]:

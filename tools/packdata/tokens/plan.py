@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,27 +94,25 @@ def plan_tokens(
     sources: Sequence[Location | str] | Location | str,
     options: TokenOptions | None = None,
     *,
-    first_pass: FirstPass | None = None,
+    plan: Location | str | None = None,
     **settings: Unpack[PackArguments],
 ) -> TokensPlan:
     """List sources and say what would become of them; trains the tokenizer, if that is asked for.
 
     With ``on_error="skip"`` no document is cut into pieces, so that each can be left out by itself, nor with
-    ``shuffle``. What is learned of the corpus may come from another plan by ``first_pass``.
+    ``shuffle``. What is learned of the corpus may come from ``plan``, which ``--dry-run --json`` printed.
 
     Raises:
         SourceError: A source cannot be listed or recognized, or holds nothing.
         ValueError: The options contradict each other, or do not fit the source.
     """
-    asked = PackSettings(**settings)
-    asked = replace(asked, format=asked.format or "parquet")
+    first_pass, asked = FirstPass(plan), PackSettings(**settings).or_usual("parquet")
     options = TokenOptions() if options is None else options
     if not isinstance(options, TokenOptions):
         raise TypeError(f"options must be TokenOptions(...), got {shown(options)}")
     places = listed_sources(sources)
     files, ignored = list_files(places)
     _check_used(options, {file.kind for file in files})
-    first_pass = FirstPass() if first_pass is None else first_pass
     is_drawn = asked.shuffle not in (None, ...)
     may_cut = asked.on_error == "fail" and not options.val_share and not is_drawn
     source = TokenSource(files, options, may_cut=may_cut)
@@ -247,5 +245,4 @@ def pack_tokens(
         PackError: The target cannot be written, is in use, or holds something else.
         ValueError: The options contradict each other.
     """
-    planned = plan_tokens(sources, options, first_pass=FirstPass(plan), **settings)
-    return pack_plan(planned, dst)
+    return pack_plan(plan_tokens(sources, options, plan=plan, **settings), dst)
