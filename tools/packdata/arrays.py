@@ -250,10 +250,7 @@ def _file_of(item: Item) -> File:
 
 
 def plan_arrays(
-    src: Location | str | Sequence[Location | str],
-    *,
-    array_column: str | None = None,
-    **options: Any,
+    src: Location | str | Sequence[Location | str], **options: Any
 ) -> FilesPlan[ArraysRecipe]:
     """List a source and say what would become of it; the arguments are those of ``pack_arrays``.
 
@@ -262,7 +259,7 @@ def plan_arrays(
         SchemaError: The options contradict each other, or do not fit the source.
     """
     settings = take(PackSettings, options)
-    source = take(SourceOptions, options, column=array_column)
+    source = take(SourceOptions, options, column="array_column")
     array_options = ArrayOptions(**options)
     sources = listed_sources(src)
     open_again = partial(open_splits, sources, source, ARRAYS)

@@ -111,8 +111,8 @@ def takes(*kinds: type, hint: str = "", **names: str | None) -> Callable[[_Funct
     return decorate
 
 
-def take(kind: type[_OptionsT], options: dict[str, Any], **more: Any) -> _OptionsT:
-    """Make a dataclass of the ``options`` that are its fields; the others are left.
+def take(kind: type[_OptionsT], options: dict[str, Any], **names: str) -> _OptionsT:
+    """Make a dataclass of the ``options`` that are its fields; the others are left. ``names`` as for ``add_options``.
 
     Example:
         >>> from packdata.packing.settings import RunSettings
@@ -120,8 +120,8 @@ def take(kind: type[_OptionsT], options: dict[str, Any], **more: Any) -> _Option
         >>> take(RunSettings, options).workers, options
         (2, {'quality': 80})
     """
-    names = [name for name in signature(kind).parameters if name in options]
-    return kind(**{name: options.pop(name) for name in names}, **more)
+    taken = {name: names.get(name, name) for name in signature(kind).parameters}
+    return kind(**{name: options.pop(n) for name, n in taken.items() if n in options})
 
 
 def check_options(options: Any) -> None:

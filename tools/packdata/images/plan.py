@@ -45,12 +45,7 @@ class ImagesPlan(FilesPlan[ImagesRecipe]):
         return [*found, *FilesPlan.notes(self, packed)]
 
 
-def plan_images(
-    src: Location | str | Sequence[Location | str],
-    *,
-    image_column: str | None = None,
-    **options: Any,
-) -> ImagesPlan:
+def plan_images(src: Location | str | Sequence[Location | str], **options: Any) -> ImagesPlan:
     """List a source and say what would become of it; the arguments are those of ``pack_images``.
 
     Raises:
@@ -59,7 +54,7 @@ def plan_images(
     """
     settings = take(PackSettings, options)
     sources, shapes = listed_sources(src), take(ShapeOptions, options)
-    source = take(SourceOptions, options, column=image_column)
+    source = take(SourceOptions, options, column="image_column")
     image_options, has_annotations = ImageOptions(**options), shapes.annotations is not None
     if source.classes is not None and (has_annotations or shapes.box_labels is not None):
         shapes = replace(shapes, box_classes=read_classes(source.classes, BOX_LABELS))
