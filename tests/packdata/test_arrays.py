@@ -672,9 +672,9 @@ def test_large_arrays_go_to_lmdb_and_small_ones_to_parquet(tmp_path: Path) -> No
     sparse(tmp_path / "large/a.npy", (1 << 20,))
     save(tmp_path / "large", {"b": numbers((10,), "uint8")})  # the largest counts
 
-    assert plan_arrays(small).format == "parquet"
-    assert plan_arrays(tmp_path / "large").format == "lmdb"
-    assert plan_arrays(small, format="lmdb").format == "lmdb"
+    assert plan_arrays(small).settings.format == "parquet"
+    assert plan_arrays(tmp_path / "large").settings.format == "lmdb"
+    assert plan_arrays(small, format="lmdb").settings.format == "lmdb"
 
 
 # -- the command and the other commands -----------------------------------------------------------

@@ -7,7 +7,9 @@ import os
 import re
 import shutil
 import sys
+import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -56,6 +58,7 @@ from packdata.packed.derive import CopyOptions, copy_dataset, split
 from packdata.packed.rewrite import ViewContent, write_datasets
 from packdata.packing import store
 from packdata.packing.provenance import PLAN
+from packdata.packing.settings import RunSettings
 from packdata.packing.target import lock
 from tests.packdata.breaking import ROOM
 from tests.packdata.packing import CLASSES, FIELDS, pack, pack_samples, sample
@@ -133,12 +136,13 @@ def test_a_failure_while_writing_leaves_nothing(tmp_path: Path) -> None:
             raise RuntimeError("the source broke")
 
     broken = Failing(view, view.schema)
-    options: Any = {"format": "lmdb", "shard_bytes": 30}
+    settings = RunSettings(format="lmdb", shard_bytes=30)
+    replacing = replace(settings, overwrite=True)
     with pytest.raises(RuntimeError):
-        write_datasets(tmp_path / "b", "test", [view], {"": broken}, {}, **options)
+        write_datasets(tmp_path / "b", "test", [view], {"": broken}, {}, settings)
     before = entries(folder), samples_of(folder)
     with pytest.raises(RuntimeError):
-        write_datasets(folder, "test", [view], {"": broken}, {}, **options, overwrite=True)
+        write_datasets(folder, "test", [view], {"": broken}, {}, replacing)
 
     assert not (tmp_path / "b").exists()
     assert (entries(folder), samples_of(folder)) == before
@@ -908,6 +912,23 @@ def test_copy_chooses_fields(tmp_path: Path) -> None:
     for fields in (["key", "key"], []):
         with pytest.raises(SchemaError):
             copy_dataset(folder, tmp_path / "d", CopyOptions(fields=fields))
+
+
+@pytest.mark.parametrize(("codec", "in_one"), [(None, True), ("png", False)])
+def test_threads_encode_and_what_is_only_copied_needs_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: str | None, in_one: bool
+) -> None:
+    threads, encode = set[threading.Thread](), ViewContent.encode
+
+    def noted(content: ViewContent, item: range) -> Any:
+        threads.add(threading.current_thread())
+        return encode(content, item)
+
+    monkeypatch.setattr(ViewContent, "encode", noted)
+
+    copy_dataset(pack_samples(tmp_path / "a", 12), tmp_path / "b", CopyOptions(codec=codec))
+
+    assert (threads == {threading.current_thread()}) is in_one
 
 
 @pytest.mark.parametrize("codec", ["jpeg", "webp", "raw", "png"])

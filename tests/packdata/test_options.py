@@ -5,6 +5,7 @@ What that is, is tested beside the functions; here, that it arrives: a command t
 
 import argparse
 import dataclasses
+import inspect
 import json
 import shlex
 import shutil
@@ -20,7 +21,7 @@ import pytest
 from loaders.data.manifest import MANIFEST_NAME, read_manifest
 from loaders.schema import Label
 from loaders.system.limits import usable_cores
-from packdata import pack
+from packdata import pack, write
 from packdata.arrays import ArrayOptions, pack_arrays
 from packdata.cli import COMMANDS, main
 from packdata.delimited import CsvOptions
@@ -30,6 +31,8 @@ from packdata.images.recipe import ImageOptions
 from packdata.images.shapes import ShapeOptions
 from packdata.options import add_options, check_options, opt
 from packdata.packed.derive import CopyOptions, copy_dataset, split
+from packdata.packing.engine import pack_recipes
+from packdata.packing.settings import PackArguments, PackSettings, RunArguments, RunSettings
 from packdata.tables import pack_tables
 from packdata.tables.options import TableOptions
 from packdata.tokens.plan import TokenOptions, pack_tokens
@@ -444,8 +447,43 @@ def test_a_wrong_option_is_told_what_may_be_meant(
         packs(tmp_path / "none", tmp_path / "out", **options)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "kind"), [(RunArguments, RunSettings), (PackArguments, PackSettings)]
+)
+def test_type_checkers_know_the_settings_as_they_are_declared(arguments: Any, kind: Any) -> None:
+    hints = {name: hint.__forward_arg__ for name, hint in arguments.__annotations__.items()}
+
+    assert hints == {each.name: each.type for each in dataclasses.fields(kind)}
+
+
+@pytest.mark.parametrize(
+    ("function", "kind"),
+    [
+        *((each, PackSettings) for each in (pack_images, pack_arrays, pack_tables, pack_tokens)),
+        *((each, RunSettings) for each in (pack_recipes, write, copy_dataset, split)),
+    ],
+)
+def test_help_of_functions_shows_the_settings_with_their_defaults(
+    function: Any, kind: Any
+) -> None:
+    shown = inspect.signature(function).parameters
+    left_out = {"on_error"} if function in (write, copy_dataset, split) else set()
+
+    assert not any(each.kind is each.VAR_KEYWORD for each in shown.values())
+    for each in dataclasses.fields(kind):
+        if each.name not in left_out:
+            assert shown[each.name].default is each.default
+    assert left_out.isdisjoint(shown)
+
+
+@pytest.mark.parametrize("function", [write, copy_dataset, split])
+def test_what_is_written_anew_leaves_nothing_out(tmp_path: Path, function: Any) -> None:
+    with pytest.raises(TypeError, match="unknown option 'on_error'"):
+        function("packed", tmp_path / "dst", on_error="skip")
+
+
 DECLARED: dict[str, list[Any]] = {
-    "images": [ImageOptions, ShapeOptions, SourceOptions],
+    "images": [ImageOptions, ShapeOptions, SourceOptions, PackSettings],
     "tokens": [TokenOptions],
     "tables": [TableOptions, CsvOptions],
     "arrays": [ArrayOptions],

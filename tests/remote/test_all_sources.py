@@ -679,7 +679,9 @@ def test_a_plan_that_is_sent_to_another_process_reads_what_was_listed(
     plan = makes[CASES[case][0]]([src] if isinstance(src, str) else src, **given)
     sent = pickle.dumps(plan.splits)
 
-    pack_recipes(pickle.loads(sent), tmp_path / "there", format=plan.format, shard_bytes=2_000)
+    pack_recipes(
+        pickle.loads(sent), tmp_path / "there", format=plan.settings.format, shard_bytes=2_000
+    )
 
     pack(case, files, tmp_path / "local")
     assert shards_at(tmp_path / "there") == shards_at(tmp_path / "local")

@@ -320,11 +320,11 @@ def test_arrays_in_a_store_that_does_not_answer_are_no_rejects(
     folder.mkdir(parents=True)
     for i in range(3):
         save(folder / f"{i}.{suffix}", np.full((2, 3), i, np.int16))
-    plan = plan_arrays("s3://raw/scans")
+    plan = plan_arrays("s3://raw/scans", on_error="skip")
     store.proxy.set(faults=[{"kind": "503", "match": suffix}])
 
     with pytest.raises(RemoteError):
-        pack_plan(plan, tmp_path / "packed", on_error="skip")
+        pack_plan(plan, tmp_path / "packed")
 
     assert not (tmp_path / "packed" / "rejected.jsonl").exists()
 

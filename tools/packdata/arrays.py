@@ -20,9 +20,9 @@ from loaders.errors import CodecError, SchemaError, SourceError
 from loaders.schema import Array, Text
 from packdata.files.recipe import FilesPlan, FilesRecipe
 from packdata.files.splits import SourceOptions, open_splits
-from packdata.options import changed, check_options, opt, takes
+from packdata.options import changed, check_options, opt, take, takes
 from packdata.packing.pool import OrderedPool
-from packdata.packing.settings import PackSettings, take
+from packdata.packing.settings import PackSettings
 from packdata.plan import pack_plan
 from packdata.reading import File
 from packdata.recipe import Target
@@ -250,11 +250,7 @@ def _file_of(item: Item) -> File:
 
 
 def plan_arrays(
-    src: Location | str | Sequence[Location | str],
-    *,
-    format: Format | None = None,
-    array_column: str | None = None,
-    **options: Any,
+    src: Location | str | Sequence[Location | str], **options: Any
 ) -> FilesPlan[ArraysRecipe]:
     """List a source and say what would become of it; the arguments are those of ``pack_arrays``.
 
@@ -262,22 +258,21 @@ def plan_arrays(
         SourceError: The source cannot be listed or recognized.
         SchemaError: The options contradict each other, or do not fit the source.
     """
-    source = take(SourceOptions, options, column=array_column)
+    settings = take(PackSettings, options)
+    source = take(SourceOptions, options, column="array_column")
     array_options = ArrayOptions(**options)
     sources = listed_sources(src)
     open_again = partial(open_splits, sources, source, ARRAYS)
     splits = [(split.name, ArraysRecipe(split, array_options)) for split in open_again()]
     largest = max(recipe.num_bytes for _, recipe in splits)
-    chosen: Format = format or ("lmdb" if largest >= _LARGE_BYTES else "parquet")
-    return FilesPlan(sources, splits, chosen, ARRAYS, open_again)
+    usual: Format = "lmdb" if largest >= _LARGE_BYTES else "parquet"
+    return FilesPlan(sources, splits, settings.or_usual(usual), ARRAYS, open_again)
 
 
 @takes(ArrayOptions, SourceOptions, PackSettings, column="array_column")
 def pack_arrays(
     src: Location | str | Sequence[Location | str],
     dst: Location | str,
-    *,
-    format: Format | None = None,
     **options: Any,
 ) -> Summary:
     """Pack arrays as ``packdata arrays`` does.
@@ -286,14 +281,13 @@ def pack_arrays(
         src: A folder of ``.npy`` and ``.npz`` files, or of one folder per class; a ``.csv``,
             ``.tsv`` or ``.jsonl`` list of such files; or a folder of splits.
         dst: A folder that is new or empty.
-        format: ``"lmdb"`` or ``"parquet"``; by default LMDB for arrays of 1 MiB and more.
         options: Those of ``ArrayOptions`` (``packdata.arrays``), ``SourceOptions`` (``packdata.files.splits``;
-            their ``column`` is ``array_column`` here) and ``PackSettings`` (``packdata.packing.settings``).
+            their ``column`` is ``array_column`` here) and ``PackSettings`` (``packdata.packing.settings``). By default
+            the format is LMDB for arrays of 1 MiB and more, else Parquet.
 
     Raises:
         SourceError: The source, or an array in it, cannot be packed.
         SchemaError: The options contradict each other.
         PackError: The target cannot be written, is in use, or holds something else.
     """
-    settings = take(PackSettings, options)
-    return pack_plan(plan_arrays(src, format=format, **options), dst, **settings)
+    return pack_plan(plan_arrays(src, **options), dst)

@@ -29,12 +29,9 @@ from packdata.plan import described, ordered
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from types import EllipsisType
-    from typing import Unpack
 
     from loaders.remote.url import Location
     from packdata.packing.progress import Progress
-    from packdata.packing.settings import RunSettings
     from packdata.packing.summary import Summary
     from packdata.plan import SourcePlan
 
@@ -59,20 +56,15 @@ def pack_on_ray(
     parts: int | None,
     address: str | None,
     note: Callable[[str], object],
-    shuffle: int | EllipsisType | None,
-    **settings: Unpack[RunSettings],
 ) -> Summary:
     """Pack what was planned as tasks of Ray, and join the parts.
 
     Args:
-        plan: What to pack.
+        plan: What to pack; ``workers`` of its settings are the threads, and so the cores, of each task, one by default.
         dst: A folder that all nodes mount, or a URL.
         parts: How many; None for some of about 1 GB each.
         address: Of a running Ray (``auto``, ``HOST:PORT``, ``ray://...``); None starts one here, which ends with this.
         note: Called with what is done where.
-        shuffle: As of ``pack_plan``.
-        **settings: Those of ``pack_recipes``; ``workers`` are the threads, and so the cores, of each task, one
-            by default.
 
     Raises:
         LoadersError: Ray is not installed.
@@ -81,16 +73,16 @@ def pack_on_ray(
     """
     check_outside(dst, plan.sources)
     began, of = time.monotonic(), parts or usual_parts(plan)
-    settings["workers"] = cores = settings.get("workers") or 1
-    progress = settings.pop("progress", None) or Quiet()
-    pack = partial(pack_part, Run(plan.format, **settings), ordered(plan, dst, shuffle), dst)
+    cores, progress = plan.settings.workers or 1, plan.settings.progress or Quiet()
+    run = Run(replace(plan.settings, workers=cores, progress=None))
+    pack = partial(pack_part, run, ordered(plan, dst), dst)
     with _ray(address) as ray:
         items = counted(sum(len(recipe) for _, recipe in plan.splits), "item")
         note(f"{items} in {counted(of, 'part')}, on {counted(len(ray.nodes()), 'node')}")
         samples = _pack_all(ray, pack, of, cores, progress)
     if not plan.is_unchanged():
         raise source_changed(dst)
-    summary = finish(dst, overwrite=settings.get("overwrite", False))
+    summary = finish(dst, overwrite=plan.settings.overwrite)
     if not summary.datasets:  # all was there
         return summary
     seconds = time.monotonic() - began

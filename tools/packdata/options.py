@@ -6,9 +6,10 @@ import argparse
 import csv
 import io
 import math
-from dataclasses import field, fields, is_dataclass
+from dataclasses import field, fields
 from functools import wraps
 from inspect import Parameter, signature
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,8 +21,10 @@ from loaders.text import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from dataclasses import Field
 
 _FunctionT = TypeVar("_FunctionT")
+_OptionsT = TypeVar("_OptionsT")
 
 
 def opt(
@@ -55,57 +58,70 @@ def opt(
     return field(default=default, metadata=about)
 
 
-def add_options(group: Any, kind: type, **names: str) -> list[str]:
-    """Add the options of a dataclass to a parser or a group of one; return the names of their arguments.
+def add_options(group: Any, kind: type, **names: str) -> None:
+    """Add the options of a dataclass to a parser or a group of one.
 
     Args:
         group: A parser, or a group of one.
         kind: The dataclass.
         names: Other names of fields, in Python and on the command line.
     """
-    added = []
     for each in fields(kind):
         if "argument" in each.metadata:
-            dest = names.get(each.name, each.name)
-            flag = f"--{each.metadata['name'] or dest.replace('_', '-')}"
-            default = [] if each.default == () else each.default
-            group.add_argument(flag, dest=dest, default=default, **each.metadata["argument"])
-            added.append(dest)
-    return added
+            add_option(group, each, names.get(each.name, each.name))
 
 
-def takes(*kinds: type, **names: str) -> Callable[[_FunctionT], _FunctionT]:
+def add_option(group: Any, option: Field[Any], dest: str, **words: str) -> None:
+    """Add the option that a field is; ``words`` stand in its help, for what is there in braces."""
+    argument = {**option.metadata["argument"]}
+    argument["help"] = argument["help"].format(**words)
+    flag = f"--{option.metadata['name'] or dest.replace('_', '-')}"
+    default = [] if option.default == () else option.default
+    group.add_argument(flag, dest=dest, default=default, **argument)
+
+
+def takes(*kinds: type, hint: str = "", **names: str | None) -> Callable[[_FunctionT], _FunctionT]:
     """Return a decorator for a function whose ``**options`` are fields of ``kinds``: its signature shows them.
 
-    Any other argument is a TypeError. ``names`` are other names of fields, as for ``add_options``.
+    Any other argument is a TypeError, which ends in ``hint``. ``names`` are other names of fields, as for
+    ``add_options``; None of one that is not taken.
     """
 
     def decorate(function: Any) -> Any:
         own = signature(function)
         shown = {p.name: p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD}
-        for kind in kinds:
-            hints: dict[str, Any] = {n: (hint, ...) for n, hint in kind.__annotations__.items()}
-            if is_dataclass(kind):
-                hints = {
-                    f.name: (f.type, f.default) for f in fields(kind) if "argument" in f.metadata
-                }
-            for each, (hint, default) in hints.items():
-                name, hint = names.get(each, each), getattr(hint, "__forward_arg__", hint)
-                made = Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+        for each in chain.from_iterable(map(fields, kinds)):
+            name = names.get(each.name, each.name)
+            if name is not None and "argument" in each.metadata:
+                made = Parameter(
+                    name, Parameter.KEYWORD_ONLY, default=each.default, annotation=each.type
+                )
                 shown.setdefault(name, made)
 
         @wraps(function)
         def checked(*args: Any, **options: Any) -> Any:
             if unknown := [name for name in options if name not in shown]:
-                raise TypeError(
-                    f"unknown option {unknown[0]!r}; the options are {', '.join(shown)}"
-                )
+                known = f"the options are {', '.join(shown)}{hint}"
+                raise TypeError(f"unknown option {unknown[0]!r}; {known}")
             return function(*args, **options)
 
         checked.__signature__ = own.replace(parameters=[*shown.values()])  # type: ignore[attr-defined]
         return checked
 
     return decorate
+
+
+def take(kind: type[_OptionsT], options: dict[str, Any], **names: str) -> _OptionsT:
+    """Make a dataclass of the ``options`` that are its fields; the others are left. ``names`` as for ``add_options``.
+
+    Example:
+        >>> from packdata.packing.settings import RunSettings
+        >>> options = {"workers": 2, "quality": 80}
+        >>> take(RunSettings, options).workers, options
+        (2, {'quality': 80})
+    """
+    taken = {name: names.get(name, name) for name in signature(kind).parameters}
+    return kind(**{name: options.pop(n) for name, n in taken.items() if n in options})
 
 
 def check_options(options: Any) -> None:
@@ -169,6 +185,14 @@ def parse_names(text: str) -> list[str]:
     if not names:
         raise argparse.ArgumentTypeError(f"takes names separated by commas, got {text!r}")
     return names
+
+
+def parse_shuffle(text: str) -> int | None:
+    """Read the seed of an order, or ``none``."""
+    try:
+        return None if text == "none" else int(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"takes a whole number or none, got {text!r}") from error
 
 
 def parse_target(text: str) -> URL | str:

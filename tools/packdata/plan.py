@@ -18,11 +18,8 @@ from packdata.parts.part import Part, ShuffledRecipe, can_shuffle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from types import EllipsisType
-    from typing import Unpack
 
-    from packdata.packing.settings import RunSettings
-    from packdata.packing.shards import Format
+    from packdata.packing.settings import PackSettings
     from packdata.packing.summary import Summary
     from packdata.recipe import Recipe
 
@@ -35,7 +32,7 @@ class SourcePlan(ABC):
 
     sources: Sequence[Location]  # files, folders and patterns, as they were given
     splits: Sequence[tuple[str, Recipe]]  # (folder below the destination, recipe) of each
-    format: Format  # of the shards
+    settings: PackSettings  # as they were given, with the format that was chosen
     listed: Any  # what changes when one of the files does
     list_again: Callable[[], Any]  # returns that of the files as they are by now
     # Whether it is packed in a random order to a URL, unless ``shuffle`` is given.
@@ -54,7 +51,9 @@ class SourcePlan(ABC):
         for split, recipe in self.splits:
             lines.append(self.heading(split, recipe))
             for folder, target in targets_of((split, recipe)).items():
-                lines.append(f"  to {folder or 'the destination itself'}, as {self.format}:")
+                lines.append(
+                    f"  to {folder or 'the destination itself'}, as {self.settings.format}:"
+                )
                 for name, field in target.schema.fields.items():
                     default = "" if name in target.schema.defaults else " (on request)"
                     lines.append(f"    {name}: {describe_field(field)}{default}")
@@ -76,14 +75,13 @@ class SourcePlan(ABC):
             return False
 
 
-def ordered(
-    plan: SourcePlan, dst: Location | str, shuffle: int | EllipsisType | None
-) -> Sequence[tuple[str, Recipe]]:
+def ordered(plan: SourcePlan, dst: Location | str) -> Sequence[tuple[str, Recipe]]:
     """Return the recipes in an order that is drawn by a seed, or in that of the source.
 
     Where nothing is asked for (``...``), pictures are drawn at random for a URL, whose shards are best read so.
     SchemaError where an order would read files in leaps.
     """
+    shuffle = plan.settings.shuffle
     if shuffle is ...:
         can_all = all(can_shuffle(recipe) for _, recipe in plan.splits)
         shuffle = _USUAL_SEED if plan.is_drawn_at_urls and is_url(dst) and can_all else None
@@ -93,24 +91,16 @@ def ordered(
     return [(split, ShuffledRecipe(recipe, seed)) for split, recipe in plan.splits]
 
 
-def pack_plan(
-    plan: SourcePlan,
-    dst: Location | str,
-    *,
-    part: str | None = None,
-    shuffle: int | EllipsisType | None = ...,
-    **settings: Unpack[RunSettings],
-) -> Summary:
-    """Pack what was planned, or a part of it; see ``PackSettings``.
+def pack_plan(plan: SourcePlan, dst: Location | str) -> Summary:
+    """Pack what was planned, or a part of it.
 
     Raises:
         PackError: What ``pack_recipes`` raises, or the destination and a source hold one another.
     """
     check_outside(dst, plan.sources)
-    run = Run(plan.format, is_unchanged=plan.is_unchanged, **settings)
-    recipes = ordered(plan, dst, shuffle)
-    if part is not None:
-        return pack_part(run, recipes, dst, Part.parse(part))
+    run, recipes = Run(plan.settings, plan.is_unchanged), ordered(plan, dst)
+    if plan.settings.part is not None:
+        return pack_part(run, recipes, dst, Part.parse(plan.settings.part))
     return described(plan, run.pack_to(dst, recipes))
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sized
 from contextlib import ExitStack
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from loaders.checks import as_list, shown, whole_number
@@ -24,8 +25,10 @@ from loaders.system import opencv
 from packdata.bucket import target_at
 from packdata.packing.engine import Outcome, Run, SplitPacker
 from packdata.packing.packing import Made, Packing
+from packdata.packing.pool import OrderedPool
 from packdata.packing.progress import Progress, Quiet
 from packdata.packing.provenance import as_json
+from packdata.packing.settings import RunSettings
 from packdata.packing.shards import DEFAULT_SHARD_BYTES, Format, check_records
 from packdata.recipe import Block, Target, nbytes_of
 from packdata.values import Preparer, check_sizes
@@ -99,7 +102,10 @@ class Writer:
         on_error: OnError = "fail",
         provenance: Mapping[str, Any] | None = None,
     ) -> None:
-        self._run = Run(format, shard_bytes, workers, on_error)
+        settings = RunSettings(
+            format=format, shard_bytes=shard_bytes, workers=workers, on_error=on_error
+        )
+        self._run = Run(settings)
         if not 1 <= quality <= 100:
             raise ValueError(f"quality must be in [1, 100], got {quality}")
         whole_number("max_picture_mb", max_picture_mb, at_least=1)
@@ -160,7 +166,7 @@ class Writer:
         try:
             sample = self._prepared(name, values)
         except LoadersError as error:
-            if self._run.on_error == "fail":
+            if self._run.settings.on_error == "fail":
                 raise
             sample = _Sample(name, {}, error)
         self._num_samples += 1
@@ -278,7 +284,8 @@ class Writer:
                 self._schema = Schema(self._fields, self._defaults)
                 self._preparers[KEY] = Preparer(self._fields[KEY], 0)
             targets = {"": Target("", self._schema)}
-            packer = SplitPacker(self._run, self._packing, "", targets, self._encode)
+            pool = OrderedPool(self._encode, self._run.settings.num_workers, attrgetter("nbytes"))
+            packer = SplitPacker(self._run, self._packing, "", targets, pool)
             self._packer = self._open.enter_context(packer)
         return self._packer
 
@@ -438,10 +445,17 @@ def pack(
 
         if not is_frame(source):
             raise TypeError("fields are missing: a mapping of name to field, of loaders.schema")
-        given = {"format": format, "shard_bytes": shard_bytes, "workers": workers}
-        table |= {name: value for name, value in given.items() if value is not None}
-        table |= {"overwrite": overwrite, "on_error": on_error, "progress": progress}
-        return pack_tables(source, dst, **table)
+        return pack_tables(
+            source,
+            dst,
+            format=format,
+            shard_bytes=shard_bytes,
+            workers=workers,
+            overwrite=overwrite,
+            on_error=on_error,
+            progress=progress,
+            **table,
+        )
     if table:
         what = "with fields, pack takes the options of Writer, not those of tables"
         raise TypeError(f"unexpected {', '.join(table)}: {what}")

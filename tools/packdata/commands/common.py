@@ -6,15 +6,17 @@ import json
 import re
 import sys
 from contextlib import contextmanager
+from dataclasses import fields
 from inspect import cleandoc
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from loaders.commandline import Command, number_from, show
 from loaders.errors import LoadersError, SchemaError
 from loaders.remote.url import URL, Location
 from loaders.text import printable
-from packdata.options import parse_source, size_from
-from packdata.packing.shards import DEFAULT_SHARD_BYTES, FORMATS
+from packdata.options import add_option, parse_source
+from packdata.packing.settings import PackSettings
 
 if TYPE_CHECKING:
     import argparse
@@ -71,32 +73,21 @@ def seed(what: str) -> Argument:
     return argument("--seed", help, type=int, default=0, metavar="N")
 
 
-def shards(usual: str, shard_bytes: int = DEFAULT_SHARD_BYTES) -> tuple[Argument, Argument]:
-    """Return the format of shards and their size; without a format it is ``usual``, or what that says in words."""
-    what = f"file format of the shards (default: {usual})"
-    limits = "K, M and G are powers of 1024, up to 256MB in Parquet and 64GB in LMDB"
-    size = f"size of a shard; {limits} (default: {shard_bytes >> 20}MB)"
-    default = usual if usual in FORMATS else None
-    format = argument("--format", what, choices=FORMATS, default=default)
-    return format, shard_size(size, shard_bytes)
-
-
-def shard_size(help: str, default: int | None = None) -> Argument:
-    """Return ``--shard-size``."""
-    return argument(
-        "--shard-size", help, dest="shard_bytes", type=size_from, metavar="SIZE", default=default
-    )
+def setting(name: str, **words: str) -> Argument:
+    """Return the option that one of the ``PackSettings`` is; ``words`` stand in its help."""
+    (declared,) = (each for each in fields(PackSettings) if each.name == name)
+    return lambda parser: add_option(parser, declared, name, **words)
 
 
 JSON = switch("--json", "print the result as JSON")
-WORKERS = number("--workers", "threads (default: all usable cores)")
+WORKERS = setting("workers")
 DATASETS = place("dataset", "folder or URL of the dataset, or a folder of several")
 
 
-def declared(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the arguments that ``add_options`` has added, as the dataclasses that declare them take them."""
-    values = ((name, getattr(args, name)) for name in args.declared)
-    return {n: tuple(value) if isinstance(value, list) else value for n, value in values}
+def given(args: argparse.Namespace, *kinds: type, **names: str) -> dict[str, Any]:
+    """Return the arguments that are fields of dataclasses; ``names`` as of ``add_options``."""
+    found = (names.get(each.name, each.name) for each in chain.from_iterable(map(fields, kinds)))
+    return {name: getattr(args, name) for name in found if name in args}
 
 
 def with_options(text: str, args: argparse.Namespace) -> str:

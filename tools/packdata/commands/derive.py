@@ -14,27 +14,28 @@ from packdata.commands.common import (
     WORKERS,
     argument,
     command,
-    declared,
+    given,
     place,
     seed,
-    shard_size,
-    shards,
+    setting,
     show_note,
     show_result,
     switch,
     usage_errors,
 )
-from packdata.options import add_options
+from packdata.options import add_options, size_from
+from packdata.packing.settings import RunSettings
+from packdata.packing.shards import DEFAULT_SHARD_BYTES
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
-    from packdata.packed.rewrite import WriteSettings
     from packdata.packing.summary import Summary
 
 _WRITING = (
-    *shards("that of the source"),
-    switch("--overwrite", "replace a dataset at the target"),
+    setting("format", usual="that of the source"),
+    setting("shard_bytes", size=f"{DEFAULT_SHARD_BYTES >> 20}MB"),
+    setting("overwrite", old="a dataset at the target"),
     JSON,
     add_remote,
 )
@@ -43,17 +44,6 @@ _JOINING = (
     JSON,
     add_remote,
 )
-
-
-def _writing(args: Namespace, workers: int | None = None) -> WriteSettings:
-    """Return what the options of ``_WRITING`` say."""
-    return {
-        "format": args.format,
-        "shard_bytes": args.shard_bytes,
-        "workers": workers,
-        "overwrite": args.overwrite,
-        "progress": Meter("writing", "samples"),
-    }
 
 
 def _show(args: Namespace, made: Summary) -> int:
@@ -78,7 +68,7 @@ def _show(args: Namespace, made: Summary) -> int:
 def _copy_options(parser: Any) -> None:
     from packdata.packed.derive import CopyOptions
 
-    parser.set_defaults(declared=add_options(parser, CopyOptions))
+    add_options(parser, CopyOptions)
 
 
 @command(
@@ -100,9 +90,10 @@ def copy(args: Namespace) -> int:
     from packdata.packed.derive import CopyOptions, copy_dataset
 
     with usage_errors(args, schema=True):
-        options = CopyOptions(**declared(args))
+        options = CopyOptions(**given(args, CopyOptions))
+    settings, meter = given(args, RunSettings), Meter("writing", "samples")
     with usage_errors(args, schema=False):
-        made = copy_dataset(args.src, args.dst, options, **_writing(args, args.workers))
+        made = copy_dataset(args.src, args.dst, options, **settings, progress=meter)
     return _show(args, made)
 
 
@@ -149,6 +140,7 @@ def split(args: Namespace) -> int:
     parts = dict(args.parts)
     if len(parts) < len(args.parts):
         args.parser.error(f"duplicate part in --parts, got {', '.join(n for n, _ in args.parts)}")
+    settings, meter = given(args, RunSettings), Meter("writing", "samples")
     with usage_errors(args, schema=False):
         made = derive.split(
             args.src,
@@ -157,7 +149,8 @@ def split(args: Namespace) -> int:
             by=args.by,
             stratify=args.stratify,
             seed=args.seed,
-            **_writing(args),
+            **settings,
+            progress=meter,
         )
     return _show(args, made)
 
@@ -166,8 +159,14 @@ def split(args: Namespace) -> int:
     place("src", "datasets, in order; they stay as they are", nargs="+"),
     place("dst", "folder of the new dataset"),
     *_JOINING,
-    switch("--overwrite", "replace a dataset that merge has made in DST"),
-    shard_size("rewrite shards to this size, to join many small ones (default: keep them)"),
+    setting("overwrite", old="a dataset that merge has made in DST"),
+    argument(
+        "--shard-size",
+        "rewrite shards to this size, to join many small ones (default: keep them)",
+        dest="shard_bytes",
+        type=size_from,
+        metavar="SIZE",
+    ),
     example="packdata merge packed/train packed/val packed/all",
 )
 def merge(args: Namespace) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from functools import wraps
 from pkgutil import resolve_name
 from types import MappingProxyType
@@ -16,17 +15,18 @@ from packdata.commands.common import (
     WORKERS,
     argument,
     command,
-    declared,
+    given,
     number,
-    shards,
+    setting,
     show_note,
     show_result,
     switch,
     usage_errors,
     with_options,
 )
-from packdata.options import add_options, parse_target
-from packdata.packing.shards import DEFAULT_SHARD_BYTES, TABLE_SHARD_BYTES, check_shard_options
+from packdata.options import add_options, parse_target, take
+from packdata.packing.settings import PackSettings
+from packdata.packing.shards import DEFAULT_SHARD_BYTES, TABLE_SHARD_BYTES
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from loaders.commandline import Command
     from packdata.commands.common import Argument
-    from packdata.packing.settings import RunSettings
     from packdata.packing.summary import Summary
     from packdata.plan import SourcePlan
 
@@ -47,19 +46,8 @@ _DST = argument(
 )
 
 
-def _parse_shuffle(text: str) -> int | None:
-    try:
-        return None if text == "none" else int(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"takes a whole number or none, got {text!r}") from error
-
-
 _PACKING = (
-    argument(
-        "--part",
-        "pack only part I of N (I counts from 0), on any machine; 'packdata finish DST' joins them",
-        metavar="I/N",
-    ),
+    setting("part"),
     argument(
         "--engine",
         "pack parts as Ray tasks, on all nodes, and join them; DST is a URL or a folder that they share",
@@ -74,7 +62,7 @@ _PACKING = (
         "--parts",
         "with --engine ray: number of parts (default: one per 10,000 files, or per 128 pieces of text or tables)",
     ),
-    switch("--overwrite", "replace a dataset or unfinished packing in DST"),
+    setting("overwrite", old="a dataset or unfinished packing in DST"),
     switch("--dry-run", "print what would be packed, and stop"),
     JSON,
 )
@@ -104,37 +92,35 @@ def _packs(
     usual: str,  # the format, if none is given, or what it depends on
     shuffles: str,  # what --shuffle brings into another order
     order: str = "source order",  # without it
-    shard_bytes: int = DEFAULT_SHARD_BYTES,
+    shard_bytes: int = DEFAULT_SHARD_BYTES,  # if none are given
     more: Sequence[Argument] = (),  # of this kind of data alone
     example: str,  # how it may be called, in lines
 ) -> Callable[[MakePlan], Command]:
-    """Return a decorator that makes a command of what makes a plan of parsed arguments and declared options."""
-    bad = f"at a {item} that cannot be packed: stop (default), or skip it, list it in rejected.jsonl, and exit with 3"
-    drawn = f"pack {shuffles} in a random order drawn from this seed (default: {order})"
+    """Return a decorator that makes a command of what makes a plan of parsed arguments and the options among them."""
     packing = [
-        *shards(usual, shard_bytes),
+        setting("format", usual=usual),
+        setting("shard_bytes", size=f"{shard_bytes >> 20}MB"),
         WORKERS,
-        argument("--on-error", bad, choices=("fail", "skip"), default="fail"),
-        argument("--shuffle", drawn, type=_parse_shuffle, default=..., metavar="SEED|none"),
+        setting("on_error", item=item),
+        setting("shuffle", drawn=shuffles, order=order),
         *_PACKING,
         *more,
     ]
 
     def add(parser: Any) -> None:
-        added: list[str] = []
         for title, kind in options.items():
-            group = parser.add_argument_group(title)
-            added += add_options(group, resolve_name(kind), **names)
+            add_options(parser.add_argument_group(title), resolve_name(kind), **names)
         group = parser.add_argument_group("packing")
         for each in packing:
             each(group)
         add_remote(parser)
-        parser.set_defaults(item=item, unit=unit, declared=added)
+        parser.set_defaults(item=item, unit=unit)
 
     def made(make_plan: MakePlan) -> Command:
         @wraps(make_plan)
         def run(args: Namespace) -> int:
-            return _run(args, make_plan)
+            kinds = map(resolve_name, options.values())
+            return _run(args, make_plan, given(args, PackSettings, *kinds, **names))
 
         run.__doc__ = f"{make_plan.__doc__}{_AGAIN}"
         places = argument("src", src, nargs="+", metavar="SRC", type=parse_target), _DST
@@ -143,7 +129,7 @@ def _packs(
     return made
 
 
-def _run(args: Namespace, make_plan: MakePlan) -> int:
+def _run(args: Namespace, make_plan: MakePlan, options: dict[str, Any]) -> int:
     """Make a plan and carry it out, or only show it; return the exit status."""
     from packdata.packing.target import check_outside
     from packdata.parts.part import Part
@@ -155,10 +141,7 @@ def _run(args: Namespace, make_plan: MakePlan) -> int:
     with usage_errors(args, schema=True):
         if args.part is not None:
             Part.parse(args.part)
-        if args.format is not None:  # before a source is read for long
-            check_shard_options(args.format, args.shard_bytes)
-        plan = make_plan(args, declared(args))
-        check_shard_options(plan.format, args.shard_bytes)
+        plan = make_plan(args, options | {"progress": Meter("packed", args.unit)})
     return _show(args, plan if args.dry_run else _pack(args, plan))
 
 
@@ -166,25 +149,10 @@ def _pack(args: Namespace, plan: SourcePlan) -> Summary:
     from packdata.cluster import pack_on_ray
     from packdata.plan import pack_plan
 
-    settings: RunSettings = {
-        "shard_bytes": args.shard_bytes,
-        "workers": args.workers,
-        "on_error": args.on_error,
-        "overwrite": args.overwrite,
-        "progress": Meter("packed", args.unit),
-    }
     try:
         if args.engine is None:
-            return pack_plan(plan, args.dst, part=args.part, shuffle=args.shuffle, **settings)
-        return pack_on_ray(
-            plan,
-            args.dst,
-            parts=args.parts,
-            address=args.address,
-            note=show_note,
-            shuffle=args.shuffle,
-            **settings,
-        )
+            return pack_plan(plan, args.dst)
+        return pack_on_ray(plan, args.dst, parts=args.parts, address=args.address, note=show_note)
     except SourceError as error:
         if args.on_error == "fail":
             what = f"stopped at the first {args.item} that cannot be packed"
@@ -227,7 +195,7 @@ def images(args: Namespace, options: dict[str, Any]) -> SourcePlan:
     """
     from packdata.images.plan import plan_images
 
-    return plan_images(args.src, format=args.format, **options)
+    return plan_images(args.src, **options)
 
 
 @_packs(
@@ -252,7 +220,7 @@ def arrays(args: Namespace, options: dict[str, Any]) -> SourcePlan:
     """
     from packdata.arrays import plan_arrays
 
-    return plan_arrays(args.src, format=args.format, **options)
+    return plan_arrays(args.src, **options)
 
 
 @_packs(
@@ -278,19 +246,10 @@ def tables(args: Namespace, options: dict[str, Any]) -> SourcePlan:
     the field 'features', texts 'categories', and each --target a field of its own. NAMES are separated
     by commas; quote a name that holds a comma: '"income, EUR",age'.
     """
-    from packdata.packing.firstpass import FirstPass
     from packdata.tables.plan import plan_tables
 
-    return plan_tables(
-        args.src,
-        like=args.like,
-        format=args.format,
-        workers=args.workers,
-        on_error=args.on_error,
-        progress=Meter("read", "rows"),
-        first_pass=FirstPass(args.plan),
-        **options,
-    )
+    meter = Meter("read", "rows")
+    return plan_tables(args.src, like=args.like, reading=meter, plan=args.plan, **options)
 
 
 @_packs(
@@ -311,22 +270,14 @@ def tokens(args: Namespace, options: dict[str, Any]) -> SourcePlan:
     The source is text files; JSON lines, Parquet, Arrow or CSV whose rows are texts, lists of ids or
     conversations; or files of ids: .npy, .bin, Megatron-LM's .bin with .idx, datatrove's .ds.
     """
-    from packdata.packing.firstpass import FirstPass
     from packdata.tokens.plan import TokenOptions, plan_tokens
 
-    return plan_tokens(
-        args.src,
-        TokenOptions(**options),
-        format=args.format,
-        on_error=args.on_error,
-        shuffle=None if args.shuffle is ... else args.shuffle,
-        first_pass=FirstPass(args.plan),
-    )
+    return plan_tokens(args.src, take(TokenOptions, options), plan=args.plan, **options)
 
 
 @command(
     argument("dst", "where the parts were packed", metavar="DST", type=parse_target),
-    switch("--overwrite", "replace a dataset in DST"),
+    setting("overwrite", old="a dataset in DST"),
     switch(
         "--delete-old",
         "at a URL, delete shards of earlier datasets; do not read or pack there meanwhile",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from loaders.remote.url import Location
     from packdata.files.splits import Split
-    from packdata.packing.shards import Format
+    from packdata.packing.settings import PackSettings
     from packdata.packing.summary import Summary
     from packdata.reading import File
     from packdata.recipe import Target
@@ -82,7 +82,7 @@ class FilesPlan(SourcePlan, Generic[_R]):
     Args:
         sources: As they were given.
         splits: (name, recipe) each.
-        format: Of the shards.
+        settings: With the format that was chosen.
         kind: Of the files.
         open_again: Lists the source once more.
     """
@@ -93,7 +93,7 @@ class FilesPlan(SourcePlan, Generic[_R]):
         self,
         sources: Sequence[Location],
         splits: Sequence[tuple[str, _R]],
-        format: Format,
+        settings: PackSettings,
         kind: FileKind,
         open_again: Callable[[], Iterable[Split]],
     ) -> None:
@@ -103,7 +103,7 @@ class FilesPlan(SourcePlan, Generic[_R]):
             # What is in large files is not read again, nor fetched from a store.
             listed = _states(split.source.files for split in opened)
             again = partial(_listed_again, sources, kind)
-        super().__init__(sources, splits, format, listed, again)
+        super().__init__(sources, splits, settings, listed, again)
 
     @property
     def recipes(self) -> list[_R]:
@@ -114,7 +114,7 @@ class FilesPlan(SourcePlan, Generic[_R]):
         """Return the plan as JSON types."""
         return {
             "src": str(self.sources[0]) if len(self.sources) == 1 else [*map(str, self.sources)],
-            "format": self.format,
+            "format": self.settings.format,
             "items": sum(map(len, self.recipes)),
             "parts": [
                 {

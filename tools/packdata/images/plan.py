@@ -13,8 +13,8 @@ from packdata.files.recipe import FilesPlan
 from packdata.files.splits import SourceOptions, open_splits
 from packdata.images.recipe import ONE_SIZE, ImageOptions, ImagesRecipe, count_notes
 from packdata.images.shapes import ShapeOptions, check_same_classes
-from packdata.options import takes
-from packdata.packing.settings import PackSettings, take
+from packdata.options import take, takes
+from packdata.packing.settings import PackSettings
 from packdata.plan import pack_plan
 from packdata.sources.columns import BOX_LABELS
 from packdata.sources.listed import listed_sources
@@ -45,21 +45,16 @@ class ImagesPlan(FilesPlan[ImagesRecipe]):
         return [*found, *FilesPlan.notes(self, packed)]
 
 
-def plan_images(
-    src: Location | str | Sequence[Location | str],
-    *,
-    format: Format | None = None,
-    image_column: str | None = None,
-    **options: Any,
-) -> ImagesPlan:
+def plan_images(src: Location | str | Sequence[Location | str], **options: Any) -> ImagesPlan:
     """List a source and say what would become of it; the arguments are those of ``pack_images``.
 
     Raises:
         SourceError: The source cannot be listed or recognized.
         SchemaError: The options contradict each other, or do not fit the source.
     """
+    settings = take(PackSettings, options)
     sources, shapes = listed_sources(src), take(ShapeOptions, options)
-    source = take(SourceOptions, options, column=image_column)
+    source = take(SourceOptions, options, column="image_column")
     image_options, has_annotations = ImageOptions(**options), shapes.annotations is not None
     if source.classes is not None and (has_annotations or shapes.box_labels is not None):
         shapes = replace(shapes, box_classes=read_classes(source.classes, BOX_LABELS))
@@ -70,7 +65,8 @@ def plan_images(
     opened = open_again()
     check_same_classes(split.source for split in opened)
     splits = [(split.name, ImagesRecipe(split, image_options)) for split in opened]
-    return ImagesPlan(sources, splits, format or _usual_format(splits), PICTURES, open_again)
+    settings = settings.or_usual(_usual_format(splits))
+    return ImagesPlan(sources, splits, settings, PICTURES, open_again)
 
 
 def _usual_format(splits: Sequence[tuple[str, ImagesRecipe]]) -> Format:
@@ -85,8 +81,6 @@ def _usual_format(splits: Sequence[tuple[str, ImagesRecipe]]) -> Format:
 def pack_images(
     src: Location | str | Sequence[Location | str],
     dst: Location | str,
-    *,
-    format: Format | None = None,
     **options: Any,
 ) -> Summary:
     """Pack pictures as ``packdata images`` does.
@@ -95,16 +89,14 @@ def pack_images(
         src: A folder, list, tar, Parquet or IDX source, or a folder of splits; several tars or Parquet files are one,
             in their order.
         dst: A folder that is new or empty.
-        format: ``"lmdb"`` or ``"parquet"``; by default Parquet for raw pixels, LMDB for files.
         options: Those of ``ImageOptions`` (``packdata.images.recipe``), ``SourceOptions`` (``packdata.files.splits``;
             their ``column`` is ``image_column`` here), ``ShapeOptions`` (``packdata.images.shapes``) and
-            ``PackSettings`` (``packdata.packing.settings``). To a URL the pictures of folders and lists are packed in a
-            random order, unless ``shuffle`` is None.
+            ``PackSettings`` (``packdata.packing.settings``). By default the format is Parquet for raw pixels, else
+            LMDB. To a URL the pictures of folders and lists are packed in a random order, unless ``shuffle`` is None.
 
     Raises:
         SourceError: The source, or a picture in it, cannot be packed.
         SchemaError: The options contradict each other.
         PackError: The target cannot be written, is in use, or holds something else.
     """
-    settings = take(PackSettings, options)
-    return pack_plan(plan_images(src, format=format, **options), dst, **settings)
+    return pack_plan(plan_images(src, **options), dst)

@@ -16,7 +16,7 @@ from loaders.errors import PackError, SchemaError
 from loaders.remote.url import Location, is_url
 from packdata.bucket import target_at
 from packdata.inspect.compare import schema_differences
-from packdata.options import changed, opt, parse_names
+from packdata.options import changed, opt, parse_names, takes
 from packdata.packed.recode import Recoding
 from packdata.packed.rewrite import (
     DocumentContent,
@@ -32,6 +32,7 @@ from packdata.packed.where import matching
 from packdata.packing.engine import Run
 from packdata.packing.packing import MADE, Packing
 from packdata.packing.provenance import PLAN, source_of
+from packdata.packing.settings import RunSettings
 from packdata.packing.shards import DEFAULT_SHARD_BYTES
 from packdata.packing.store import manifest_at, store_of
 from packdata.packing.summary import summary_of
@@ -43,7 +44,8 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from loaders.data.view import View
-    from packdata.packed.rewrite import Content, WriteSettings
+    from packdata.packed.rewrite import Content
+    from packdata.packing.settings import RunArguments
     from packdata.packing.summary import Summary
 
 By = Literal["shuffle", "key-hash"]
@@ -74,15 +76,16 @@ class CopyOptions(Recoding):
             raise SchemaError(f"fields must be different names, at least one, got {list(kept)}")
 
 
+@takes(RunSettings, on_error=None)
 def copy_dataset(
     src: Location | str,
     dst: Location | str,
     options: CopyOptions | None = None,
-    **settings: Unpack[WriteSettings],
+    **settings: Unpack[RunArguments],
 ) -> Summary:
     """Write a changed copy of a packed dataset; what is not to be changed is copied byte for byte.
 
-    ``settings`` are those of ``write_datasets``.
+    The settings are those of ``packdata.write``.
 
     Raises:
         SchemaError: The condition or a field's name does not fit the dataset.
@@ -99,13 +102,15 @@ def copy_dataset(
         chosen = chosen.select(np.flatnonzero(matching(view, options.where)))
         content = replace(content, view=chosen)
     content.provenance = {"command": "copy", "source": source_of(view.path), "options": asked}
-    is_usual = settings.get("format") in (None, format_of(view))
-    is_usual &= settings.get("shard_bytes") in (None, DEFAULT_SHARD_BYTES)
+    run_settings = RunSettings(**settings)
+    is_usual = run_settings.format in (None, format_of(view))
+    is_usual &= run_settings.shard_bytes in (None, DEFAULT_SHARD_BYTES)
     if is_url(dst) and is_usual and not asked:
         content.provenance, content.whole = read_manifest(src).provenance, view.whole_shards or ()
-    return write_datasets(dst, "copy", [view], {"": content}, asked, **settings)
+    return write_datasets(dst, "copy", [view], {"": content}, asked, run_settings)
 
 
+@takes(RunSettings, on_error=None)
 def split(
     src: Location | str,
     dst: Location | str,
@@ -114,7 +119,7 @@ def split(
     by: By = "shuffle",
     stratify: str | None = None,
     seed: int = 0,
-    **settings: Unpack[WriteSettings],
+    **settings: Unpack[RunArguments],
 ) -> Summary:
     """Write each part of a dataset as a dataset, ``dst/<part>``: all parts, or none; records stay as they are.
 
@@ -130,7 +135,7 @@ def split(
         stratify: A label field, other whole number, or column of a packed table, of which each part gets its share of
             every value.
         seed: Another seed gives another division.
-        **settings: Those of ``write_datasets``.
+        **settings: Those of ``packdata.write``.
 
     Raises:
         ValueError: The fractions are not fractions, or the options contradict each other.
@@ -159,7 +164,7 @@ def split(
     for name, content in datasets.items():
         described = {**options, "part": name}
         content.provenance = {"command": "split", "source": source, "options": described}
-    made = write_datasets(dst, "split", [view], datasets, options, **settings)
+    made = write_datasets(dst, "split", [view], datasets, options, RunSettings(**settings))
     if (total := sum(fractions)) < 1 - 1e-9:
         what = f"{1 - total:.3g} of the samples are in no part"
         note = f"{src}: {what}: the fractions are {total:.3g} together"
@@ -190,8 +195,7 @@ def merge(
     """Make one dataset of several with the same fields and classes, in their order; the sources stay as they are.
 
     Shards are linked or copied whole; with ``shard_bytes`` they are written anew, few of many small ones. ``dst`` and
-    sources may be URLs. The other options are those of ``write_datasets``; ``overwrite`` replaces what
-    ``merge`` has made, and nothing else.
+    sources may be URLs. ``overwrite`` replaces what ``merge`` has made, and nothing else.
 
     Raises:
         SchemaError: The sources differ in fields or classes, or share a key.
@@ -210,15 +214,9 @@ def merge(
     shards = (joined.whole_shards if whole else None) or ()
     view = joined.verified()
     content = ViewContent(view, view.schema, provenance=provenance, whole=shards)
+    settings = RunSettings(shard_bytes=shard_bytes, overwrite=overwrite)
     return write_datasets(
-        dst,
-        "merge",
-        views,
-        {"": content},
-        {"whole": whole},
-        shard_bytes=shard_bytes,
-        overwrite=overwrite,
-        link=link,
+        dst, "merge", views, {"": content}, {"whole": whole}, settings, link=link
     )
 
 
@@ -249,7 +247,7 @@ def extend(
         provenance["appended"] = [*provenance.get("appended", ()), *origins]
         shards = [shard for view in added for shard in view.whole_shards or ()]
         content = ViewContent(joined, joined.schema, provenance=provenance, whole=shards)
-        return Run(format_of(joined)).pack(packing, [("", content)])
+        return Run(RunSettings(format=format_of(joined))).pack(packing, [("", content)])
 
 
 def _joined(views: Sequence[View]) -> View:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,7 @@ from packdata.packing.engine import Run
 from packdata.packing.journal import flatten_plan
 from packdata.packing.packing import Packing
 from packdata.packing.provenance import PACKER
-from packdata.packing.shards import DEFAULT_SHARD_BYTES, Format, shard_format
+from packdata.packing.shards import shard_format
 from packdata.packing.target import check_outside
 from packdata.recipe import Block, Recipe, Target
 from packdata.sources.duplicates import repeated, row_hashes
@@ -45,24 +45,14 @@ if TYPE_CHECKING:
     from loaders.remote.url import Location
     from loaders.schema import Field
     from packdata.packed.recode import Recode, Recoding
-    from packdata.packing.progress import Progress
+    from packdata.packing.settings import RunSettings
+    from packdata.packing.shards import Format
     from packdata.packing.summary import Summary
 
 Indices = npt.NDArray[np.int64]
 _BLOCK_BYTES = 1 << 20
 _NOTHING: Mapping[str, Any] = MappingProxyType({})  # as identity: the command's plan says all
 _MAX_ROWS, _MAX_PICTURES = 4096, 16  # of a block, and of one whose pictures are stored anew
-
-
-class WriteSettings(TypedDict, total=False):
-    """Keyword arguments that other functions pass on to ``write_datasets``, which describes them."""
-
-    format: Format | None
-    shard_bytes: int | None
-    workers: int | None
-    overwrite: bool
-    link: bool
-    progress: Progress | None
 
 
 def command_plan(name: str, sources: Sequence[View], **options: Any) -> dict[str, str]:
@@ -84,13 +74,9 @@ def write_datasets(
     sources: Sequence[View],
     datasets: Mapping[str, Content],
     options: Mapping[str, Any],
+    settings: RunSettings,
     *,
-    format: Format | None = None,
-    shard_bytes: int | None = None,
-    workers: int | None = None,
-    overwrite: bool = False,
     link: bool = True,
-    progress: Progress | None = None,
 ) -> Summary:
     """Write samples as packed datasets, by their folder below ``dst``; all of them appear, or none.
 
@@ -102,23 +88,15 @@ def write_datasets(
         sources: What the samples come from.
         datasets: What each is to hold, by its folder below ``dst``.
         options: What else decides what is written, as JSON.
-        format: Of the shards; by default that of the first source.
-        shard_bytes: A shard ends with the sample that reaches this size; 64 MiB by default.
-        workers: Threads that encode; all cores by default.
-        overwrite: Replace datasets that are there.
+        settings: How they are written; the format is by default that of the first source.
         link: Link whole shards, where the file system has links.
-        progress: Counts the samples.
 
     Raises:
         PackError: A target is taken or cannot be written, is a source, lies inside one or holds one; or there are no
             samples.
         RemoteError: The store does not answer, or refuses.
     """
-    place, format = target_at(dst), format or format_of(sources[0])
-    shard_bytes = DEFAULT_SHARD_BYTES if shard_bytes is None else shard_bytes
-    run = Run(format, shard_bytes, workers, progress=progress)
-    if not any(content.recoders for content in datasets.values()):
-        run.num_workers = 0  # only copies, of blocks that may be far larger than those before
+    place, run = target_at(dst), Run(settings.or_usual(format_of(sources[0])))
     folders = [folder for view in sources for folder in view.folders]
     for folder, content in datasets.items():
         check_outside(place / folder, folders)
@@ -126,9 +104,12 @@ def write_datasets(
             what = "no sample to write: none meets the condition, or a part's share is too small"
             hint = "Documents stay whole in parts of text; TokenWindows.split divides them"
             raise PackError(what, place / folder, hint)
-    plan = command_plan(command, sources, **options, format=format, shard_bytes=shard_bytes)
-    packing = Packing(place, [*datasets], plan, overwrite=overwrite, kind="command", link=link)
-    with packing:
+    plan = command_plan(
+        command, sources, **options, format=run.format, shard_bytes=run.shard_bytes
+    )
+    with Packing(
+        place, [*datasets], plan, overwrite=settings.overwrite, kind="command", link=link
+    ) as packing:
         return run.pack(packing, [*datasets.items()])
 
 
@@ -167,7 +148,7 @@ class ViewContent(Recipe):
     identity, is_of_blocks = _NOTHING, True
 
     def __post_init__(self) -> None:
-        self.targets = [target_of(self.view, self.schema)]
+        self.targets, self.only_copies = [target_of(self.view, self.schema)], not self.recoders
         # Rows of a stream of tokens are not samples: progress shows no total.
         self.num_samples = None if has_tokens(self.schema) else len(self.view)
         store = self.view.store
@@ -283,7 +264,7 @@ class DocumentContent(Recipe):
     view: View
     documents: Indices
     provenance: Mapping[str, Any] = field(default_factory=dict)
-    identity, is_of_blocks, recoders = _NOTHING, True, _NOTHING
+    identity, is_of_blocks, only_copies = _NOTHING, True, True
 
     def __post_init__(self) -> None:
         self.schema = self.view.schema

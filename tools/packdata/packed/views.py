@@ -20,13 +20,13 @@ from packdata.options import takes
 from packdata.packed.recode import Recoding
 from packdata.packed.rewrite import (
     ViewContent,
-    WriteSettings,
     check_keys,
     check_no_stream,
     content_of,
     write_datasets,
 )
 from packdata.packing.provenance import source_of
+from packdata.packing.settings import RunSettings
 from packdata.packing.shards import shard_format
 from packdata.sources.duplicates import row_hashes
 from packdata.values import Preparer
@@ -37,10 +37,11 @@ if TYPE_CHECKING:
 
     from loaders.data.columns import Column
     from packdata.images.fit import Size
+    from packdata.packing.settings import RunArguments
     from packdata.packing.summary import Summary
 
 
-@takes(WriteSettings)
+@takes(RunSettings, on_error=None)
 def write(
     view: Any,
     dst: Location | str,
@@ -50,7 +51,8 @@ def write(
     fit: str = "shorter",
     quality: int | None = None,
     add: Mapping[str, Any] | None = None,
-    **settings: Unpack[WriteSettings],
+    link: bool = True,
+    **settings: Unpack[RunArguments],
 ) -> Summary:
     """Write the samples of a view as a dataset; records that nothing is asked of stay as they are.
 
@@ -67,8 +69,10 @@ def write(
         quality: Of ``jpeg``, ``webp`` and ``dct``.
         add: Values by field, one for each sample: in place of those of a field that is there, or as a new field.
             Numbers are an ``Array``, strings a ``Text``, bytes ``Bytes``, anything else is ``Json``.
-        **settings: ``format``, ``shard_bytes``, ``workers``, ``overwrite``, ``link`` and ``progress``, as of
-            ``packdata.packed.rewrite.write_datasets``.
+        link: Take shards that hold just these samples as they are, linked where the file system has links, unless
+            ``shard_bytes`` is given; False reads, verifies and writes their records.
+        **settings: Those of ``packdata.packing.settings.RunSettings`` but ``on_error``. By default the format is that
+            of the view, and a shard has 64 MiB.
 
     Raises:
         TypeError: It is no such view.
@@ -90,19 +94,20 @@ def write(
     if source.numbers is not None:
         check_no_stream(source)
     _check_keys(content)
-    format = settings.get("format")
-    is_changed = bool(settings.get("shard_bytes") or content.recoders or added)
+    asked = RunSettings(**settings)
+    is_changed = bool(asked.shard_bytes or content.recoders or added)
     # What is written here is linked to its place whatever is asked of shards that are there.
-    whole = source.whole_shards if settings.pop("link", True) and not is_changed else None
-    if format and {shard_format(shard.info.file) for shard in whole or ()} != {format}:
+    whole = source.whole_shards if link and not is_changed else None
+    formats = {shard_format(shard.info.file) for shard in whole or ()}
+    if asked.format and formats != {asked.format}:
         whole = None
     given = {"codec": codec, "size": size, "fit": size and fit, "quality": quality}
     options: dict[str, Any] = {n: value for n, value in given.items() if value is not None}
     options |= {"add": sorted(added)} if added else {}
     content.provenance = {"command": "write", **_made_of(source), "options": options}
     content.whole = whole or ()
-    asked = {**options, **_identity(content), "link": whole is not None}
-    return write_datasets(dst, "write", [source], {"": content}, asked, **settings)
+    decides = {**options, **_identity(content), "link": whole is not None}
+    return write_datasets(dst, "write", [source], {"": content}, decides, asked)
 
 
 def _as_view(data: Any) -> tuple[View, Schema]:

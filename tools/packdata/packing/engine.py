@@ -14,13 +14,11 @@ from __future__ import annotations
 import time
 from collections import Counter
 from contextlib import closing
-from dataclasses import dataclass, field
 from functools import partial
 from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from loaders.checks import one_of
 from loaders.errors import CodecError, LoadersError, PackError, SourceError
 from loaders.system import opencv
 from packdata.bucket import target_at
@@ -29,16 +27,10 @@ from packdata.options import takes
 from packdata.packing.journal import Reached, Reject, flatten_plan
 from packdata.packing.packing import MADE, Made, Packing
 from packdata.packing.pool import MAX_RESULT_BYTES, OrderedPool
-from packdata.packing.progress import Progress, Quiet
+from packdata.packing.progress import Quiet
 from packdata.packing.provenance import PACKER
-from packdata.packing.settings import ON_ERROR, OnError, RunSettings, check_workers
-from packdata.packing.shards import (
-    DEFAULT_SHARD_BYTES,
-    Format,
-    ShardBuilder,
-    check_records,
-    check_shard_options,
-)
+from packdata.packing.settings import RunSettings
+from packdata.packing.shards import DEFAULT_SHARD_BYTES, Format, ShardBuilder, check_records
 from packdata.packing.summary import Summary, summary_of
 from packdata.recipe import Block, nbytes_of
 
@@ -47,6 +39,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from loaders.remote.url import Location
+    from packdata.packing.settings import RunArguments
     from packdata.recipe import Recipe, Records, Target
 
 _MAX_BLOCK_BYTES = 64 << 20  # of blocks in flight
@@ -67,9 +60,8 @@ def pack_recipes(
     splits: Sequence[tuple[str, Recipe]],
     dst: Location | str,
     *,
-    format: Format,
     is_unchanged: Callable[[], bool] = lambda: True,
-    **settings: Unpack[RunSettings],
+    **settings: Unpack[RunArguments],
 ) -> Summary:
     """Pack recipes into one destination and publish their datasets together.
 
@@ -79,9 +71,9 @@ def pack_recipes(
     Args:
         splits: (folder below ``dst``, recipe) each; "" is ``dst`` itself.
         dst: A URL, or a folder that is new or empty, or holds a packing or a dataset of the same splits.
-        format: ``"lmdb"`` or ``"parquet"``.
         is_unchanged: Asked before publishing whether the source is still what the recipes listed.
-        **settings: ``packdata.packing.settings.RunSettings``.
+        **settings: Those of ``packdata.packing.settings.RunSettings``; LMDB unless ``format`` says otherwise, in shards
+            of 64 MiB.
 
     Raises:
         SourceError: An item cannot be packed, and ``on_error`` is ``"fail"``.
@@ -89,33 +81,34 @@ def pack_recipes(
         changed.
         ValueError: An option is out of range.
     """
-    return Run(format, is_unchanged=is_unchanged, **settings).pack_to(dst, splits)
+    return Run(RunSettings(**settings), is_unchanged).pack_to(dst, splits)
 
 
-@dataclass
 class Run:
-    """A packing under way, once; the arguments are those of ``pack_recipes``."""
+    """A packing under way, once.
 
-    format: Format
-    shard_bytes: int = DEFAULT_SHARD_BYTES
-    workers: int | None = None
-    on_error: OnError = "fail"
-    overwrite: bool = False
-    progress: Progress | None = None
-    is_unchanged: Callable[[], bool] = lambda: True
-    num_encoded: int = field(default=0, init=False)  # samples that this run made
-    num_rejected: int = field(default=0, init=False)  # items that were left out so far
+    Args:
+        settings: What was asked for; LMDB in shards of 64 MiB, where nothing else is.
+        is_unchanged: See ``pack_recipes``.
 
-    def __post_init__(self) -> None:
-        check_shard_options(self.format, self.shard_bytes)
-        one_of("on_error", self.on_error, ON_ERROR)
-        self.num_workers, self._began = check_workers(self.workers), time.monotonic()
-        self.shown = Quiet() if self.progress is None else self.progress
+    Attributes:
+        num_encoded: Samples that this run made.
+        num_rejected: Items that were left out so far.
+    """
+
+    def __init__(
+        self, settings: RunSettings, is_unchanged: Callable[[], bool] = lambda: True
+    ) -> None:
+        self.settings, self._is_unchanged, self._began = settings, is_unchanged, time.monotonic()
+        self.format: Format = settings.format or "lmdb"
+        self.shard_bytes = settings.shard_bytes or DEFAULT_SHARD_BYTES
+        self.shown = Quiet() if settings.progress is None else settings.progress
+        self.num_encoded = self.num_rejected = 0
 
     def pack_to(self, dst: Location | str, splits: Sequence[tuple[str, Recipe]]) -> Summary:
         """Pack recipes into one destination; see ``pack_recipes``."""
         folders, plan = [*targets_of(*splits)], self.plan_of(splits)
-        with Packing(target_at(dst), folders, plan, overwrite=self.overwrite) as packing:
+        with Packing(target_at(dst), folders, plan, overwrite=self.settings.overwrite) as packing:
             return self.pack(packing, splits)
 
     def plan_of(self, splits: Sequence[tuple[str, Recipe]]) -> dict[str, str]:
@@ -133,7 +126,7 @@ class Run:
     def pack(self, packing: Packing, splits: Sequence[tuple[str, Recipe]]) -> Summary:
         """Pack what is left of the splits, and publish it."""
         earlier = packing.rejected()
-        if earlier and self.on_error == "fail":
+        if earlier and self.settings.on_error == "fail":
             some = counted(len(earlier), "item")
             what = f"an earlier run left {some} out, such as {earlier[0][0]}"
             hint = "Pass on_error='skip' to continue, or overwrite=True to start anew"
@@ -159,7 +152,7 @@ class Run:
     def _pack(self, packing: Packing, splits: Sequence[tuple[str, Recipe]]) -> str:
         """Pack and publish; return what is worth knowing of it."""
         earlier = self.pack_splits(packing, splits)
-        if not self.is_unchanged():
+        if not self._is_unchanged():
             raise source_changed(packing.dst)
         made = {
             folder: Made(target.schema, recipe.provenance, target.files, recipe.whole)
@@ -193,7 +186,9 @@ class Run:
         encode, targets = partial(_encode, recipe, self.format), targets_of((split, recipe))
         # Blocks are alike, so that a few are enough to keep all workers busy.
         most = _MAX_BLOCK_BYTES if recipe.is_of_blocks else MAX_RESULT_BYTES
-        with SplitPacker(self, packing, split, targets, encode, most) as packer:
+        num_workers = 0 if recipe.only_copies else self.settings.num_workers
+        pool = OrderedPool(encode, num_workers, attrgetter("nbytes"), most)
+        with SplitPacker(self, packing, split, targets, pool) as packer:
             with closing(fetched_ahead(recipe.items(packer.num_items))) as items:
                 for item in items:
                     packer.put(item)
@@ -257,8 +252,8 @@ def _encode(recipe: Recipe, format: Format, item: Any) -> Outcome:
 class SplitPacker:
     """Packs the items of one split into the shards of its targets, by their folder, from where those end.
 
-    Items are encoded on threads (``encode``); what becomes of them is taken in order. The next one to be handed over
-    has the number ``num_items``.
+    Items are encoded by a pool, which is closed at the end; what becomes of them is taken in order. The next one to be
+    handed over has the number ``num_items``.
     """
 
     def __init__(
@@ -267,10 +262,9 @@ class SplitPacker:
         packing: Packing,
         split: str,
         targets: Mapping[str, Target],
-        encode: Callable[[Any], Outcome],
-        max_bytes: int = MAX_RESULT_BYTES,  # of outcomes in flight
+        pool: OrderedPool[Any, Outcome],
     ) -> None:
-        self._run, self._packing, self._split = run, packing, split
+        self._run, self._packing, self._split, self._pool = run, packing, split, pool
         state = packing.state
         self._builders = {
             folder: ShardBuilder(target.schema, run.format, run.shard_bytes)
@@ -285,7 +279,6 @@ class SplitPacker:
         self._counts_before = self._counts  # the item under way, of which a shard may hold a part
         self._expected = {reject.number for reject in state.rejects.get(split, ())}
         self._rejects: list[Reject] = []
-        self._pool = OrderedPool(encode, run.num_workers, attrgetter("nbytes"), max_bytes)
 
     def __enter__(self) -> Self:
         return self
@@ -351,7 +344,7 @@ class SplitPacker:
             if bool(rejects) != (number in self._expected):
                 raise source_changed(self._packing.dst, f" (item {number})")
             return
-        if self._run.on_error == "fail":
+        if self._run.settings.on_error == "fail":
             raise rejects[0][1]
         self._rejects += [Reject(number, name, str(why)) for name, why in rejects]
         self._run.num_rejected += len(rejects)

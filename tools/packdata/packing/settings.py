@@ -1,64 +1,107 @@
-"""Options that every packing has, and sorting keyword arguments by the function they belong to."""
+"""What is asked of a packing, whatever it packs: options of commands, and keyword arguments of functions.
+
+The dataclasses declare them. Type checkers and editors know them by a TypedDict, which ``Unpack`` takes in a signature:
+it has the fields of its dataclass, and a test says so.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, get_args
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, Self, TypedDict, get_args
 
-from loaders.checks import whole_number
 from loaders.system.limits import usable_cores
+from packdata.options import check_options, opt, parse_shuffle, size_from
+from packdata.packing.shards import FORMATS, check_shard_options
 
 if TYPE_CHECKING:
+    from types import EllipsisType
+
     from packdata.packing.progress import Progress
+    from packdata.packing.shards import Format
 
 OnError = Literal["fail", "skip"]
-ON_ERROR = get_args(OnError)
-_T = TypeVar("_T")
 
 
-class RunSettings(TypedDict, total=False):
-    """Keyword arguments of all that packs; ``packdata.packing.engine.Run`` has the defaults.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """What is asked of all that packs; what stands in braces is filled in by a command.
 
-    Attributes:
-        shard_bytes: A shard ends with the sample that brings its records to this size.
-        workers: Threads that read and encode; None for all usable cores. The bytes do not depend
-            on it.
-        on_error: ``"fail"`` stops at an item that cannot be packed, ``"skip"`` leaves it out and
-            lists it.
-        overwrite: Replace the datasets that are there. They can be read until the new ones are complete.
-        progress: Called for every sample.
+    The bytes depend on format and size of the shards alone, which None leaves to what is packed.
+
+    Raises:
+        ValueError: One is none of its choices, or out of range.
     """
 
-    shard_bytes: int
+    format: Format | None = opt(
+        None, "file format of the shards (default: {usual})", choices=FORMATS
+    )
+    # A shard ends with the sample that brings its records to this size.
+    shard_bytes: int | None = opt(
+        None,
+        "size of a shard; K, M and G are powers of 1024, up to 256MB in Parquet and 64GB in LMDB (default: {size})",
+        "SIZE",
+        name="shard-size",
+        type=size_from,
+    )
+    workers: int | None = opt(None, "threads (default: all usable cores)", "N", within=(1, None))
+    on_error: OnError = opt(
+        "fail",
+        "at a {item} that cannot be packed: stop (default), or skip it, list it in rejected.jsonl, and exit with 3",
+        choices=get_args(OnError),
+    )
+    # What is there can be read until all that replaces it is complete.
+    overwrite: bool = opt(False, "replace {old}")
+    progress: Progress | None = opt(None, "called for every sample")
+
+    def __post_init__(self) -> None:
+        check_options(self)
+        if self.shard_bytes is not None:
+            # Of no format yet, LMDB has the largest.
+            check_shard_options(self.format or "lmdb", self.shard_bytes)
+
+    def or_usual(self, format: Format, shard_bytes: int | None = None) -> Self:
+        """Return the same with this format and size of shards, where none is asked for."""
+        return replace(
+            self, format=self.format or format, shard_bytes=self.shard_bytes or shard_bytes
+        )
+
+    @property
+    def num_workers(self) -> int:
+        """How many threads that is."""
+        return usable_cores() if self.workers is None else self.workers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackSettings(RunSettings):
+    """The same, and what is asked where a source is packed."""
+
+    # Left out, the plan knows; None is the order of the source.
+    shuffle: int | EllipsisType | None = opt(
+        ...,
+        "pack {drawn} in a random order drawn from this seed (default: {order})",
+        "SEED|none",
+        type=parse_shuffle,
+    )
+    part: str | None = opt(
+        None,
+        "pack only part I of N (I counts from 0), on any machine; 'packdata finish DST' joins them",
+        "I/N",
+    )
+
+
+class RunArguments(TypedDict, total=False):
+    """``RunSettings`` as keyword arguments."""
+
+    format: Format | None
+    shard_bytes: int | None
     workers: int | None
     on_error: OnError
     overwrite: bool
     progress: Progress | None
 
 
-class PackSettings(RunSettings, total=False):
-    """The same, and what takes a source that was listed.
+class PackArguments(RunArguments, total=False):
+    """``PackSettings`` as keyword arguments."""
 
-    Attributes:
-        part: Pack this part of the items alone, ``"I/N"``; ``packdata.parts.packing.finish`` joins them all.
-        shuffle: A seed: pack in an order drawn by it, as ``--shuffle`` of the command does; None keeps the source's.
-    """
-
+    shuffle: int | EllipsisType | None
     part: str | None
-    shuffle: int | None
-
-
-def take(kind: type[_T], options: dict[str, Any], **more: Any) -> _T:
-    """Make a ``kind`` of the ``options`` that belong to it; the others are left.
-
-    Example:
-        >>> options = {"workers": 2, "quality": 80}
-        >>> take(PackSettings, options), options
-        ({'workers': 2}, {'quality': 80})
-    """
-    names = [name for name in kind.__annotations__ if name in options]
-    return kind(**{name: options.pop(name) for name in names}, **more)
-
-
-def check_workers(workers: int | None) -> int:
-    """Return the number of threads to use; ValueError if it is below 1."""
-    return usable_cores() if workers is None else whole_number("workers", workers, at_least=1)

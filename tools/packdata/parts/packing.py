@@ -108,7 +108,7 @@ class PartPacking(Packing):
         share = {"of": part.of, "counted": counted_folders(recipes), "versions": versions()}
         folders, plan = [*targets_of(*recipes)], run.plan_of(recipes)
         plan |= flatten_plan({"part": share})
-        super().__init__(dst, folders, plan, overwrite=run.overwrite, kind="part")
+        super().__init__(dst, folders, plan, overwrite=run.settings.overwrite, kind="part")
         self._part, self.record = part, f"{PARTS_NAME}/{part.name}"
         self._prefix = f"shard-{part.number:05d}" if part.of > 1 else "shard"
 

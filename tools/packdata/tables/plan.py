@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from loaders.checks import one_of
 from loaders.data.manifest import read_manifest
 from loaders.errors import SchemaError
 from packdata.delimited import CsvOptions, CsvRows
 from packdata.describe import counted, few, passed_over
-from packdata.options import changed, takes
+from packdata.options import changed, take, takes
 from packdata.packing.firstpass import FirstPass
 from packdata.packing.progress import Progress, Quiet
-from packdata.packing.settings import ON_ERROR, PackSettings, check_workers, take
-from packdata.packing.shards import TABLE_SHARD_BYTES, Format
+from packdata.packing.settings import PackSettings
+from packdata.packing.shards import TABLE_SHARD_BYTES
 from packdata.plan import SourcePlan, pack_plan
 from packdata.reading import LocalFile
 from packdata.rows import Part
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from loaders.remote.url import Location
-    from packdata.packing.settings import OnError
     from packdata.packing.summary import Summary
     from packdata.rows import RowFile
     from packdata.tables.scan import Scan
@@ -84,32 +82,27 @@ class TablesPlan(SourcePlan):
 def plan_tables(
     sources: Sequence[Location | str] | Location | str | Any,
     *,
-    format: Format = "parquet",
     like: Location | str | None = None,
-    workers: int | None = None,
-    on_error: OnError = "fail",
-    progress: Progress | None = None,
-    first_pass: FirstPass | None = None,
+    reading: Progress | None = None,
+    plan: Location | str | None = None,
     **options: Any,
 ) -> TablesPlan:
     """Read tables and say what would become of them.
 
     Args:
         sources: Files, patterns, folders, or one of these; or one table in memory: a DataFrame, or a table of Arrow.
-        format: Of the shards.
         like: A packed table whose columns, categories and statistics to take.
-        workers: Threads.
-        on_error: ``"fail"`` or ``"skip"``.
-        progress: Counts the rows that are read.
-        first_pass: Where what is learned of the rows comes from, where that is another plan.
-        options: Those of ``TableOptions`` and ``CsvOptions``.
+        reading: Counts the rows that are read for the plan.
+        plan: What ``--dry-run --json`` printed, to take from there what is learned of the rows.
+        options: Those of ``TableOptions``, ``CsvOptions`` and ``PackSettings``.
 
     Raises:
         SourceError: A file cannot be read, columns do not fit the options, or a row cannot be packed, and
             ``on_error`` is ``"fail"``.
         SchemaError: The options contradict each other.
     """
-    one_of("on_error", on_error, ON_ERROR)
+    first_pass = FirstPass(plan)
+    settings = take(PackSettings, options).or_usual("parquet", TABLE_SHARD_BYTES)
     csv = take(CsvOptions, options)
     chosen = TableOptions(**options)
     of_csv = [*changed(csv), *(["missing_values"] if chosen.missing_values else [])]
@@ -122,10 +115,9 @@ def plan_tables(
         raise SchemaError(f"{', '.join(of_csv)}: there is no CSV file among the sources")
     asked = {OPTIONS: changed(chosen), **changed(csv), "like": same}
     identity = {"command": "tables", "source": files.identity(), **asked}
-    first_pass = FirstPass() if first_pass is None else first_pass
     if known is None or like is None:
-        workers = check_workers(workers)
-        scan = partial(scan_files, files, chosen, workers, on_error, progress or Quiet())
+        threads, on_error = settings.num_workers, settings.on_error
+        scan = partial(scan_files, files, chosen, threads, on_error, reading or Quiet())
         learned = first_pass.get("rows", lambda: _learned(files, chosen, scan))
         parts, rows = [Part(*numbers) for numbers in learned["parts"]], learned["rows"]
         columns, about = Columns.from_json(learned), learned["notes"] + about
@@ -139,7 +131,7 @@ def plan_tables(
     recipe = TablesRecipe(files, parts, columns, rows, identity, provenance)
     listed = identity["source"]
     again = partial(_identity_of, given) if given else partial(dict, listed)
-    return TablesPlan(given, [("", recipe)], format, listed, again, recipe, about, first_pass)
+    return TablesPlan(given, [("", recipe)], settings, listed, again, recipe, about, first_pass)
 
 
 def _identity_of(sources: Sequence[Location]) -> dict[str, Any]:
@@ -212,7 +204,6 @@ def pack_tables(
     sources: Sequence[Location | str] | Location | str | Any,
     dst: Location | str,
     *,
-    format: Format = "parquet",
     like: Location | str | None = None,
     plan: Location | str | None = None,
     **options: Any,
@@ -223,28 +214,17 @@ def pack_tables(
         sources: Files (.csv, .tsv, .jsonl, .parquet, .arrow, .feather), patterns, folders; or a DataFrame or table of
             Arrow, of which the columns are taken, and no index.
         dst: A folder that is new or empty.
-        format: ``"parquet"`` or ``"lmdb"``.
         like: A packed table whose columns, categories and statistics to take.
         plan: What ``--dry-run --json`` printed, so that parts need not read all rows first.
-        options: Those of ``TableOptions``, ``CsvOptions`` and ``PackSettings`` (``packdata.packing.settings``).
+        options: Those of ``TableOptions``, ``CsvOptions`` and ``PackSettings`` (``packdata.packing.settings``). By
+            default the format is Parquet, and a shard has 32 MiB.
 
     Raises:
         SourceError: A file, row or column cannot be packed.
         SchemaError: The options contradict each other.
         PackError: The target cannot be written, is in use, or holds something else.
     """
-    settings = take(PackSettings, options)
-    settings.setdefault("shard_bytes", TABLE_SHARD_BYTES)
-    planned = plan_tables(
-        sources,
-        format=format,
-        like=like,
-        workers=settings.get("workers"),
-        on_error=settings.get("on_error", "fail"),
-        first_pass=FirstPass(plan),
-        **options,
-    )
-    return pack_plan(planned, dst, **settings)
+    return pack_plan(plan_tables(sources, like=like, plan=plan, **options), dst)
 
 
 def arrays_of(frame: Any, target: str | Sequence[str] = (), **options: Any) -> dict[str, Any]:
@@ -267,10 +247,11 @@ def arrays_of(frame: Any, target: str | Sequence[str] = (), **options: Any) -> d
         >>> arrays_of(pa.table({"x": [1.5, 2.0]}))["features"].tolist()
         [[1.5], [2.0]]
     """
-    recipe = plan_tables(frame, target=target, **options).recipe
+    plan = plan_tables(frame, target=target, **options)
+    recipe = plan.recipe
     blocks = [block for part in recipe.items(0) for block in recipe.encode(part)]
     errors = [error for block in blocks for error in block.rejects]
-    if errors and options.get("on_error", "fail") == "fail":
+    if errors and plan.settings.on_error == "fail":
         raise errors[0]
     arrays: dict[str, Any] = {"schema": dict(recipe.schema.fields)}
     for name, kind in recipe.schema.fields.items():

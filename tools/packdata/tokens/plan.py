@@ -17,6 +17,7 @@ from loaders.remote.url import Location, is_url
 from loaders.schema import Tokens
 from loaders.schema.tokens import IGNORED
 from packdata.describe import counted, passed_over
+from packdata.options import takes
 from packdata.packing.firstpass import FirstPass
 from packdata.packing.settings import PackSettings
 from packdata.plan import SourcePlan, pack_plan
@@ -37,8 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Unpack
 
-    from packdata.packing.settings import OnError
-    from packdata.packing.shards import Format
+    from packdata.packing.settings import PackArguments
     from packdata.packing.summary import Summary
     from packdata.tokens.options import Eod
     from packdata.tokens.tokenizer import Tokenizer
@@ -58,7 +58,7 @@ class TokensPlan(SourcePlan):
         recipe = self.recipe
         return {
             "src": [*map(str, self.sources)],
-            "format": self.format,
+            "format": self.settings.format,
             "files": len(recipe.source.files),
             "pieces": len(recipe),
             "ignored": dict(self.ignored),
@@ -94,28 +94,27 @@ def plan_tokens(
     sources: Sequence[Location | str] | Location | str,
     options: TokenOptions | None = None,
     *,
-    format: Format | None = None,
-    on_error: OnError = "fail",
-    shuffle: int | None = None,
-    first_pass: FirstPass | None = None,
+    plan: Location | str | None = None,
+    **settings: Unpack[PackArguments],
 ) -> TokensPlan:
     """List sources and say what would become of them; trains the tokenizer, if that is asked for.
 
     With ``on_error="skip"`` no document is cut into pieces, so that each can be left out by itself, nor with
-    ``shuffle``. What is learned of the corpus may come from another plan by ``first_pass``.
+    ``shuffle``. What is learned of the corpus may come from ``plan``, which ``--dry-run --json`` printed.
 
     Raises:
         SourceError: A source cannot be listed or recognized, or holds nothing.
         ValueError: The options contradict each other, or do not fit the source.
     """
+    first_pass, asked = FirstPass(plan), PackSettings(**settings).or_usual("parquet")
     options = TokenOptions() if options is None else options
     if not isinstance(options, TokenOptions):
         raise TypeError(f"options must be TokenOptions(...), got {shown(options)}")
     places = listed_sources(sources)
     files, ignored = list_files(places)
     _check_used(options, {file.kind for file in files})
-    first_pass = FirstPass() if first_pass is None else first_pass
-    may_cut = on_error == "fail" and not options.val_share and shuffle is None
+    is_drawn = asked.shuffle not in (None, ...)
+    may_cut = asked.on_error == "fail" and not options.val_share and not is_drawn
     source = TokenSource(files, options, may_cut=may_cut)
     tokenizer = _tokenizer_of(source, first_pass)
     field, bos = _field_of(source, tokenizer, first_pass)
@@ -125,10 +124,9 @@ def plan_tokens(
         raise SourceError("all files are empty", str(places[0]))
     if source.has_labels:
         _check_targets(source, str(places[0]))
-    splits = [("", recipe)]
     again = partial(_identity_now, places)
-    format, listed = format or "parquet", recipe.identity["files"]
-    return TokensPlan(places, splits, format, listed, again, recipe, ignored, first_pass)
+    splits, listed = [("", recipe)], recipe.identity["files"]
+    return TokensPlan(places, splits, asked, listed, again, recipe, ignored, first_pass)
 
 
 def _identity_now(sources: Sequence[Location]) -> list[Any]:
@@ -138,14 +136,14 @@ def _identity_now(sources: Sequence[Location]) -> list[Any]:
 def _check_used(options: TokenOptions, kinds: set[str]) -> None:
     """Raise ValueError for an option that no file there takes: something else was meant."""
     usual = TokenOptions()
-    for names, takes, what in (
+    for names, suited, what in (
         (("documents",), {"text"}, "plain text"),
         (("text_column", "ids_column", "chat_template", "drop"), LINE_KINDS, "files of rows"),
         (("bin_dtype",), {"bin", "npy"}, "ids without a header"),
         (("bos",), {"text", *LINE_KINDS}, "text and lists of ids"),
     ):
         used = [name for name in names if getattr(options, name) != getattr(usual, name)]
-        if used and not takes & kinds:
+        if used and not suited & kinds:
             raise ValueError(f"{used[0]} is for {what}, not {', '.join(sorted(kinds))}")
 
 
@@ -223,14 +221,14 @@ def _largest_in(source: TokenSource) -> int:
     return largest
 
 
+@takes(PackSettings, hint=", and those of options=TokenOptions(...)")
 def pack_tokens(
     sources: Sequence[Location | str] | Location | str,
     dst: Location | str,
     options: TokenOptions | None = None,
     *,
-    format: Format | None = None,
     plan: Location | str | None = None,
-    **settings: Unpack[PackSettings],
+    **settings: Unpack[PackArguments],
 ) -> Summary:
     """Pack text or ids as ``packdata tokens`` does.
 
@@ -238,25 +236,13 @@ def pack_tokens(
         sources: Files, folders or patterns.
         dst: A folder that is new or empty.
         options: What becomes of them.
-        format: ``"parquet"`` (default) or ``"lmdb"``.
         plan: Of a part, so that a tokenizer is trained, or ids are looked at, once: what ``--dry-run --json`` printed.
-        settings: As of ``pack_recipes``. With ``on_error="skip"``, or ``shuffle``, each document must fit into memory.
+        settings: Those of ``PackSettings`` (``packdata.packing.settings``); the format is Parquet by default. With
+            ``on_error="skip"``, or ``shuffle``, each document must fit into memory.
 
     Raises:
         SourceError: A source, or something in it, cannot be packed.
         PackError: The target cannot be written, is in use, or holds something else.
         ValueError: The options contradict each other.
     """
-    if names := [name for name in settings if name not in PackSettings.__annotations__]:
-        known = ", ".join(PackSettings.__annotations__)
-        what = f"the options are {known}, and those of options=TokenOptions(...)"
-        raise TypeError(f"unknown option {names[0]!r}; {what}")
-    planned = plan_tokens(
-        sources,
-        options,
-        format=format,
-        on_error=settings.get("on_error", "fail"),
-        shuffle=settings.get("shuffle"),
-        first_pass=FirstPass(plan),
-    )
-    return pack_plan(planned, dst, **settings)
+    return pack_plan(plan_tokens(sources, options, plan=plan, **settings), dst)
