@@ -16,6 +16,7 @@ from packdata.parsing import parse_json
 from packdata.sources.annotations import annotated
 from packdata.sources.base import ExtendedSource, Item, Source
 from packdata.sources.columns import BOX_LABELS, Column, identifier_of
+from packdata.sources.opening import read_annotations
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -78,7 +79,9 @@ class ShapeOptions:
             SourceError: There is no such column, or the annotations cannot be read or are of other pictures.
         """
         if self.annotations is not None:
-            source = annotated(source, self.annotations, split, self.box_classes or ())
+            split = split or source.name
+            found = read_annotations(self.annotations, split)
+            source = annotated(source, found, split, self.box_classes or ())
         points = Keypoints(flip_pairs=self.flip_pairs)  # type: ignore[arg-type]
         columns: dict[str, Column] = {}
         members: dict[str, list[str]] = {}

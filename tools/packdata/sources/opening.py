@@ -1,7 +1,9 @@
-"""What kind of source a folder or file is, and which splits it has."""
+"""What kind of source a folder or file is, which splits it has, and of which kind are the annotations beside it."""
 
 from __future__ import annotations
 
+import os
+import re
 from typing import TYPE_CHECKING
 
 from loaders.data.manifest import MANIFEST_NAME
@@ -11,10 +13,11 @@ from packdata.copies import opened_in_order
 from packdata.describe import few
 from packdata.reading import File
 from packdata.rows import suffix_inside
+from packdata.sources.coco import read_coco
 from packdata.sources.columns import ColumnNames
 from packdata.sources.folders import FolderSource
 from packdata.sources.idx import IDX_SUFFIXES, IdxSource
-from packdata.sources.listed import Listing, look_at
+from packdata.sources.listed import Listing, look_at, relative_names
 from packdata.sources.lists import LIST_SUFFIXES, ListSource
 from packdata.sources.names import (
     PICTURES,
@@ -27,10 +30,13 @@ from packdata.sources.names import (
 from packdata.sources.row_kinds import ROW_KINDS, listed_files, row_kind, saved_splits
 from packdata.sources.rows import RowsSource
 from packdata.sources.tars import TAR_SUFFIX, TarSource
+from packdata.sources.voc import read_voc
+from packdata.sources.yolo import read_yolo
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from packdata.sources.annotations import Annotations
     from packdata.sources.base import Source
 
 _ARCHIVES = (
@@ -39,6 +45,8 @@ _ARCHIVES = (
 )
 # Of Delta Lake, Iceberg and Hudi, by how a file in them ends: files of rows that were deleted since stay in the folder.
 _LOGS = {"_delta_log": ".json", "metadata": ".metadata.json", ".hoodie": "hoodie.properties"}
+# Text files beside YOLO's labels.
+_NO_LABELS = re.compile(r"(classes|train|val|test|readme.*)\.txt", re.IGNORECASE)
 _USUAL = ColumnNames()
 Found = Listing | list[File]  # a folder, or files that are one source
 
@@ -197,3 +205,31 @@ def files_of(found: Found, kind: FileKind) -> list[File]:
         return []
     _check_alone(found, files)
     return files
+
+
+def read_annotations(path: Location | str, split: str) -> Annotations:
+    """Read a file or folder of annotations as what it is: COCO's JSON, VOC's XML or YOLO's labels.
+
+    Of several COCO files the one is read whose name or folder has the name of the split.
+
+    Raises:
+        SourceError: There are no annotations, or of several kinds, or they cannot be read.
+    """
+    found = look_at(path)
+    if isinstance(found, Listing):
+        folder, names = found.root, sorted(found)
+        names = [name for name in names if not _NO_LABELS.fullmatch(os.path.basename(name))]
+        files = dict(zip(names, found.files(names), strict=True))
+    else:
+        folder = found[0].path.parent
+        files = dict(zip(relative_names([file.path for file in found]), found, strict=True))
+    kinds = {suffix_of(name) for name in files} & {".json", ".txt", ".xml"}
+    if len(kinds) != 1:
+        what = f"annotations of several kinds ({', '.join(sorted(kinds))})"
+        hint = "COCO has .json files, VOC .xml files, YOLO folders of .txt files"
+        raise SourceError(what if kinds else "no annotations", path, hint)
+    (kind,) = kinds
+    files = {name: file for name, file in files.items() if suffix_of(name) == kind}
+    if kind == ".json":
+        return read_coco(files, path, split)
+    return read_voc(files, path) if kind == ".xml" else read_yolo(files, folder)
