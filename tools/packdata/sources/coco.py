@@ -31,11 +31,9 @@ _MORE = {
 }
 _NOTHING = {"iscrowd": 0, "area": 0.0}  # what a box without them gets; None in the place of others
 _READ = {*_MORE, "id", "image_id", "category_id", "bbox", _KEYPOINTS, "num_keypoints"}
-# Of names such as left_eye, L_Eye, lefteye, eyeLeft, LEye.
-_WORD = re.compile(
-    r"(?i:left|right)|[A-Z]?[a-z]+?(?=[Ll]eft|[Rr]ight|[^a-z]|$)|[A-Z]+(?![a-z])|[0-9]+"
-)
-_OTHER_SIDE = {"left": "right", "l": "r"}
+# In names such as left_eye, L_Eye, lefteye, eyeLeft, LEye.
+_LEFT = re.compile(r"left|Left|LEFT|(?<![A-Za-z])[lL](?![a-z])")
+_RIGHT = {"left": "right", "Left": "Right", "LEFT": "RIGHT", "l": "r", "L": "R"}
 
 
 def read_coco(files: Mapping[str, File], place: Location | str, split: str) -> Annotations:
@@ -124,8 +122,7 @@ def _mirrored(names: Sequence[str]) -> tuple[tuple[int, int], ...]:
         >>> _mirrored(["nose", "L_Eye", "R_Eye"]), _mirrored(["ankleLeft", "ankleRight", "lip"])
         (((1, 2),), ((0, 1),))
     """
-    words = [tuple(word.lower() for word in _WORD.findall(name)) for name in names]
-    places = {each: i for i, each in enumerate(words)}
-    others = [tuple(_OTHER_SIDE.get(word, word) for word in each) for each in words]
-    pairs = zip(words, others, strict=True)
-    return tuple((places[w], places[o]) for w, o in pairs if o != w and o in places)
+    places = {name: place for place, name in enumerate(names)}
+    others = [_LEFT.sub(lambda found: _RIGHT[found[0]], name) for name in names]
+    pairs = zip(names, others, strict=True)
+    return tuple((places[n], places[o]) for n, o in pairs if n != o and o in places)
