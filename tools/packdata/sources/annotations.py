@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from packdata.sources.base import Item
 
 BOXES = "boxes"
+_FORMS = {"COCO": "xywh", "VOC": "xyxy", "YOLO": "yolo"}  # how boxes are written
 NUMBERS = Array(dtype="int64", dims=(None,))  # one a box
 _BAD = (ParseError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
@@ -39,7 +40,6 @@ class Annotations:
     """What is known of pictures; of several files each has a picture of its own."""
 
     kind: str  # ``COCO``, ``VOC`` or ``YOLO``
-    form: str  # how boxes are written
     place: Location | str  # as it was given
     files: Mapping[str, File]  # those that are read, by their paths in a folder
     classes: Sequence[str] = ()  # names by number; none where labels are numbers alone
@@ -79,7 +79,7 @@ def annotated(source: Source, found: Annotations, split: str, classes: Sequence[
     _number(found, classes)
     numbers = replace(NUMBERS, classes=tuple(found.classes) or None)
     columns = {
-        BOXES: Column("json", form=found.form, field=Boxes()),
+        BOXES: Column("json", form=_FORMS[found.kind], field=Boxes()),
         BOX_LABELS: Column("json", numbered=not is_sorted, field=numbers),
         **found.more,
     }

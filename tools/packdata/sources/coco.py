@@ -20,9 +20,6 @@ from packdata.sources.names import key_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from loaders.remote.url import Location
-    from packdata.reading import File
-
 _KEYPOINTS = "keypoints"
 _MORE = {
     "iscrowd": Column("json", field=NUMBERS),
@@ -36,24 +33,24 @@ _LEFT = re.compile(r"left|Left|LEFT|(?<![A-Za-z])[lL](?![a-z])")
 _RIGHT = {"left": "right", "Left": "Right", "LEFT": "RIGHT", "l": "r", "L": "R"}
 
 
-def read_coco(files: Mapping[str, File], place: Location | str, split: str) -> Annotations:
+def read_coco(found: Annotations, split: str) -> None:
     """Read the file whose path has the name of the split; of several, that of ``instances``.
 
     Raises:
         SourceError: There is still more than one, or the file cannot be read.
     """
     called = re.compile(rf"(?<![a-z]){re.escape(split.lower())}(?![a-z])")
-    of_split = [name for name in files if called.search(name.lower())] or [*files]
-    names = {name: PurePath(name).name for name in of_split}
-    chosen = [name for name in names if names[name].startswith("instances")] or of_split
+    files, paths = found.files, [path for path in found.files if called.search(path.lower())]
+    names = {path: PurePath(path).name for path in paths or files}
+    chosen = [path for path in names if names[path].startswith("instances")] or [*names]
     if len(chosen) > 1:
-        what = f"several COCO files ({few(names[name] for name in chosen)})"
-        raise SourceError(what, place, "Give the one of these pictures")
-    found = Annotations("COCO", "xywh", place, {chosen[0]: files[chosen[0]]})
+        what = f"several COCO files ({few(names[path] for path in chosen)})"
+        raise SourceError(what, found.place, "Give the one of these pictures")
+    found.files = {chosen[0]: files[chosen[0]]}
     found.read(_add)
-    if others := [names[name] for name in names if name not in chosen]:
-        found.notes.append(f"files of annotations that are not read: {few(others)}")
-    return found
+    del names[chosen[0]]
+    if names:
+        found.notes.append(f"files of annotations that are not read: {few(names.values())}")
 
 
 def _add(found: Annotations, _: str, data: bytes) -> None:

@@ -13,6 +13,7 @@ from packdata.copies import opened_in_order
 from packdata.describe import few
 from packdata.reading import File
 from packdata.rows import suffix_inside
+from packdata.sources.annotations import Annotations
 from packdata.sources.coco import read_coco
 from packdata.sources.columns import ColumnNames
 from packdata.sources.folders import FolderSource
@@ -36,7 +37,6 @@ from packdata.sources.yolo import read_yolo
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from packdata.sources.annotations import Annotations
     from packdata.sources.base import Source
 
 _ARCHIVES = (
@@ -45,6 +45,7 @@ _ARCHIVES = (
 )
 # Of Delta Lake, Iceberg and Hudi, by how a file in them ends: files of rows that were deleted since stay in the folder.
 _LOGS = {"_delta_log": ".json", "metadata": ".metadata.json", ".hoodie": "hoodie.properties"}
+_ANNOTATIONS = {".json": "COCO", ".xml": "VOC", ".txt": "YOLO"}
 # Text files beside YOLO's labels.
 _NO_LABELS = re.compile(r"(classes|train|val|test|readme.*)\.txt", re.IGNORECASE)
 _USUAL = ColumnNames()
@@ -210,26 +211,31 @@ def files_of(found: Found, kind: FileKind) -> list[File]:
 def read_annotations(path: Location | str, split: str) -> Annotations:
     """Read a file or folder of annotations as what it is: COCO's JSON, VOC's XML or YOLO's labels.
 
-    Of several COCO files the one is read whose name or folder has the name of the split.
+    Of several COCO files the one is read whose path has the name of the split.
 
     Raises:
         SourceError: There are no annotations, or of several kinds, or they cannot be read.
     """
-    found = look_at(path)
-    if isinstance(found, Listing):
-        folder, names = found.root, sorted(found)
+    listed = look_at(path)
+    if isinstance(listed, Listing):
+        folder, names = listed.root, sorted(listed)
         names = [name for name in names if not _NO_LABELS.fullmatch(os.path.basename(name))]
-        files = dict(zip(names, found.files(names), strict=True))
+        files = dict(zip(names, listed.files(names), strict=True))
     else:
-        folder = found[0].path.parent
-        files = dict(zip(relative_names([file.path for file in found]), found, strict=True))
-    kinds = {suffix_of(name) for name in files} & {".json", ".txt", ".xml"}
-    if len(kinds) != 1:
-        what = f"annotations of several kinds ({', '.join(sorted(kinds))})"
+        folder = listed[0].path.parent
+        files = dict(zip(relative_names([file.path for file in listed]), listed, strict=True))
+    suffixes = {suffix_of(name) for name in files} & _ANNOTATIONS.keys()
+    if len(suffixes) != 1:
+        what = f"annotations of several kinds ({', '.join(sorted(suffixes))})"
         hint = "COCO has .json files, VOC .xml files, YOLO folders of .txt files"
-        raise SourceError(what if kinds else "no annotations", path, hint)
-    (kind,) = kinds
-    files = {name: file for name, file in files.items() if suffix_of(name) == kind}
-    if kind == ".json":
-        return read_coco(files, path, split)
-    return read_voc(files, path) if kind == ".xml" else read_yolo(files, folder)
+        raise SourceError(what if suffixes else "no annotations", path, hint)
+    (suffix,) = suffixes
+    files = {name: file for name, file in files.items() if suffix_of(name) == suffix}
+    found = Annotations(_ANNOTATIONS[suffix], path, files)
+    if found.kind == "COCO":
+        read_coco(found, split)
+    elif found.kind == "VOC":
+        read_voc(found)
+    else:
+        read_yolo(found, folder)
+    return found

@@ -5,31 +5,21 @@ Source: host.robots.ox.ac.uk/pascal/VOC, the development kit, section 4.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 from packdata.sources.annotations import BOXES, NUMBERS, Annotations
 from packdata.sources.columns import BOX_LABELS, SIDES, Column
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
-    from loaders.remote.url import Location
-    from packdata.reading import File
-
-
-def read_voc(files: Mapping[str, File], place: Location | str) -> Annotations:
+def read_voc(found: Annotations) -> None:
     """Read all files; SourceError if one cannot be read. Classes are numbered as their names are sorted."""
-    found = Annotations("VOC", "xyxy", place, files)
     found.more["difficult"] = Column("json", field=NUMBERS)
     found.read(_add)
     found.unread -= {"name", "bndbox", "difficult"}
-    names = {name for values in found.pictures.values() for name in values[BOX_LABELS]}
-    found.classes = sorted(names)
+    found.classes = sorted({n for values in found.pictures.values() for n in values[BOX_LABELS]})
     numbers = {name: number for number, name in enumerate(found.classes)}
     for values in found.pictures.values():
         values[BOX_LABELS] = [numbers[name] for name in values[BOX_LABELS]]
-    return found
 
 
 def _add(found: Annotations, picture: str, data: bytes) -> None:

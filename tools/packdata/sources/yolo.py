@@ -18,7 +18,7 @@ from packdata.sources.columns import BOX_LABELS, Column
 from packdata.sources.listed import Listing
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from packdata.reading import File
 
@@ -27,9 +27,8 @@ _POINTS_OF_POLYGON = 6  # numbers of the smallest one
 _AS_COCO = "Convert poses to COCO's person_keypoints"
 
 
-def read_yolo(files: Mapping[str, File], folder: Location) -> Annotations:
+def read_yolo(found: Annotations, folder: Location) -> None:
     """Read all files; SourceError if one cannot be read, or has poses, or what may be poses."""
-    found = Annotations("YOLO", "yolo", folder, files)
     beside = _files_beside(folder)
     yaml_names = next(filter(None, map(_names_in_yaml, beside)), None)
     found.classes = yaml_names or _names_in_text(beside)
@@ -41,7 +40,6 @@ def read_yolo(files: Mapping[str, File], folder: Location) -> Annotations:
         raise SourceError(what, folder, hint)
     if shapes:
         found.more[_POLYGON] = Column("json", field=Json())
-    return found
 
 
 def _add(found: Annotations, picture: str, data: bytes) -> None:
