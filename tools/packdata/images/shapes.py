@@ -79,9 +79,8 @@ class ShapeOptions:
             SourceError: There is no such column, or the annotations cannot be read or are of other pictures.
         """
         if self.annotations is not None:
-            split = split or source.name
-            found = read_annotations(self.annotations, split)
-            source = annotated(source, found, split, self.box_classes or ())
+            found = read_annotations(self.annotations, split or source.name)
+            source = annotated(source, found, self.box_classes or ())
         points = Keypoints(flip_pairs=self.flip_pairs)  # type: ignore[arg-type]
         columns: dict[str, Column] = {}
         members: dict[str, list[str]] = {}

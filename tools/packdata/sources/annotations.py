@@ -41,6 +41,7 @@ class Annotations:
 
     kind: str  # ``COCO``, ``VOC`` or ``YOLO``
     place: Location | str  # as it was given
+    split: str  # whose pictures are annotated
     files: Mapping[str, File]  # those that are read, by their paths in a folder
     classes: Sequence[str] = ()  # names by number; none where labels are numbers alone
     # By the path of the picture, as far as it is known, without its suffix: by field a list with a value for each box.
@@ -67,8 +68,8 @@ class Annotations:
                     raise SourceError(what, file.path, "Mend or remove the file") from error
 
 
-def annotated(source: Source, found: Annotations, split: str, classes: Sequence[str]) -> Source:
-    """Return the source of a split with the annotations of its pictures; folders are no classes then.
+def annotated(source: Source, found: Annotations, classes: Sequence[str]) -> Source:
+    """Return a source with the annotations of its pictures; folders are no classes then.
 
     ``classes`` are all names by number.
 
@@ -102,7 +103,7 @@ def annotated(source: Source, found: Annotations, split: str, classes: Sequence[
         own = {column: values.get(column, []) for column in columns}
         return replace(item, labels={**item.labels, **own}, drawn_on=found.sizes.get(name))
 
-    of_others = {*SPLIT_NAMES} - {split}
+    of_others = {*SPLIT_NAMES} - {found.split}
     absent = (PurePath(name).parts for name in found.pictures if name not in names)
     counts = {
         "without annotations, so without boxes": without,

@@ -33,13 +33,13 @@ _LEFT = re.compile(r"left|Left|LEFT|(?<![A-Za-z])[lL](?![a-z])")
 _RIGHT = {"left": "right", "Left": "Right", "LEFT": "RIGHT", "l": "r", "L": "R"}
 
 
-def read_coco(found: Annotations, split: str) -> None:
+def read_coco(found: Annotations) -> None:
     """Read the file whose path has the name of the split; of several, that of ``instances``.
 
     Raises:
         SourceError: There is still more than one, or the file cannot be read.
     """
-    called = re.compile(rf"(?<![a-z]){re.escape(split.lower())}(?![a-z])")
+    called = re.compile(rf"(?<![a-z]){re.escape(found.split.lower())}(?![a-z])")
     files, paths = found.files, [path for path in found.files if called.search(path.lower())]
     names = {path: PurePath(path).name for path in paths or files}
     chosen = [path for path in names if names[path].startswith("instances")] or [*names]
@@ -98,18 +98,18 @@ def _fill_keypoints(
     boxes: Iterable[dict[str, Any]], categories: Iterable[Mapping[str, Any]]
 ) -> Keypoints:
     """Return the field of keypoints; boxes without any get the same number of unlabelled ones."""
+    names = {tuple(map(str, each[_KEYPOINTS])) for each in categories if each.get(_KEYPOINTS)}
+    if len(names) > 1:
+        raise ValueError("keypoints differ by category: pack each category by itself")
+    points = names.pop() if names else ()
     given = (each[_KEYPOINTS] for each in boxes if each.get(_KEYPOINTS))
-    nothing = [0] * len(next(given, [0] * 3))
-    names = [[*map(str, each[_KEYPOINTS])] for each in categories if each.get(_KEYPOINTS)]
-    if len({_mirrored(each) for each in names}) > 1:
-        raise ValueError("left and right keypoints differ by category: pack each by itself")
-    num = len(names[0]) if len({len(each) for each in names}) == 1 else None
+    num = 3 * len(points) or len(next(given, [0] * 3))
     for each in boxes:
-        each[_KEYPOINTS] = points = each.get(_KEYPOINTS) or nothing
-        if num is not None and len(points) != 3 * num:
-            what = f"{len(points)} numbers of keypoints: x, y and v of {num} are {3 * num}"
-            raise ValueError(what)
-    return Keypoints(num, _mirrored(names[0] if names else ()))
+        each[_KEYPOINTS] = each.get(_KEYPOINTS) or [0] * num
+        if points and len(each[_KEYPOINTS]) != num:
+            what = f"{len(each[_KEYPOINTS])} numbers of keypoints: x, y and v of {len(points)}"
+            raise ValueError(f"{what} are {num}")
+    return Keypoints(len(points) or None, _mirrored(points))
 
 
 def _mirrored(names: Sequence[str]) -> tuple[tuple[int, int], ...]:

@@ -45,7 +45,11 @@ _ARCHIVES = (
 )
 # Of Delta Lake, Iceberg and Hudi, by how a file in them ends: files of rows that were deleted since stay in the folder.
 _LOGS = {"_delta_log": ".json", "metadata": ".metadata.json", ".hoodie": "hoodie.properties"}
-_ANNOTATIONS = {".json": "COCO", ".xml": "VOC", ".txt": "YOLO"}
+_ANNOTATIONS = {
+    ".json": ("COCO", read_coco),
+    ".xml": ("VOC", read_voc),
+    ".txt": ("YOLO", read_yolo),
+}
 # Text files beside YOLO's labels.
 _NO_LABELS = re.compile(r"(classes|train|val|test|readme.*)\.txt", re.IGNORECASE)
 _USUAL = ColumnNames()
@@ -218,11 +222,9 @@ def read_annotations(path: Location | str, split: str) -> Annotations:
     """
     listed = look_at(path)
     if isinstance(listed, Listing):
-        folder, names = listed.root, sorted(listed)
-        names = [name for name in names if not _NO_LABELS.fullmatch(os.path.basename(name))]
+        names = [name for name in listed if not _NO_LABELS.fullmatch(os.path.basename(name))]
         files = dict(zip(names, listed.files(names), strict=True))
     else:
-        folder = listed[0].path.parent
         files = dict(zip(relative_names([file.path for file in listed]), listed, strict=True))
     suffixes = {suffix_of(name) for name in files} & _ANNOTATIONS.keys()
     if len(suffixes) != 1:
@@ -230,12 +232,8 @@ def read_annotations(path: Location | str, split: str) -> Annotations:
         hint = "COCO has .json files, VOC .xml files, YOLO folders of .txt files"
         raise SourceError(what if suffixes else "no annotations", path, hint)
     (suffix,) = suffixes
-    files = {name: file for name, file in files.items() if suffix_of(name) == suffix}
-    found = Annotations(_ANNOTATIONS[suffix], path, files)
-    if found.kind == "COCO":
-        read_coco(found, split)
-    elif found.kind == "VOC":
-        read_voc(found)
-    else:
-        read_yolo(found, folder)
+    files = {name: files[name] for name in sorted(files) if suffix_of(name) == suffix}
+    kind, read = _ANNOTATIONS[suffix]
+    found = Annotations(kind, path, split, files)
+    read(found)
     return found

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from loaders.checks import shown
 from loaders.errors import SourceError
-from loaders.remote.url import URL, Location
+from loaders.remote.url import URL, Location, place_of
 from loaders.schema import Json
 from packdata.reading import LocalFile
 from packdata.sources.annotations import BOXES, Annotations
@@ -27,9 +27,9 @@ _POINTS_OF_POLYGON = 6  # numbers of the smallest one
 _AS_COCO = "Convert poses to COCO's person_keypoints"
 
 
-def read_yolo(found: Annotations, folder: Location) -> None:
+def read_yolo(found: Annotations) -> None:
     """Read all files; SourceError if one cannot be read, or has poses, or what may be poses."""
-    beside = _files_beside(folder)
+    beside = _files_beside(place_of(found.place))
     yaml_names = next(filter(None, map(_names_in_yaml, beside)), None)
     found.classes = yaml_names or _names_in_text(beside)
     found.read(_add)
@@ -37,7 +37,7 @@ def read_yolo(found: Annotations, folder: Location) -> None:
     if shapes and yaml_names is None:
         what = "polygons or poses, which look alike, and there is no data.yaml that says which"
         hint = f"Add it: names: of classes, kpt_shape: of poses. {_AS_COCO}"
-        raise SourceError(what, folder, hint)
+        raise SourceError(what, found.place, hint)
     if shapes:
         found.more[_POLYGON] = Column("json", field=Json())
 
@@ -66,7 +66,7 @@ def _bounds(polygon: Sequence[float]) -> list[float]:
 
 
 def _files_beside(folder: Location) -> list[File]:
-    """Return the files in the folder and up to two above."""
+    """Return the files in the folder of labels and up to two above."""
     if isinstance(folder, URL):
         above = dict.fromkeys((folder, folder.parent, folder.parent.parent))
         listed = (Listing(each, deep=False) for each in above)
