@@ -12,7 +12,6 @@ from __future__ import annotations
 import io
 import logging
 import subprocess
-from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -25,7 +24,6 @@ from PIL.JpegImagePlugin import JpegImageFile, get_sampling
 from loaders.codecs.dct import DctCodec
 from loaders.codecs.heads import MAX_PICTURE_MB, frame_of, jpeg_head, pixels_within
 from loaders.codecs.jpeg import num_segments, restart_interval, with_index
-from loaders.codecs.picture import PictureCodec
 from loaders.codecs.yuv import Yuv420Codec, half
 from loaders.errors import CodecError, SchemaError
 from loaders.schema import Image, Mask
@@ -36,7 +34,6 @@ from packdata.images.pictures import (
     PictureFile,
     decode_picture,
     decode_strictly,
-    oriented,
 )
 
 if TYPE_CHECKING:
@@ -143,12 +140,12 @@ def _is_divided(data: bytes) -> bool:
 
 
 def check_takes_files(field: Image | Mask) -> None:
-    """Raise CodecError if files have no pixels such as the field's: they hold 8 or 16 bits."""
+    """Raise CodecError if the pixels of files are not such as the field's: gray or RGB, of 8 or 16 bits."""
     is_usual = field.dtype in ("uint8", "uint16")
-    if isinstance(field, Image) and not (is_usual and field.channels in (1, 3, 4)):
+    if isinstance(field, Image) and not (is_usual and field.channels in (1, 3)):
         what = f"takes arrays ({field.dtype} of H x W x {field.channels}), not files"
         hint = "read the file yourself and give what should be stored"
-        raise CodecError(f"{what}: those hold uint8 or uint16 of 1, 3 or 4 channels; {hint}")
+        raise CodecError(f"{what}: those are read as uint8 or uint16, gray or RGB; {hint}")
 
 
 def stored_picture(
@@ -166,8 +163,6 @@ def stored_picture(
     max_pixels = pixels_within(max_picture_mb, channels * np.dtype(field.dtype).itemsize)
     if isinstance(field, Mask):
         picture = _mask(data, field, max_pixels)
-    elif channels == 4:
-        picture = _with_alpha(data, field, max_picture_mb)
     else:
         picture = decode_picture(data, channels=channels, dtype=field.dtype, max_pixels=max_pixels)
     if picture.kept is not None and field.codec in KEPT:
@@ -183,14 +178,6 @@ def warn_of_depth() -> None:
     """Say once that depth is lost."""
     what = "pictures of 16 bits are stored as 8, in which 12 bits keep 17 levels"
     _log.warning("%s: Image(dtype='uint16', codec='png') stores 16", what)
-
-
-def _with_alpha(data: bytes, field: Image, max_picture_mb: int) -> Picture:
-    """Return RGBA as the file has it, upright; the file is kept if readers would see that in it."""
-    codec = PictureCodec(replace(field, codec="png"), max_picture_mb)
-    orientation = PictureFile(data, codec.max_pixels).orientation
-    pixels = oriented(codec.decode(np.frombuffer(data, np.uint8)), orientation)
-    return Picture(pixels, pixels.shape[:2], kept=data if orientation == 1 else None)
 
 
 def _mask(data: bytes, field: Mask, max_pixels: int) -> Picture:
