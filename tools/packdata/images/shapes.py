@@ -57,8 +57,6 @@ class ShapeOptions:
         "FILE|FOLDER",
         type=parse_target,
     )
-    # Names by number; ``classes`` of the source where there are boxes.
-    box_classes: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -72,15 +70,17 @@ class ShapeOptions:
             if _split_format(text)[1] not in BOX_FORMATS:
                 raise SchemaError(f"boxes {text!r}: the format is one of {', '.join(BOX_FORMATS)}")
 
-    def extend(self, source: Source, split: str) -> Source:
+    def extend(self, source: Source, split: str, classes: tuple[str, ...] | None = None) -> Source:
         """Return a split of a source with its annotations, and with the columns of boxes and keypoints known.
+
+        ``classes`` are those of boxes, where they are given: names by number.
 
         Raises:
             SourceError: There is no such column, or the annotations cannot be read or are of other pictures.
         """
         if self.annotations is not None:
             found = read_annotations(self.annotations, split or source.name)
-            source = annotated(source, found, self.box_classes or ())
+            source = annotated(source, found, classes or ())
         points = Keypoints(flip_pairs=self.flip_pairs)  # type: ignore[arg-type]
         columns: dict[str, Column] = {}
         members: dict[str, list[str]] = {}
@@ -102,13 +102,13 @@ class ShapeOptions:
 
         labels = {**source.labels, **columns}
         extended = ExtendedSource(source, labels, identity, extend, notes, source.files)
-        return extended if self.box_labels is None else self._with_box_labels(extended)
+        return extended if self.box_labels is None else self._with_box_labels(extended, classes)
 
-    def _with_box_labels(self, source: Source) -> Source:
+    def _with_box_labels(self, source: Source, classes: tuple[str, ...] | None) -> Source:
         """Add the classes of boxes as numbers; SourceError if they are neither numbers nor names."""
         name, path = _find(str(self.box_labels), source)
         boxes, _ = _find(_split_format(self.boxes[0])[0], source)
-        classes = self.box_classes or source.classes.get(str(self.box_labels))
+        classes = classes or source.classes.get(str(self.box_labels))
         is_given = classes is not None
         if not is_given:
             every = (each for item in source.items() for each in _list(item, path))
