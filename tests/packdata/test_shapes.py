@@ -748,6 +748,15 @@ class TestAnnotations:
             "b/a/1": [[5, 6, 12, 14]],
         }
 
+    def test_pictures_that_were_converted_keep_their_annotations(self, tmp_path: Path) -> None:
+        pictures(tmp_path / "in", "1.png")
+
+        pack_images(tmp_path / "in", tmp_path / "out", annotations=coco(tmp_path, ["1.jpg"]))
+
+        assert ShardDataset(tmp_path / "out", fields=["boxes"])[0].boxes.tolist() == CORNERS
+        with pytest.raises(SourceError, match=r"instances.json.*duplicate image 1.png"):
+            plan_images(tmp_path / "in", annotations=coco(tmp_path, ["1.jpg", "1.png"]))
+
     def test_one_annotation_is_of_one_picture(self, tmp_path: Path) -> None:
         pictures(tmp_path / "in", "a/1.png", "b/1.png")
         (tmp_path / "labels").mkdir()
