@@ -132,6 +132,37 @@ def test_files_that_would_not_serve_right_are_encoded_anew(tmp_path: Path) -> No
     assert np.abs(reader.sample(1)["image"].astype(int) - upright).mean() < 2
 
 
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+def test_files_of_four_channels_are_turned_upright(tmp_path: Path, kind: str) -> None:
+    exif = PIL.Image.Exif()
+    exif[0x0112] = 6
+    pixels = PIL.Image.fromarray(PIXELS).convert("RGB" if kind == "JPEG" else "RGBA")
+    files = [io.BytesIO(), io.BytesIO()]
+    pixels.save(files[0], kind, exif=exif)
+    pixels.save(files[1], kind)
+
+    pack(
+        [{"image": f.getvalue()} for f in files],
+        tmp_path,
+        {"image": Image(channels=4, codec="png")},
+    )
+
+    reader = PackedReader(tmp_path)
+    turned, plain = (reader.sample(i)["image"] for i in range(2))
+    assert plain.shape == (30, 40, 4)
+    assert np.array_equal(turned, np.rot90(plain, -1))
+    assert bytes(reader.record(1, "image")) == files[1].getvalue()
+
+
+def test_a_raw_field_of_four_channels_takes_files_of_16_bits(tmp_path: Path) -> None:
+    pixels = RNG.integers(0, 65_536, (3, 4, 4), dtype=np.uint16)
+    data = cv2.imencode(".png", cv2.cvtColor(pixels, cv2.COLOR_RGBA2BGRA))[1].tobytes()
+
+    pack([{"image": data}], tmp_path, {"image": Image(channels=4, dtype="uint16", codec="raw")})
+
+    assert np.array_equal(PackedReader(tmp_path).sample(0)["image"], pixels)
+
+
 def test_files_of_16_bits_are_stored_as_such_or_refused(tmp_path: Path) -> None:
     data = encoded(np.full((5, 6), 4000, np.uint16), "PNG")
 
@@ -148,7 +179,6 @@ def test_files_of_16_bits_are_stored_as_such_or_refused(tmp_path: Path) -> None:
         pytest.param(Image(dtype="uint32", codec="raw"), id="uint32"),
         pytest.param(Image(dtype="uint64", codec="raw"), id="uint64"),
         pytest.param(Image(channels=2, codec="raw"), id="two channels"),
-        pytest.param(Image(channels=4, codec="png"), id="with alpha"),
     ],
 )
 def test_files_are_refused_where_no_file_has_such_pixels(tmp_path: Path, field: Image) -> None:

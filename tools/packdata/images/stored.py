@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import io
 import subprocess
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,6 +23,7 @@ from PIL.JpegImagePlugin import JpegImageFile, get_sampling
 from loaders.codecs.dct import DctCodec
 from loaders.codecs.heads import MAX_PICTURE_MB, frame_of, jpeg_head, pixels_within
 from loaders.codecs.jpeg import num_segments, restart_interval, with_index
+from loaders.codecs.picture import PictureCodec
 from loaders.codecs.yuv import Yuv420Codec, half
 from loaders.errors import CodecError, SchemaError
 from loaders.schema import Image, Mask
@@ -32,6 +34,7 @@ from packdata.images.pictures import (
     PictureFile,
     decode_picture,
     decode_strictly,
+    oriented,
 )
 
 if TYPE_CHECKING:
@@ -137,12 +140,12 @@ def _is_divided(data: bytes) -> bool:
 
 
 def check_takes_files(field: Image | Mask) -> None:
-    """Raise CodecError if the pixels of files are not such as the field's: gray or RGB, of 8 or 16 bits."""
+    """Raise CodecError if files have no pixels such as the field's: they hold 8 or 16 bits."""
     is_usual = field.dtype in ("uint8", "uint16")
-    if isinstance(field, Image) and not (is_usual and field.channels in (1, 3)):
+    if isinstance(field, Image) and not (is_usual and field.channels in (1, 3, 4)):
         what = f"takes arrays ({field.dtype} of H x W x {field.channels}), not files"
         hint = "read the file yourself and give what should be stored"
-        raise CodecError(f"{what}: those are read as uint8 or uint16, gray or RGB; {hint}")
+        raise CodecError(f"{what}: those hold uint8 or uint16 of 1, 3 or 4 channels; {hint}")
 
 
 def stored_picture(
@@ -160,6 +163,8 @@ def stored_picture(
     max_pixels = pixels_within(max_picture_mb, channels * np.dtype(field.dtype).itemsize)
     if isinstance(field, Mask):
         picture = _mask(data, field, max_pixels)
+    elif channels == 4:
+        picture = _with_alpha(data, field, max_picture_mb)
     else:
         picture = decode_picture(data, channels=channels, dtype=field.dtype, max_pixels=max_pixels)
     if picture.kept is not None and field.codec in KEPT:
@@ -169,6 +174,14 @@ def stored_picture(
         raise CodecError(f"the file has 16 bits, the field 8: {hint}")
     is_alike = picture.format == field.codec == "jpeg"
     return encode_alike(picture) if is_alike else codec.encode(picture.pixels), picture.size
+
+
+def _with_alpha(data: bytes, field: Image, max_picture_mb: int) -> Picture:
+    """Return RGBA as the file has it, upright; the file is kept if readers would see that in it."""
+    codec = PictureCodec(replace(field, codec="png"), max_picture_mb)
+    orientation = PictureFile(data, codec.max_pixels).orientation
+    pixels = oriented(codec.decode(np.frombuffer(data, np.uint8)), orientation)
+    return Picture(pixels, pixels.shape[:2], kept=data if orientation == 1 else None)
 
 
 def _mask(data: bytes, field: Mask, max_pixels: int) -> Picture:
