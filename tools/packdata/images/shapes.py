@@ -82,14 +82,14 @@ class ShapeOptions:
             found = read_annotations(self.annotations, split or source.name)
             source = annotated(source, found, classes or ())
         points = Keypoints(flip_pairs=self.flip_pairs)  # type: ignore[arg-type]
-        columns: dict[str, Column] = {}
-        members: dict[str, list[str]] = {}
-        for text in (*self.boxes, *self.keypoints):
-            column, form = (text, _KEYPOINTS) if text in self.keypoints else _split_format(text)
+        columns, members = dict[str, Column](), dict[str, list[str]]()
+        boxes = map(_split_format, self.boxes)
+        for column, form in (*boxes, *((column, _KEYPOINTS) for column in self.keypoints)):
             name, path = _find(column, source)
             field = points if form == _KEYPOINTS else Boxes()
             columns[name] = Column("json", form=form, field=field)
-            members |= {name: path} if len(path) > 1 else {}
+            if len(path) > 1:
+                members[name] = path
         if not columns:
             return source
         identity = {"shapes": [*map(list, (self.boxes, self.keypoints, points.flip_pairs))]}
@@ -97,6 +97,8 @@ class ShapeOptions:
         notes = [note] if self.keypoints and not self.flip_pairs else []
 
         def extend(item: Item) -> Item:
+            if not members:
+                return item
             values = {name: _value(item, path) for name, path in members.items()}
             return replace(item, labels={**item.labels, **values})
 
