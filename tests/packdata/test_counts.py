@@ -61,3 +61,13 @@ def test_an_interrupted_packing_counts_as_one_that_was_not(
         assert again.counts == whole.counts
         assert [n for n in again.notes if "continued" not in n] == list(whole.notes)
         assert again.datasets == whole.datasets
+
+
+def test_of_several_sizes_the_first_counts(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    assert cv2.imwrite(str(tmp_path / "in/1.png"), np.zeros((20, 40, 3), np.uint8))
+
+    one = pack_images(tmp_path / "in", tmp_path / "one", sizes=[10, 20])
+    other = pack_images(tmp_path / "in", tmp_path / "other", sizes=[20, 10])
+
+    assert (one.counts, other.counts) == ({"re-encoded": 1}, {"kept": 1})

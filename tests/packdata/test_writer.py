@@ -21,7 +21,6 @@ from loaders.data.manifest import read_manifest
 from loaders.errors import CodecError, LoadersError, PackError, SchemaError, SourceError
 from loaders.schema import Array, Boxes, Bytes, Image, Json, Label, Mask, MultiLabel, Text
 from packdata import Writer, pack
-from packdata.images.stored import warn_of_depth
 from packdata.packing.progress import Quiet
 from packdata.packing.target import PACKING_NAME
 from tests.packdata.reading import PackedReader
@@ -164,17 +163,14 @@ def test_a_raw_field_of_four_channels_takes_files_of_16_bits(tmp_path: Path) -> 
     assert np.array_equal(PackedReader(tmp_path).sample(0)["image"], pixels)
 
 
-@pytest.mark.parametrize(("dtype", "told"), [("uint8", 1), ("uint16", 0)])
-def test_files_of_16_bits_that_are_stored_as_8_are_told_once(
-    tmp_path: Path, caplog: Any, dtype: str, told: int
-) -> None:
-    warn_of_depth.cache_clear()
+def test_files_of_16_bits_are_stored_as_such_or_refused(tmp_path: Path) -> None:
     data = encoded(np.full((5, 6), 4000, np.uint16), "PNG")
 
-    image = Image(dtype=dtype, codec="png")
-    pack([{"image": data}] * 3, tmp_path / "out", {"image": image}, workers=1)
+    pack([{"image": data}], tmp_path / "out", {"image": Image(dtype="uint16", codec="png")})
 
-    assert sum("stored as 8" in record.getMessage() for record in caplog.records) == told
+    assert PackedReader(tmp_path / "out").sample(0)["image"].tolist() == [[[4000] * 3] * 6] * 5
+    with pytest.raises(CodecError, match="uint16"):
+        pack([{"image": data}], tmp_path / "no", {"image": Image(codec="png")})
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,15 @@ def test_a_mask_of_more_pixels_than_are_accepted_is_not_decoded(tmp_path: Path) 
         decode_mask(data, NUMBERS.size - 1)
 
 
+def test_masks_have_16_bits_where_they_are_asked_for(tmp_path: Path) -> None:
+    picture(tmp_path / "in/1.jpg")
+    save(tmp_path / "masks/1.png", NUMBERS)
+
+    plan = plan_images(tmp_path / "in", masks=tmp_path / "masks", keep_depth=True)
+
+    assert plan.recipes[0].targets[0].schema.fields["mask"].dtype == "uint16"
+
+
 class TestSuffixes:
     @pytest.mark.parametrize(
         ("name", "mask", "suffix"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,12 +14,15 @@ import xxhash
 from loaders.codecs.heads import MAX_PIXELS
 from loaders.errors import CodecError, SourceError
 from packdata.images.pictures import PictureFile, decode_picture, oriented, without_alpha
-from packdata.reading import read_file
+from packdata.reading import File, read_file
 
 if TYPE_CHECKING:
     from loaders.remote.url import Location
+    from packdata.images.fit import Size
+    from packdata.sources.base import Item, Source
 
 Values = npt.NDArray[Any]
+NUM_PEEKED = 16  # items that are looked at before the first is packed
 _EXACT = ("png", "gif", "bmp", "tiff", "ppm")
 _HEX = re.compile(r"#([0-9a-fA-F]{6})\b")
 _THREE = re.compile(r"(?<!\d)(\d{1,3})[\s,;]+(\d{1,3})[\s,;]+(\d{1,3})(?!\d)")
@@ -129,3 +134,50 @@ def _label_map(label_map: Location | str) -> dict[int, int]:
         what = "duplicate numbers, numbers above 65535, or none"
         raise SourceError(what, label_map, _NUMBERS_HINT)
     return pairs
+
+
+class Masks:
+    """The masks of a source, all stored as ``dtype``.
+
+    That is what the class map says, or what is asked for; else uint16 if one of the first masks is, and uint8 if not.
+    """
+
+    def __init__(
+        self, source: Source, class_map: ClassMap | None, dtype: str | None, max_pixels: int
+    ) -> None:
+        self._decode = decode_mask if class_map is None else class_map.read
+        self._max_pixels = max_pixels
+        self.dtype = (dtype if class_map is None else class_map.dtype) or self._deepest(source)
+
+    def _deepest(self, source: Source) -> str:
+        dtypes = set[str]()
+        for item in islice(source.items(0), NUM_PEEKED):
+            with suppress(SourceError):  # it is rejected in its turn
+                dtypes.add(self._read(item).dtype.name)
+        return "uint16" if "uint16" in dtypes else "uint8"
+
+    def read(self, item: Item, size: Size) -> Values:
+        """Return the mask of a picture of a size; SourceError if it is of another, or deeper than the first ones."""
+        mask = self._read(item)
+        if mask.shape != size:
+            what = f"the mask has {mask.shape} pixels, the picture {size}"
+            raise SourceError(f"{what} (height, width), both turned upright", _place_of(item))
+        if mask.max() > np.iinfo(self.dtype).max:
+            what = f"the mask holds {mask.max()}, and the first {NUM_PEEKED} masks have 8 bits"
+            raise SourceError(what, _place_of(item), "Pass keep_depth=True")
+        return mask.astype(self.dtype)
+
+    def _read(self, item: Item) -> Values:
+        if item.read_mask is None:
+            hint = "Leave the picture out; or pack such without masks from Python: docs/masks.md"
+            raise SourceError("the mask is missing", item.where, hint)
+        data = item.read_mask()
+        try:
+            return self._decode(data, self._max_pixels)
+        except CodecError as error:
+            raise SourceError(f"the mask cannot be read: {error}", _place_of(item)) from error
+
+
+def _place_of(item: Item) -> str:
+    """Say where an item's mask is."""
+    return item.read_mask.where if isinstance(item.read_mask, File) else f"{item.where} (mask)"

@@ -56,11 +56,12 @@ def plan_images(src: Location | str | Sequence[Location | str], **options: Any) 
     sources, shapes = listed_sources(src), take(ShapeOptions, options)
     source = take(SourceOptions, options, column="image_column")
     image_options, has_annotations = ImageOptions(**options), shapes.annotations is not None
+    extend = shapes.extend
     if source.classes is not None and (has_annotations or shapes.box_labels is not None):
-        shapes = replace(shapes, box_classes=read_classes(source.classes, BOX_LABELS))
+        extend = partial(extend, classes=read_classes(source.classes, BOX_LABELS))
         source = replace(source, classes=None)
     open_again = partial(
-        open_splits, sources, source, extend=shapes.extend, has_annotations=has_annotations
+        open_splits, sources, source, extend=extend, has_annotations=has_annotations
     )
     opened = open_again()
     check_same_classes(split.source for split in opened)

@@ -17,7 +17,6 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from loaders.codecs import Codec, codec_for
 from loaders.codecs.heads import MAX_PICTURE_MB, pixels_within
@@ -28,7 +27,7 @@ from packdata.ahead import fetched_ahead
 from packdata.describe import counted, numbered
 from packdata.files.recipe import FilesRecipe
 from packdata.images.fit import MAX_SIDE, Fit, SizeOption
-from packdata.images.masks import ClassMap, decode_mask
+from packdata.images.masks import NUM_PEEKED, ClassMap, Masks
 from packdata.images.pictures import KEPT, Picture, PictureFile, decode_picture
 from packdata.images.shapes import encode_shape
 from packdata.images.stored import (
@@ -38,7 +37,6 @@ from packdata.images.stored import (
     jpegtran_version,
 )
 from packdata.options import changed, check_options, opt, parse_target
-from packdata.reading import File
 from packdata.recipe import Tally, Target
 
 if TYPE_CHECKING:
@@ -57,7 +55,6 @@ _HAS_PROFILE = "colour profiles"
 _TURNED_BELOW = "rotated below a mask, boxes or keypoints"
 _SMALLER = "smaller than "
 _UNLABELLED = "without a label"  # -1 in Hugging Face's columns
-_NUM_PEEKED = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,11 +188,11 @@ class ImageOptions:
 
 
 class _Output(NamedTuple):
-    """One target: a size, and how pictures become it."""
+    """One target: a size, and how pictures and masks become it."""
 
     resize: SizeOption
     fields: dict[str, Field]  # what a sample has of pictures
-    codec: Codec  # of pictures that are re-encoded
+    codecs: dict[str, Codec]  # of ``image``, where a picture is re-encoded, and of ``mask``
 
 
 _KEY = codec_for(Text())
@@ -214,28 +211,68 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
 
     def __init__(self, split: Split, options: ImageOptions) -> None:
         super().__init__(split, options)
-        has_masks = self.source.has_masks
-        if options.class_map is not None and not has_masks:
-            names = " and ".join(options.class_map.names)
+        source, class_map = self.source, options.class_map
+        if class_map is not None and not source.has_masks:
+            names = " and ".join(class_map.names)
             raise SchemaError(f"{names} is for masks, and there are none: pass masks=")
         pixel_nbytes = options.channels * np.dtype(options.dtype).itemsize
         self._max_pixels = pixels_within(options.max_picture_mb, pixel_nbytes)
         self._shapes = [label for label in self.labels if label.column.form]
         self._plain = [label for label in self.labels if not label.column.form]
         self._classes = [label.name for label in self._plain if isinstance(label.field, Label)]
-        self._is_several = split.source.has_several
-        if self._is_several and (has_masks or self._shapes):
+        if source.has_several and (source.has_masks or self._shapes):
             what = "masks, boxes and keypoints belong to one picture, and samples have several"
             hint = "pack them from Python, with packdata.Writer and fields of your own"
             raise SchemaError(f"{what}: {hint}")
-        self._mask_dtype = self._find_mask_dtype() if has_masks else None
-        self._outputs = outputs = [self._output(each) for each in options.resizes or (_AS_IT_IS,)]
+        self._masks: Masks | None = None
+        if source.has_masks:
+            depth = "uint16" if options.keep_depth else None
+            self._masks = Masks(source, class_map, depth, self._max_pixels)
+        codec, sizes = options.codec or self._usual_codec(), options.resizes or [_AS_IT_IS]
+        self._outputs = outputs = [self._output(size, codec) for size in sizes]
         # Pictures "kept" or "re-encoded", and why the latter; those "smaller than" a size.
         self.tally = Tally()
-        sizes = {"original_sizes": _SIZES} if self._is_several else {"original_size": _SIZE}
+        more = {"original_sizes": _SIZES} if source.has_several else {"original_size": _SIZE}
         folders = [output.resize.name if len(outputs) > 1 else "" for output in outputs]
-        schemas = [self._schema(output.fields, {"key": Text(), **sizes}) for output in outputs]
+        schemas = [self._schema(output.fields, {"key": Text(), **more}) for output in outputs]
         self._set_targets([*map(Target, folders, schemas)], options.to_json())
+
+    def _usual_codec(self) -> str:
+        """Pixels stay pixels; 16 bits need PNG; what is kept is named after most of the first files."""
+        if self.source.pixels is not None:
+            return "raw"
+        if self.options.keep_depth:
+            return "png"
+        if self.options.resizes:
+            return "jpeg"
+        formats: Counter[str] = Counter()
+        for item in fetched_ahead(islice(self.source.items(0), NUM_PEEKED)):
+            with suppress(SourceError, CodecError):  # it is rejected in its turn
+                data = item.read()
+                for file in data if isinstance(data, list) else [data]:
+                    assert isinstance(file, bytes)  # pixels are stored raw
+                    name = PictureFile(file).format
+                    formats[name if name in KEPT else "png"] += 1
+        return max(formats, key=formats.__getitem__, default="jpeg")
+
+    def _output(self, resize: SizeOption, codec: str) -> _Output:
+        options, pixels = self.options, self.source.pixels
+        size = resize.fixed or (pixels and resize.scaled(pixels))
+        if codec in ONE_SIZE and size is None:
+            what = f"codec {codec!r} needs pictures of one size"
+            raise SchemaError(f"{what}: pass sizes= with fit='cover', 'contain' or 'stretch'")
+        channels = options.channels if pixels is None else 1
+        fields: dict[str, Field] = {"image": options.image(channels, size, codec)}
+        if self.source.has_several:
+            fields = {"images": Images(codec, channels=channels, size=size, dtype=options.dtype)}
+        # Files are kept, or else stored without loss.
+        is_lossless = options.codec is None and not options.resizes and codec in KEPT
+        encoded = options.image(channels, size, "png" if is_lossless else codec)
+        codecs = {"image": codec_for(encoded, quality=options.quality)}
+        if self._masks is not None:
+            fields["mask"] = mask = Mask(size=size, dtype=self._masks.dtype)
+            codecs["mask"] = codec_for(mask)
+        return _Output(resize, fields, codecs)
 
     def encode(self, item: Item) -> list[dict[str, bytes]]:
         """Return the records of an item for each target.
@@ -248,38 +285,18 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
             data = item.read()
             shared = {label.name: label.encode(item) for label in self._plain}
             shared["key"] = _KEY.encode(item.key)
-            made = (
-                self._several(item, data)
-                if isinstance(data, list)
-                else self._one(item, self._decode(data))
-            )
+            made = self._several(item, data) if isinstance(data, list) else self._one(item, data)
             self.tally.add(_UNLABELLED, -1 in map(item.labels.get, self._classes))
             return [pictures | shared for pictures in made]
         except CodecError as error:
             raise SourceError(str(error), item.where) from error
-
-    def _one(self, item: Item, picture: Picture) -> list[dict[str, bytes]]:
-        """Return what a sample has of a picture, for each target."""
-        mask = None if self._mask_dtype is None else self._mask(item, picture)
-        samples = []
-        for output in self._outputs:
-            sample = {"image": self._stored(output, picture)}
-            if mask is not None:
-                fitted = output.resize.apply(mask, nearest=True)
-                sample["mask"] = codec_for(output.fields["mask"]).encode(fitted)
-            for shape in self._shapes:
-                sample[shape.name] = encode_shape(shape, item, picture.size, output.resize)
-            sample["original_size"] = np.array(picture.size, "<i4").tobytes()
-            samples.append(sample)
-        self._count(picture)
-        return samples
 
     def _several(self, item: Item, files: Sequence[bytes]) -> list[dict[str, bytes]]:
         """Return what a sample has of its pictures, for each target."""
         made = []
         for number, data in enumerate(files):
             with numbered(number):
-                made.append(self._one(item, self._decode(data)))
+                made.append(self._one(item, data))
         return [
             {
                 "images": join_files([samples[target]["image"] for samples in made]),
@@ -287,6 +304,25 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
             }
             for target in range(len(self._outputs))
         ]
+
+    def _one(self, item: Item, data: bytes | Pixels) -> list[dict[str, bytes]]:
+        """Return what a sample has of a picture, for each target."""
+        picture = self._decode(data)
+        mask = None if self._masks is None else self._masks.read(item, picture.size)
+        files = [self._kept(output, picture) for output in self._outputs]
+        samples = []
+        for output, file in zip(self._outputs, files, strict=True):
+            image = self._re_encoded(output, picture) if file is None else self._divided(file)
+            sample = {"image": image}
+            if mask is not None:
+                fitted = output.resize.apply(mask, nearest=True)
+                sample["mask"] = output.codecs["mask"].encode(fitted)
+            for shape in self._shapes:
+                sample[shape.name] = encode_shape(shape, item, picture.size, output.resize)
+            sample["original_size"] = np.array(picture.size, "<i4").tobytes()
+            samples.append(sample)
+        self._count(picture, is_kept=files[0] is not None)
+        return samples
 
     def _decode(self, data: bytes | Pixels) -> Picture:
         options = self.options
@@ -307,13 +343,20 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         heights, widths = zip(*sizes, strict=True)
         return max(heights), max(widths)
 
-    def _stored(self, output: _Output, picture: Picture) -> bytes:
-        """Return the record of a picture for a target: the file itself where that can be."""
-        options, codec = self.options, output.codec
-        if (kept := self._kept(output, picture)) is not None:
-            divided = divide_without_loss(kept) if options.segments else None
-            self.tally.add(_DIVIDED, int(divided is not None))
-            return divided or kept
+    def _kept(self, output: _Output, picture: Picture) -> bytes | None:
+        """Return the file to be stored as it is; None if it is re-encoded."""
+        is_as_wanted = self.options.codec is None and (picture.gray or not self.options.gray)
+        return picture.kept if is_as_wanted and output.resize.keeps(picture.size) else None
+
+    def _divided(self, file: bytes) -> bytes:
+        """Return a file that is kept, in segments where these are asked for and can be had."""
+        divided = divide_without_loss(file) if self.options.segments else None
+        self.tally.add(_DIVIDED, int(divided is not None))
+        return divided or file
+
+    def _re_encoded(self, output: _Output, picture: Picture) -> bytes:
+        """Return the record of a picture whose file is not kept; of a JPEG with as little loss as there can be."""
+        options, codec = self.options, output.codecs["image"]
         if picture.format == "jpeg" and output.resize.keeps(picture.size):
             if options.codec is None and not options.keep_depth:
                 return encode_alike(picture)
@@ -322,119 +365,39 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
                 return record
         return codec.encode(output.resize.apply(picture.pixels, picture.size))
 
-    def _kept(self, output: _Output, picture: Picture) -> bytes | None:
-        """Return the file to be stored as it is; None if it is re-encoded."""
-        is_as_wanted = self.options.codec is None and (picture.gray or not self.options.gray)
-        return picture.kept if is_as_wanted and output.resize.keeps(picture.size) else None
-
-    def _mask(self, item: Item, picture: Picture) -> npt.NDArray[Any]:
-        """Return the mask of a picture; SourceError if it is of another size, or deeper than the first ones."""
-        mask, where = self._read_mask(item)
-        if mask.shape != picture.size:
-            what = f"the mask has {mask.shape} pixels, the picture {picture.size}"
-            raise SourceError(f"{what} (height, width), both turned upright", where)
-        if mask.max() > np.iinfo(self._mask_dtype or mask.dtype).max:
-            what = f"the mask holds {mask.max()}, and the first {_NUM_PEEKED} masks have 8 bits"
-            raise SourceError(what, where, "Pass keep_depth=True")
-        return mask.astype(self._mask_dtype)
-
-    def _read_mask(self, item: Item) -> tuple[npt.NDArray[Any], str]:
-        """Return an item's mask, and its place; SourceError."""
-        if (read := item.read_mask) is None:
-            hint = "Leave the picture out; or pack such without masks from Python: docs/masks.md"
-            raise SourceError("the mask is missing", item.where, hint)
-        where = read.where if isinstance(read, File) else f"{item.where} (mask)"
-        class_map, data = self.options.class_map, read()
-        try:
-            decode = decode_mask if class_map is None else class_map.read
-            return decode(data, self._max_pixels), where
-        except CodecError as error:
-            raise SourceError(f"the mask cannot be read: {error}", where) from error
-
-    def _count(self, picture: Picture) -> None:
+    def _count(self, picture: Picture, *, is_kept: bool) -> None:
         """Count what became of a picture in the first target."""
-        kept = self._kept(self._outputs[0], picture) is not None
-        self.tally.add(_KEPT if kept else _ENCODED)
+        self.tally.add(_KEPT if is_kept else _ENCODED)
         for change in picture.changes:
-            self.tally.add(_MENDED if kept else change)
-        has_places = bool(self._shapes) or self._mask_dtype is not None
+            self.tally.add(_MENDED if is_kept else change)
+        has_places = bool(self._shapes) or self._masks is not None
         self.tally.add(_TURNED_BELOW, has_places and "rotated" in picture.changes)
         self.tally.add(_HAS_PROFILE, picture.has_profile)
         for resize in self.options.resizes:
             is_small = resize.fixed is None and min(picture.size) < resize.height
             self.tally.add(f"{_SMALLER}{resize.name}", is_small)
 
-    # -- what is decided before the first picture ---------------------------------------------------------
-
-    def _output(self, resize: SizeOption) -> _Output:
-        options, pixels = self.options, self.source.pixels
-        codec = options.codec or self._default_codec
-        size = resize.fixed or (pixels and resize.scaled(pixels))
-        if codec in ONE_SIZE and size is None:
-            what = f"codec {codec!r} needs pictures of one size"
-            raise SchemaError(f"{what}: pass sizes= with fit='cover', 'contain' or 'stretch'")
-        channels = options.channels if pixels is None else 1
-        fields: dict[str, Field] = {"image": options.image(channels, size, codec)}
-        if self._is_several:
-            fields = {"images": Images(codec, channels=channels, size=size, dtype=options.dtype)}
-        if self._mask_dtype is not None:
-            fields["mask"] = Mask(size=size, dtype=self._mask_dtype)
-        # Files are kept, or else stored without loss.
-        is_lossless = options.codec is None and not options.resizes and codec in KEPT
-        encoded = options.image(channels, size, "png" if is_lossless else codec)
-        return _Output(resize, fields, codec_for(encoded, quality=options.quality))
-
-    @cached_property
-    def _default_codec(self) -> str:
-        """Pixels stay pixels; 16 bits need PNG; what is kept is named after most of the first files."""
-        if self.source.pixels is not None:
-            return "raw"
-        if self.options.keep_depth:
-            return "png"
-        if self.options.resizes:
-            return "jpeg"
-        formats: Counter[str] = Counter()
-        for item in fetched_ahead(islice(self.source.items(0), _NUM_PEEKED)):
-            with suppress(SourceError, CodecError):  # it is rejected in its turn
-                data = item.read()
-                for file in data if isinstance(data, list) else [data]:
-                    assert isinstance(file, bytes)  # pixels are stored raw
-                    name = PictureFile(file).format
-                    formats[name if name in KEPT else "png"] += 1
-        return max(formats, key=formats.__getitem__, default="jpeg")
-
-    def _find_mask_dtype(self) -> str:
-        """Return uint16 if asked for, or if one of the first masks is; else uint8."""
-        if self.options.class_map is not None:
-            return self.options.class_map.dtype
-        if self.options.keep_depth:
-            return "uint16"
-        dtypes = {"uint8"}
-        for item in islice(self.source.items(0), _NUM_PEEKED):
-            with suppress(SourceError):  # it is rejected in its turn
-                dtypes.add(self._read_mask(item)[0].dtype.name)
-        return "uint16" if "uint16" in dtypes else "uint8"
-
 
 # -- what was counted, in words ----------------------------------------------------------------------
 
 _NOTES = {
     _TURNED_BELOW: "rotated as Exif says: masks, boxes and keypoints are read as of the upright picture",
-    "16-bit": "of 16 bits stored as 8: 12 bits in 16 keep 17 levels; keep_depth=True stores 16",
-    "animated": "of several frames or pages: only the first is packed",
     _UNLABELLED: "with label -1, which is no class",
     _HAS_PROFILE: "with a colour profile: pixel values are kept; icc='srgb' converts those that are not sRGB",
     _DIVIDED: "divided into segments, with no pixel changed",
     _MENDED: "mended, with no pixel changed (no end marker, padding)",
 }
-_NO_CHANGES = (_KEPT, _ENCODED, _MENDED, _DIVIDED, _TURNED_BELOW, _HAS_PROFILE, _UNLABELLED)
+_LOSSES = {  # among the changes
+    "16-bit": "of 16 bits stored as 8: 12 bits in 16 keep 17 levels; keep_depth=True stores 16",
+    "animated": "of several frames or pages: only the first is packed",
+}
 
 
 def count_notes(packed: Mapping[str, int]) -> list[str]:
     """Say how many pictures were kept, changed or smaller than asked for."""
-    changes = [w for w in packed if w not in _NO_CHANGES and not w.startswith(_SMALLER)]
-    causes = f" ({', '.join(f'{packed[what]:,} {what}' for what in changes)})" * bool(changes)
-    notes = {_KEPT: "kept verbatim", _ENCODED: f"re-encoded{causes}", **_NOTES}
+    notes = {_KEPT: "kept verbatim", _ENCODED: "re-encoded", **_NOTES}
     notes |= {what: f"{what}, kept that size" for what in packed if what.startswith(_SMALLER)}
-    found = (what for what in notes if packed.get(what))
-    return [f"{counted(packed[what], 'picture')} {notes[what]}" for what in found]
+    if changes := [f"{num:,} {what}" for what, num in packed.items() if what not in notes]:
+        notes[_ENCODED] += f" ({', '.join(changes)})"
+    found = [(what, note) for what, note in (notes | _LOSSES).items() if packed.get(what)]
+    return [f"{counted(packed[what], 'picture')} {note}" for what, note in found]

@@ -16,6 +16,7 @@ from packdata.parsing import parse_json
 from packdata.sources.annotations import annotated
 from packdata.sources.base import ExtendedSource, Item, Source
 from packdata.sources.columns import BOX_LABELS, Column, identifier_of
+from packdata.sources.opening import read_annotations
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -56,8 +57,6 @@ class ShapeOptions:
         "FILE|FOLDER",
         type=parse_target,
     )
-    # Names by number; ``classes`` of the source where there are boxes.
-    box_classes: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -71,23 +70,26 @@ class ShapeOptions:
             if _split_format(text)[1] not in BOX_FORMATS:
                 raise SchemaError(f"boxes {text!r}: the format is one of {', '.join(BOX_FORMATS)}")
 
-    def extend(self, source: Source, split: str) -> Source:
+    def extend(self, source: Source, split: str, classes: tuple[str, ...] | None = None) -> Source:
         """Return a split of a source with its annotations, and with the columns of boxes and keypoints known.
+
+        ``classes`` are those of boxes, where they are given: names by number.
 
         Raises:
             SourceError: There is no such column, or the annotations cannot be read or are of other pictures.
         """
         if self.annotations is not None:
-            source = annotated(source, self.annotations, split, self.box_classes or ())
+            found = read_annotations(self.annotations, split or source.name)
+            source = annotated(source, found, classes or ())
         points = Keypoints(flip_pairs=self.flip_pairs)  # type: ignore[arg-type]
-        columns: dict[str, Column] = {}
-        members: dict[str, list[str]] = {}
-        for text in (*self.boxes, *self.keypoints):
-            column, form = (text, _KEYPOINTS) if text in self.keypoints else _split_format(text)
+        columns, members = dict[str, Column](), dict[str, list[str]]()
+        boxes = map(_split_format, self.boxes)
+        for column, form in (*boxes, *((column, _KEYPOINTS) for column in self.keypoints)):
             name, path = _find(column, source)
             field = points if form == _KEYPOINTS else Boxes()
             columns[name] = Column("json", form=form, field=field)
-            members |= {name: path} if len(path) > 1 else {}
+            if len(path) > 1:
+                members[name] = path
         if not columns:
             return source
         identity = {"shapes": [*map(list, (self.boxes, self.keypoints, points.flip_pairs))]}
@@ -95,18 +97,20 @@ class ShapeOptions:
         notes = [note] if self.keypoints and not self.flip_pairs else []
 
         def extend(item: Item) -> Item:
+            if not members:
+                return item
             values = {name: _value(item, path) for name, path in members.items()}
             return replace(item, labels={**item.labels, **values})
 
         labels = {**source.labels, **columns}
         extended = ExtendedSource(source, labels, identity, extend, notes, source.files)
-        return extended if self.box_labels is None else self._with_box_labels(extended)
+        return extended if self.box_labels is None else self._with_box_labels(extended, classes)
 
-    def _with_box_labels(self, source: Source) -> Source:
+    def _with_box_labels(self, source: Source, classes: tuple[str, ...] | None) -> Source:
         """Add the classes of boxes as numbers; SourceError if they are neither numbers nor names."""
         name, path = _find(str(self.box_labels), source)
         boxes, _ = _find(_split_format(self.boxes[0])[0], source)
-        classes = self.box_classes or source.classes.get(str(self.box_labels))
+        classes = classes or source.classes.get(str(self.box_labels))
         is_given = classes is not None
         if not is_given:
             every = (each for item in source.items() for each in _list(item, path))

@@ -10,10 +10,8 @@ they are. Its bytes depend on its version, so that is among the options of a pac
 from __future__ import annotations
 
 import io
-import logging
 import subprocess
 from dataclasses import replace
-from functools import cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -43,7 +41,6 @@ if TYPE_CHECKING:
     from loaders.codecs import Codec
     from packdata.images.fit import Size
 
-_log = logging.getLogger(__name__)
 UInt8Array = npt.NDArray[np.uint8]
 Planes = tuple[UInt8Array, UInt8Array, UInt8Array]
 JPEGTRAN = "jpegtran"
@@ -173,16 +170,10 @@ def stored_picture(
     if picture.kept is not None and field.codec in KEPT:
         return picture.kept, picture.size
     if "16-bit" in picture.changes:
-        warn_of_depth()
+        hint = "Image(dtype='uint16', codec='png') stores them; or give the array that should be stored"
+        raise CodecError(f"the file has 16 bits, the field 8: {hint}")
     is_alike = picture.format == field.codec == "jpeg"
     return encode_alike(picture) if is_alike else codec.encode(picture.pixels), picture.size
-
-
-@cache
-def warn_of_depth() -> None:
-    """Say once that depth is lost."""
-    what = "pictures of 16 bits are stored as 8, in which 12 bits keep 17 levels"
-    _log.warning("%s: Image(dtype='uint16', codec='png') stores 16", what)
 
 
 def _with_alpha(data: bytes, field: Image, max_picture_mb: int) -> Picture:

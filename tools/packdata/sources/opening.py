@@ -1,7 +1,9 @@
-"""What kind of source a folder or file is, and which splits it has."""
+"""What kind of source a folder or file is, which splits it has, and of which kind are the annotations beside it."""
 
 from __future__ import annotations
 
+import os
+import re
 from typing import TYPE_CHECKING
 
 from loaders.data.manifest import MANIFEST_NAME
@@ -11,10 +13,12 @@ from packdata.copies import opened_in_order
 from packdata.describe import few
 from packdata.reading import File
 from packdata.rows import suffix_inside
+from packdata.sources.annotations import Annotations
+from packdata.sources.coco import read_coco
 from packdata.sources.columns import ColumnNames
 from packdata.sources.folders import FolderSource
 from packdata.sources.idx import IDX_SUFFIXES, IdxSource
-from packdata.sources.listed import Listing, look_at
+from packdata.sources.listed import Listing, look_at, relative_names
 from packdata.sources.lists import LIST_SUFFIXES, ListSource
 from packdata.sources.names import (
     PICTURES,
@@ -27,6 +31,8 @@ from packdata.sources.names import (
 from packdata.sources.row_kinds import ROW_KINDS, listed_files, row_kind, saved_splits
 from packdata.sources.rows import RowsSource
 from packdata.sources.tars import TAR_SUFFIX, TarSource
+from packdata.sources.voc import read_voc
+from packdata.sources.yolo import read_yolo
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -39,6 +45,13 @@ _ARCHIVES = (
 )
 # Of Delta Lake, Iceberg and Hudi, by how a file in them ends: files of rows that were deleted since stay in the folder.
 _LOGS = {"_delta_log": ".json", "metadata": ".metadata.json", ".hoodie": "hoodie.properties"}
+_ANNOTATIONS = {
+    ".json": ("COCO", read_coco),
+    ".xml": ("VOC", read_voc),
+    ".txt": ("YOLO", read_yolo),
+}
+# Text files beside YOLO's labels.
+_NO_LABELS = re.compile(r"(classes|train|val|test|readme.*)\.txt", re.IGNORECASE)
 _USUAL = ColumnNames()
 Found = Listing | list[File]  # a folder, or files that are one source
 
@@ -197,3 +210,30 @@ def files_of(found: Found, kind: FileKind) -> list[File]:
         return []
     _check_alone(found, files)
     return files
+
+
+def read_annotations(path: Location | str, split: str) -> Annotations:
+    """Read a file or folder of annotations as what it is: COCO's JSON, VOC's XML or YOLO's labels.
+
+    Of several COCO files the only one is read whose path has the name of the split.
+
+    Raises:
+        SourceError: There are no annotations, or of several kinds, or they cannot be read.
+    """
+    listed = look_at(path)
+    if isinstance(listed, Listing):
+        names = [name for name in listed if not _NO_LABELS.fullmatch(os.path.basename(name))]
+        files = dict(zip(names, listed.files(names), strict=True))
+    else:
+        files = dict(zip(relative_names([file.path for file in listed]), listed, strict=True))
+    suffixes = {suffix_of(name) for name in files} & _ANNOTATIONS.keys()
+    if len(suffixes) != 1:
+        what = f"annotations of several kinds ({', '.join(sorted(suffixes))})"
+        hint = "COCO has .json files, VOC .xml files, YOLO folders of .txt files"
+        raise SourceError(what if suffixes else "no annotations", path, hint)
+    (suffix,) = suffixes
+    files = {name: files[name] for name in sorted(files) if suffix_of(name) == suffix}
+    kind, read = _ANNOTATIONS[suffix]
+    found = Annotations(kind, path, split, files)
+    read(found)
+    return found
