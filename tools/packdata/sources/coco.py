@@ -34,14 +34,23 @@ _RIGHT = {"left": "right", "Left": "Right", "LEFT": "RIGHT", "l": "r", "L": "R"}
 
 
 def read_coco(found: Annotations) -> None:
-    """Read the only file, or the only one whose path has the name of the split; SourceError if there is none."""
+    """Read the file whose path has the name of the split; of several, that of ``instances``.
+
+    Raises:
+        SourceError: There is still more than one, or the file cannot be read.
+    """
     called = re.compile(rf"(?<![a-z]){re.escape(found.split.lower())}(?![a-z])")
-    files = {path: file for path, file in found.files.items() if called.search(path.lower())}
-    found.files = files or found.files
-    if len(found.files) > 1:
-        what = f"several COCO files ({few(found.files)})"
+    files, paths = found.files, [path for path in found.files if called.search(path.lower())]
+    names = {path: PurePath(path).name for path in paths or files}
+    chosen = [path for path in names if names[path].startswith("instances")] or [*names]
+    if len(chosen) > 1:
+        what = f"several COCO files ({few(names[path] for path in chosen)})"
         raise SourceError(what, found.place, "Give the one of these pictures")
+    found.files = {chosen[0]: files[chosen[0]]}
     found.read(_add)
+    del names[chosen[0]]
+    if names:
+        found.notes.append(f"files of annotations that are not read: {few(names.values())}")
 
 
 def _add(found: Annotations, _: str, data: bytes) -> None:

@@ -215,7 +215,7 @@ def files_of(found: Found, kind: FileKind) -> list[File]:
 def read_annotations(path: Location | str, split: str) -> Annotations:
     """Read a file or folder of annotations as what it is: COCO's JSON, VOC's XML or YOLO's labels.
 
-    Of several COCO files the only one is read whose path has the name of the split.
+    Of several COCO files the one is read whose path has the name of the split.
 
     Raises:
         SourceError: There are no annotations, or of several kinds, or they cannot be read.
