@@ -198,14 +198,13 @@ def _features(
     names: Sequence[str], hows: Mapping[str, str], scan: Scan, options: TableOptions
 ) -> Features:
     """Return the field of numbers."""
-    columns = [scan.columns[name] for name in names]
-    kept = [_moments(column, hows[name]) for name, column in zip(names, columns, strict=True)]
+    kept = [_moments(scan.columns[name], hows[name]) for name in names]
     return Features(
         dtype=options.dtype,
         columns=tuple(names),
         sources=tuple((name, hows[name]) for name in names),
         mean=tuple(m.least if m.least == m.most else m.mean for m in kept),
-        std=tuple(_deviation(m, c.is_whole) for m, c in zip(kept, columns, strict=True)),
+        std=tuple(map(_deviation, kept)),
         least=tuple(m.least for m in kept),
         most=tuple(m.most for m in kept),
         missing=options.missing,
@@ -223,11 +222,10 @@ def _moments(column: ColumnScan, how: str) -> Moments:
     return moments
 
 
-def _deviation(moments: Moments, is_whole: bool) -> float:
+def _deviation(moments: Moments) -> float:
     """Return the deviation, 0 where it is no more than what adding numbers up makes of equal ones."""
     largest = max(abs(moments.least), abs(moments.most))
-    is_exact = is_whole and largest <= 2.0**53 and moments.least != moments.most
-    return moments.std if is_exact or moments.std > _NOISE * largest else 0.0
+    return moments.std if moments.std > _NOISE * largest else 0.0
 
 
 def _categories(names: Sequence[str], scan: Scan) -> Categories:

@@ -61,14 +61,12 @@ class ColumnScan:
         other: Why it has no place in a row, if so.
         moments: Of the numbers, or of the dates in days.
         words: How often each text occurs.
-        is_whole: True if no number has a fraction.
     """
 
     kinds: Counter[Kind] = field(default_factory=Counter)
     first: dict[Seen, tuple[Part, int]] = field(default_factory=dict)
     moments: Moments = field(default_factory=Moments)
     words: Counter[str] = field(default_factory=Counter)
-    is_whole: bool = True
     other: str = ""
 
     def add(self, other: ColumnScan) -> None:
@@ -77,7 +75,6 @@ class ColumnScan:
         self.first = other.first | self.first
         self.moments.add(other.moments)
         self.other = self.other or other.other
-        self.is_whole &= other.is_whole
         if not self.other:
             self.words.update(other.words)
             if len(self.words) > MAX_CATEGORIES:
@@ -102,7 +99,6 @@ class ColumnScan:
         self.moments = Moments.of(kept if is_number else kept / DAY_US)
         if not np.isfinite([self.moments.least, self.moments.most]).all():
             self.moments = Moments.of(kept[np.isfinite(kept)])
-        self.is_whole = is_number and bool((np.floor(kept) == kept).all())
 
     def known_texts(self) -> Mapping[str, int]:
         """Return how often each text occurs, ``NO_VALUES`` only where others are text too, or there are no others."""
