@@ -255,12 +255,12 @@ class TableFiles:
             if all(pa.types.is_dictionary(each.type) for each in texts):
                 yield replace(rows, table=pa.table({name: kept[name] for name in columns}))
                 return
-        yield from self[part.file].read(part, columns, kinds)
+        yield from self[part.file].read(part, columns)
 
     def value(self, column: str, part: Part, row: int) -> tuple[str, str]:
         """Return a value as it is written, and its place: the part is read once more."""
         file = self[part.file]
-        for rows in file.read(part, [column], {column: "text"}):
+        for rows in file.read(part, [column]):
             if row < len(rows.table):
                 return shown(plain(rows.table[column]), row), file.place(rows.line(row))
             row -= len(rows.table)

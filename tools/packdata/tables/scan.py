@@ -25,6 +25,7 @@ from packdata.types import (
     NO_VALUES,
     Kind,
     all_as_one,
+    are_exact,
     at_places,
     flags_of,
     is_text,
@@ -210,6 +211,9 @@ def _look(
         column.other = why_other(array.type)
         return column, array
     if declared is None or array.null_count == len(array):
+        return column, array
+    if kind == "text" and not are_exact(array):
+        column.other = "floats from 2**53 on, each of which stands for several whole numbers: write texts"
         return column, array
     if declared == "flag":
         guesses = (declared,)
