@@ -216,9 +216,8 @@ class ArraysRecipe(FilesRecipe[ArrayOptions]):
         """Return the file of an item's mask."""
         file, own = item.read_mask, _file_of(item)
         if file is None or (isinstance(file, File) and file.path == own.path):
-            with (
-                own.open() as opened
-            ):  # of a single array ``mask_array`` would be the array itself
+            # Of a single array ``mask_array`` would be the array itself.
+            with own.open() as opened:
                 file = own if zipfile.is_zipfile(opened) else None
         if isinstance(file, File):  # none of an empty cell
             return file

@@ -286,8 +286,6 @@ def as_table(frame: Any) -> pa.Table:
             frame = frame.with_format("arrow")[:]  # of its selection
         return pa.table(frame.collect() if hasattr(frame, "collect") else frame)
     except (pa.ArrowException, LookupError, TypeError, ValueError) as error:
-        what, hint = (
-            f"the source cannot be read as a table ({error})",
-            "A column has one kind of value",
-        )
+        what = f"the source cannot be read as a table ({error})"
+        hint = "A column has one kind of value"
         raise SourceError(what, type(frame).__name__, hint) from error

@@ -163,10 +163,8 @@ def scan_files(
     ]
     if late:
         # Which rows can be read may depend on the other columns.
-        again = scan(
-            files.columns if found.bad else late, {**kinds, **dict.fromkeys(late, "text")}
-        )
-        found.columns |= {name: again.columns[name] for name in late}
+        names = files.columns if found.bad else late
+        found.columns |= scan(names, kinds | dict.fromkeys(late, "text")).columns
     return found
 
 
@@ -213,7 +211,9 @@ def _look(
     if declared is None or array.null_count == len(array):
         return column, array
     if kind == "text" and not are_exact(array):
-        column.other = "floats from 2**53 on, each of which stands for several whole numbers: write texts"
+        column.other = (
+            "floats from 2**53 on, each of which stands for several whole numbers: write texts"
+        )
         return column, array
     if declared == "flag":
         guesses = (declared,)
