@@ -270,7 +270,7 @@ def plan_like(
         what = f"the table has no column {absent[0]!r}, which {like} (like=) was packed with"
         lost = [target.column for target in targets if target.column in absent]
         hint = f"drop={lost} packs without it" if lost == absent else ""
-        raise SourceError(what, files.first.path if files.first else files.paths[0], hint)
+        raise SourceError(what, files.paths[0], hint)
     return columns
 
 
