@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from packdata.rows import RowFile
     from packdata.tables.files import TableFiles
     from packdata.tables.options import TableOptions
-    from packdata.tables.scan import ColumnScan, Scan, Seen
+    from packdata.tables.scan import ColumnScan, Scan
     from packdata.types import Kind
 
 FEATURES, CATEGORIES, MISSING = "features", "categories", "missing"
@@ -145,7 +145,7 @@ def _how(
     """Return how a column is, or is ``given`` to be; SourceError if its values are of no one kind."""
     kinds = sorted(column.kinds, key=lambda kind: (-column.kinds[kind], kind == "text", kind))
 
-    def refused(what: str, hint: str = "", seen: Seen | None = None) -> SourceError:
+    def refused(what: str, hint: str = "", seen: Kind | None = None) -> SourceError:
         """Return the error; it shows the first value of a kind, and its place."""
         where: Location | str = files.paths[0]
         if seen is not None:
@@ -157,10 +157,10 @@ def _how(
     if column.other:
         raise refused(f"holds {column.other}")
     if not kinds:
-        if "bad" in column.first:
-            raise refused(f"holds no {'number' if given == 'number' else 'date'}", "", "bad")
         hint = f"categorical={[name]} takes NA and the like as texts, "
         raise refused("has no value in any row", hint)
+    if given == "number" and given not in kinds:
+        raise refused("holds no number", "", kinds[0])
     if given is not None:
         return given
     # With zeros in front, all its numbers are names.

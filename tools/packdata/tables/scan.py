@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 
 MAX_CATEGORIES = 1_000_000
 pa.array([])  # imports pandas, where that is installed: not on a thread that packs
-Seen = Kind | Literal["bad"]  # a value of a kind, or one that is none of the kind it is read as
 
 
 @dataclass
@@ -65,7 +64,7 @@ class ColumnScan:
     """
 
     kinds: Counter[Kind] = field(default_factory=Counter)
-    first: dict[Seen, tuple[Part, int]] = field(default_factory=dict)
+    first: dict[Kind, tuple[Part, int]] = field(default_factory=dict)
     moments: Moments = field(default_factory=Moments)
     words: Counter[str] = field(default_factory=Counter)
     other: str = ""
@@ -82,12 +81,11 @@ class ColumnScan:
                 self.other = f"more than {MAX_CATEGORIES:,} different texts"
                 self.words.clear()
 
-    def note(self, seen: Seen, flags: Flags, part: Part, row: int) -> None:
+    def note(self, seen: Kind, flags: Flags, part: Part, row: int) -> None:
         """Count values of rows that begin at ``row`` of a part, and remember the first."""
         if num := int(np.count_nonzero(flags)):
             self.first[seen] = part, row + int(flags.argmax())
-            if seen != "bad":
-                self.kinds[seen] += num
+            self.kinds[seen] += num
 
     def measure(self, array: pa.Array, kind: Kind, part: Part, row: int) -> None:
         """Take statistics of numbers or dates."""
@@ -95,8 +93,10 @@ class ColumnScan:
         values, bad = numbers(array, "number" if is_number else "date")
         known = ~np.isnan(values)
         kept = values if known.all() else values[known]
-        self.note(kind, known, part, row)
-        self.note("bad", bad, part, row)
+        # Days that do not exist are dates; their rows are named when they are packed.
+        self.note(kind, known if is_number else known | bad, part, row)
+        if is_number:
+            self.note("text", bad, part, row)
         self.moments = Moments.of(kept if is_number else kept / DAY_US)
         if not np.isfinite([self.moments.least, self.moments.most]).all():
             self.moments = Moments.of(kept[np.isfinite(kept)])
