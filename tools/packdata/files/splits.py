@@ -151,7 +151,7 @@ def _masks_of(split: str, source: Source, options: SourceOptions, kind: FileKind
 
 
 def source_notes(splits: Sequence[Split]) -> list[str]:
-    """Say which files are skipped, what numbers lose, and where no column is the label."""
+    """Say which files are skipped, which numbers are stored as NaN, and where no column is the label."""
     ignored, gaps = Counter(splits[0].beside), Counter[str]()
     unlabelled: dict[str, None] = {}
     notes: list[str] = []
