@@ -505,25 +505,36 @@ def test_text_among_numbers_of_json_is_named(tmp_path: Path) -> None:
     source = write(tmp_path, '{"a": 1, "b": 1}\n{"a": "x", "b": 2}\n{"b": 3}\n', "t.jsonl")
 
     assert_refused(tmp_path, source, "t.jsonl", "'a'", "several kinds")
-    reader = packed(tmp_path, source, categorical=("a",))
+    assert_refused(tmp_path, source, "t.jsonl", "'a'", "several kinds", categorical=("a",))
+    assert_refused(tmp_path, source, "t.jsonl", "'a'", "several kinds", numeric=("a",))
 
-    assert reader.column("categories")[:, 0].tolist() == [1, 2, 0]
 
-
-@pytest.mark.parametrize("last", ["4", "4.0", "1.5"])
-def test_categories_of_json_are_exact_whatever_stands_beside_them(
-    tmp_path: Path, last: str
-) -> None:
-    numbers = ["12345678901234567890", "12345678901234567891", "9007199254740993", last]
+@pytest.mark.parametrize("more", ["{}\n", "{}\n[]\n"], ids=["by Arrow", "by Python"])
+@pytest.mark.parametrize(
+    "numbers", [["1234567890123456789", "1234567890123456788", "4"], ["4", "1.5", "NaN"]]
+)
+def test_categories_of_json_are_exact(tmp_path: Path, numbers: list[str], more: str) -> None:
     lines = "".join(f'{{"id": {number}}}\n' for number in numbers)
-    source = write(tmp_path, lines + '{"id": NaN}\n{}\n', "t.jsonl")
+    source = write(tmp_path, lines + more, "t.jsonl")
 
-    reader = packed(tmp_path, source, categorical=("id",))
+    reader = packed(tmp_path, source, categorical=("id",), on_error="skip")
 
     field: Any = reader.schema.fields["categories"]
-    words = [field.vocabularies[0][code - 1] for code in reader.column("categories")[:4, 0]]
-    assert words == [*numbers[:3], last.removesuffix(".0")]
-    assert reader.column("categories")[4:, 0].tolist() == [0, 0]
+    words = ["NaN", *field.vocabularies[0]]
+    assert [words[code] for code in reader.column("categories")[:-1, 0]] == numbers
+    assert reader.column("categories")[-1, 0] == 0
+
+
+@pytest.mark.parametrize("beside", ["1234567890123456788", "1.5"])
+@pytest.mark.parametrize("more", ["{}\n", "[]\n"], ids=["by Arrow", "by Python"])
+def test_numbers_that_floats_do_not_hold_are_no_categories(
+    tmp_path: Path, beside: str, more: str
+) -> None:
+    number = "12345678901234567891" if beside != "1.5" else "9007199254740993"
+    source = write(tmp_path, f'{{"id": {number}}}\n{{"id": {beside}}}\n{more}', "t.jsonl")
+    options: dict[str, Any] = {"categorical": ("id",), "on_error": "skip"}
+
+    assert_refused(tmp_path, source, "t.jsonl", "'id'", "2**53", **options)
 
 
 def test_a_whole_number_of_json_beyond_all_floats_is_infinite(tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def test_parts_know_their_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     found = []
     for part in file.parts():
-        for rows in file.read(part, None, {}):
+        for rows in file.read(part):
             found += [(value, rows.line(i)) for i, value in enumerate(rows.table["a"].to_pylist())]
 
     assert found == [(str(i), 2 + 3 * i) for i in range(20)]

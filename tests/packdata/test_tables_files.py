@@ -119,6 +119,19 @@ def test_a_file_that_is_named_twice_is_refused(
     assert pack_tables([folder / "a.csv"], tmp_path / "out").samples == 1
 
 
+@pytest.mark.parametrize("name", ["b.jsonl", "0.ndjson.gz"])
+def test_json_lines_beside_other_tables_are_refused(
+    folder: Path, tmp_path: Path, name: str
+) -> None:
+    """What a line lacks is missing there, and an error in the others."""
+    line = b'{"x": 2}\n'
+    (folder / name).write_bytes(gzip.compress(line) if name.endswith(".gz") else line)
+
+    with pytest.raises(SourceError, check=At(f"in/{name}")):
+        pack_tables(folder, tmp_path / "out")
+    assert pack_tables(folder / name, tmp_path / "out").samples == 1
+
+
 def test_a_file_that_is_no_table_is_an_error_before_the_first_is_read(tmp_path: Path) -> None:
     for i in range(9):
         (tmp_path / f"{i}.jsonl").write_text("{\n")

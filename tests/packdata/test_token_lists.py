@@ -353,6 +353,14 @@ def test_json_that_holds_no_list_of_ids_is_refused(tmp_path: Path, line: str) ->
     assert caught.value.path == "a.jsonl, line 3"
 
 
+def test_a_key_beside_the_ids_that_is_not_utf8_is_named_with_its_line(tmp_path: Path) -> None:
+    lines = b'{"input_ids": [1]}\n{"input_ids": [2], "\xe9": 0}\n'
+    source = write(tmp_path / "a.jsonl", lines)
+
+    with pytest.raises(SourceError, check=At("a.jsonl, line 2"), match="UTF-8"):
+        pack(source, tmp_path / "p")
+
+
 @pytest.mark.parametrize("depth", [20_000, pytest.param(500, marks=pytest.mark.slow)])
 def test_values_that_are_nested_deep_do_not_end_the_process(tmp_path: Path, depth: int) -> None:
     nested = "[" * depth + "]" * depth
@@ -531,14 +539,33 @@ def test_another_list_of_numbers_beside_the_ids_is_an_error_that_names_what_to_d
     columns |= {"tags": [["a"], ["b", "c"]], "length": [3, 2], "nested": [[[1]], [[2]]]}
     source = write_rows(tmp_path / f"a.{kind}", columns)
 
-    with pytest.raises(SourceError, check=At(f"a.{kind}")) as caught:
+    line = f", line {1 if lists[0] else 2}" if kind == "jsonl" else ""
+
+    with pytest.raises(SourceError, check=At(f"a.{kind}{line}")) as caught:
         pack(source, tmp_path / "p")
 
-    assert "drop=['prompt_mask']" in caught.value.hint
+    assert "drop=['prompt_mask']" in caught.value.what
     first = write_rows(tmp_path / f"first.{kind}", {"input_ids": [[5, 6]]})
-    with pytest.raises(SourceError, check=At(f"a.{kind}")):
+    with pytest.raises(SourceError, check=At(f"a.{kind}{line}")):
         pack([first, source], tmp_path / "p")
     assert documents(pack(source, tmp_path / "p", drop=("prompt_mask",))) == [[5, 6, 7], [8, 9]]
+
+
+@pytest.mark.parametrize("other", ['"prompt_mask": [0, null]', '"labels": [-100]'])
+@pytest.mark.parametrize("beside", ["", ', "x": 1'], ids=["by Arrow", "by Python"])
+def test_a_list_that_only_one_of_many_lines_has_is_an_error_that_names_the_line(
+    tmp_path: Path, other: str, beside: str
+) -> None:
+    rows = ['{"input_ids": [5], "x": "text"}'] * 5000
+    rows[3000] = f'{{"input_ids": [6], {other}{beside}}}'
+    source = write(tmp_path / "a.jsonl", "\n".join(rows))
+
+    with pytest.raises(SourceError, check=At("a.jsonl, line 3001")):
+        pack(source, tmp_path / "p")
+
+    summary = pack_tokens(source, tmp_path / "q", on_error="skip")
+    assert [item for item, _ in summary.rejected] == ["a.jsonl, line 3001"]
+    assert documents(tmp_path / "q") == [[5]] * 4999
 
 
 @pytest.mark.parametrize("ids", ["[1, null]", '"x"'], ids=["by Arrow", "by Python"])

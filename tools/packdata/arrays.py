@@ -151,18 +151,18 @@ class ArraysRecipe(FilesRecipe[ArrayOptions]):
         """Return the shapes of all arrays, and where the dtypes of arrays and of masks were first met."""
         shapes: dict[tuple[int, ...], None] = {}
         dtypes: dict[str, dict[str, str]] = {ARRAY: {}, MASK: {}}
-        errors: list[SourceError] = []
+        first: SourceError | None = None
         with OrderedPool(self._headers, _LOOKS_AT_ONCE) as pool:
             for where, found in pool.map(self.source.items()):
                 if isinstance(found, SourceError):  # it is rejected in its turn
-                    errors = errors or [found]
+                    first = first or found
                     continue
                 shapes[found[ARRAY].shape] = None
                 self.num_bytes = max(self.num_bytes, found[ARRAY].nbytes)
                 for name, header in found.items():
                     dtypes[name].setdefault(header.dtype.name, where)
         if not shapes:
-            raise [*errors, SourceError("the source holds no arrays", self.source.name)][0]
+            raise first or SourceError("the source holds no arrays", self.source.name)
         return [*shapes], dtypes
 
     def _headers(self, item: Item) -> tuple[str, dict[str, ArrayHeader] | SourceError]:
@@ -216,9 +216,8 @@ class ArraysRecipe(FilesRecipe[ArrayOptions]):
         """Return the file of an item's mask."""
         file, own = item.read_mask, _file_of(item)
         if file is None or (isinstance(file, File) and file.path == own.path):
-            with (
-                own.open() as opened
-            ):  # of a single array ``mask_array`` would be the array itself
+            # Of a single array ``mask_array`` would be the array itself.
+            with own.open() as opened:
                 file = own if zipfile.is_zipfile(opened) else None
         if isinstance(file, File):  # none of an empty cell
             return file

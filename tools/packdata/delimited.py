@@ -22,14 +22,14 @@ import pyarrow.csv
 from loaders.errors import SourceError
 from packdata.options import check_options, opt, unescaped
 from packdata.parsing import UTF8_HINT
-from packdata.rows import MAX_ROW_BYTES, NO_KINDS, Rows, TextRows, suffix_inside
+from packdata.rows import MAX_ROW_BYTES, Rows, TextRows, suffix_inside
 from packdata.types import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from packdata.reading import File
-    from packdata.rows import Kinds, Names, Part
+    from packdata.rows import Names, Part
 
 _BOM = b"\xef\xbb\xbf"
 _QUOTE = ord('"')
@@ -135,7 +135,7 @@ class CsvRows(TextRows):
         last_end = partial(last_record_end, delimiter=ord(self.delimiter))
         return self._cut(last_end, self._begin, self._line)
 
-    def read(self, part: Part, columns: Names = None, kinds: Kinds = NO_KINDS) -> Iterator[Rows]:
+    def read(self, part: Part, columns: Names = None) -> Iterator[Rows]:
         """Parse a part into texts, null where a cell is empty."""
         data, names = self._bytes(part), [*(self.columns if columns is None else columns)]
         table = self._parsed(data, names)

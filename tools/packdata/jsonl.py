@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from packdata.parsing import arrow_lines, filled_lines, json_object
-from packdata.rows import NO_KINDS, Rows, TextRows
-from packdata.types import Kind, as_text
+from packdata.rows import Rows, TextRows
+from packdata.types import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from packdata.rows import Kinds, Names, Part
+    from packdata.rows import Names, Part
 
 
 class JsonRows(TextRows):
@@ -31,10 +28,10 @@ class JsonRows(TextRows):
         """List pieces of whole lines."""
         return self._cut(lambda data: data.rfind(b"\n") + 1)
 
-    def read(self, part: Part, columns: Names = None, kinds: Kinds = NO_KINDS) -> Iterator[Rows]:
+    def read(self, part: Part, columns: Names = None) -> Iterator[Rows]:
         """Parse a part: by Arrow, or where it refuses a line or reads something else, line by line."""
-        if (table := _parsed(self._bytes(part), kinds)) is None:
-            rows = self._by_hand(part, partial(_table, kinds=kinds))
+        if (table := _parsed(self._bytes(part))) is None:
+            rows = self._by_hand(part, _table)
         else:
             rows = Rows(table, lambda row: next(islice(self._lines(part), row, None))[0])
         yield replace(rows, table=_some_of(rows.table, columns))
@@ -53,12 +50,12 @@ class JsonRows(TextRows):
                 yield line, {}, str(error)
 
 
-def _table(rows: Sequence[dict[str, Any]], kinds: Kinds) -> pa.Table:
+def _table(rows: Sequence[dict[str, Any]]) -> pa.Table:
     """Take what JSON says as it is."""
     names = dict.fromkeys(name for row in rows for name in row)
     if not names:  # rows there may be
         return pa.table({"": pa.nulls(len(rows))}).select([])
-    arrays = [_column([row.get(name) for row in rows], kinds.get(name)) for name in names]
+    arrays = [_column([row.get(name) for row in rows]) for name in names]
     return pa.Table.from_arrays(arrays, [*names])
 
 
@@ -71,48 +68,32 @@ def _some_of(table: pa.Table, columns: Sequence[str] | None) -> pa.Table:
     return pa.Table.from_arrays(arrays, names=[*columns])
 
 
-def _parsed(data: bytes, kinds: Kinds) -> pa.Table | None:
+def _parsed(data: bytes) -> pa.Table | None:
     """Let Arrow parse; None where it would not get what JSON says."""
     if (table := arrow_lines(data, pa.schema([]), with_others=True)) is None:
         return None
     try:
         table.validate(full=True)
-        names = table.column_names
-    except ValueError:  # texts or names that are not UTF-8, which Arrow's parser takes
+    except ValueError:  # texts that are not UTF-8, which Arrow's parser takes
         return None
     dates = [field.name for field in table.schema if pa.types.is_timestamp(field.type)]
-    if dates:  # texts of which Arrow makes dates
-        known = pa.schema([pa.field(name, pa.string()) for name in dates])
-        if (table := arrow_lines(data, known, with_others=True)) is None:
-            return None
-        table = table.select(names)
-    texts = [table.schema.field(n).type for n in names if kinds.get(n) == "text"]
-    return None if any(map(pa.types.is_floating, texts)) else table
+    if not dates:
+        return table
+    known = pa.schema([pa.field(name, pa.string()) for name in dates])
+    texts = arrow_lines(data, known, with_others=True)  # of which Arrow made dates
+    return None if texts is None else texts.select(table.column_names)
 
 
-def _column(values: list[Any], kind: Kind | None) -> pa.Array:
+def _column(values: list[Any]) -> pa.Array:
     """Return values as one type; lists, objects, and values of several kinds as one that is not packed."""
     found = {type(value) for value in values} - {type(None)}
-    is_flat = found.isdisjoint((list, dict))
-    if found <= {str} or (kind == "text" and is_flat):
-        return _texts(values)
+    if found <= {str}:
+        return pa.array(values, pa.string())
+    if found == {bool}:
+        return pa.array(values, pa.bool_())
+    if found == {int} and all(value is None or abs(value) < 1 << 63 for value in values):
+        return pa.array(values, pa.int64())
     if found <= {int, float}:
         # By their text: float() raises for an int above 1e308.
         return pa.array([None if v is None else float(str(v)) for v in values], pa.float64())
-    if found == {bool}:
-        return pa.array(values, pa.bool_())
-    if kind is not None and is_flat:
-        return _texts(values)
     return pa.ExtensionArray.from_storage(pa.json_(pa.string()), pa.nulls(len(values), "string"))
-
-
-def _texts(values: list[Any]) -> pa.Array:
-    """Return whole numbers digit by digit, and others as Arrow writes them in the other parts."""
-    is_float = [isinstance(value, float) for value in values]
-    floats = pa.array([v if f else None for v, f in zip(values, is_float, strict=True)], "float64")
-    rest = [None if f else _text(v) for v, f in zip(values, is_float, strict=True)]
-    return pc.coalesce(pa.array(rest, pa.string()), as_text(floats))
-
-
-def _text(value: Any) -> str | None:
-    return value if value is None or isinstance(value, str) else json.dumps(value)

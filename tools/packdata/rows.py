@@ -12,7 +12,6 @@ import shutil
 import tempfile
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,7 +26,7 @@ from packdata.reading import LocalFile, open_file
 from packdata.types import Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from loaders.remote.url import Location
     from packdata.reading import File
@@ -41,8 +40,6 @@ PART_BYTES = 4 << 20  # of text: large enough for few calls, small enough for ma
 _PART_COLUMNS = 1 << 10  # where there are more, parts are larger: each takes time for each column
 MAX_ROW_BYTES = 64 << 20
 HEAD_BYTES = 1 << 16  # looked at first
-Kinds = Mapping[str, Kind]  # what some columns are wanted as
-NO_KINDS: Kinds = MappingProxyType({})
 
 
 class Part(NamedTuple):
@@ -89,10 +86,8 @@ class RowFile(ABC):
         """List the parts of the file; SourceError if it cannot be read."""
 
     @abstractmethod
-    def read(self, part: Part, columns: Names = None, kinds: Kinds = NO_KINDS) -> Iterator[Rows]:
+    def read(self, part: Part, columns: Names = None) -> Iterator[Rows]:
         """Read columns (None: all) of a part, piece by piece: as the file declares them, those of CSV as texts.
-
-        ``kinds`` counts for JSON, which has values of several kinds in one column.
 
         Raises:
             SourceError: The part cannot be read.

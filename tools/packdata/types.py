@@ -245,6 +245,13 @@ def as_text(array: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
         return array.cast(pa.timestamp(array.type.unit, "UTC")).cast(pa.string())
 
 
+def are_exact(array: pa.Array) -> bool:
+    """Tell whether numbers are those that were written: a float from 2**53 on stands for several whole ones."""
+    if not pa.types.is_floating(array.type):
+        return True
+    return not pc.any(pc.greater_equal(pc.abs(array.cast(pa.float64())), _EXACT)).as_py()
+
+
 def shown(array: pa.Array, row: int) -> str:
     """Return a value for a message: ``as_py`` knows no years after 9999, no nanoseconds and not every zone."""
     (text,) = as_text(array.take(pa.array([row]))).to_pylist()

@@ -20,6 +20,7 @@ from packdata.recipe import Recipe
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from packdata.reading import RemoteFile
     from packdata.recipe import Block, Records
 
 # What encodes, and writes: another version of one may make other bytes of the same picture.
@@ -156,9 +157,10 @@ class _Numbered(NamedTuple):
     number: int
     item: Any
 
-    def __getattr__(self, name: str) -> Any:
-        """Return what the item has: what of it is fetched ahead is asked for by name."""
-        return getattr(self.item, name)
+    @property
+    def reads(self) -> Sequence[RemoteFile]:
+        """What the item reads, which is fetched ahead."""
+        return getattr(self.item, "reads", ())
 
 
 def can_shuffle(recipe: Recipe) -> bool:

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from loaders.errors import SourceError
 from packdata.reading import RemoteFile
-from packdata.rows import NO_KINDS, Kinds, Part, RowFile, Rows
+from packdata.rows import Part, RowFile, Rows
 from packdata.sources.names import STREAMING_HINT, suffix_of
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class TypedRows(RowFile):
         """List the groups."""
         yield from self.groups
 
-    def read(self, part: Part, columns: Names = None, kinds: Kinds = NO_KINDS) -> Iterator[Rows]:
+    def read(self, part: Part, columns: Names = None) -> Iterator[Rows]:
         """Read a part, ``PART_ROWS`` rows at a time; numbers of classes become their names."""
         names, row = list(self.columns if columns is None else columns), part.line
         # A small part is read as a whole, however many batches an Arrow file has of it.

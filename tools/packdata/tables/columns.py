@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from packdata.rows import RowFile
     from packdata.tables.files import TableFiles
     from packdata.tables.options import TableOptions
-    from packdata.tables.scan import ColumnScan, Scan, Seen
+    from packdata.tables.scan import ColumnScan, Scan
     from packdata.types import Kind
 
 FEATURES, CATEGORIES, MISSING = "features", "categories", "missing"
@@ -145,7 +145,7 @@ def _how(
     """Return how a column is, or is ``given`` to be; SourceError if its values are of no one kind."""
     kinds = sorted(column.kinds, key=lambda kind: (-column.kinds[kind], kind == "text", kind))
 
-    def refused(what: str, hint: str = "", seen: Seen | None = None) -> SourceError:
+    def refused(what: str, hint: str = "", seen: Kind | None = None) -> SourceError:
         """Return the error; it shows the first value of a kind, and its place."""
         where: Location | str = files.paths[0]
         if seen is not None:
@@ -157,10 +157,10 @@ def _how(
     if column.other:
         raise refused(f"holds {column.other}")
     if not kinds:
-        if "bad" in column.first:
-            raise refused(f"holds no {'number' if given == 'number' else 'date'}", "", "bad")
         hint = f"categorical={[name]} takes NA and the like as texts, "
         raise refused("has no value in any row", hint)
+    if given == "number" and given not in kinds:
+        raise refused("holds no number", "", kinds[0])
     if given is not None:
         return given
     # With zeros in front, all its numbers are names.
@@ -198,14 +198,13 @@ def _features(
     names: Sequence[str], hows: Mapping[str, str], scan: Scan, options: TableOptions
 ) -> Features:
     """Return the field of numbers."""
-    columns = [scan.columns[name] for name in names]
-    kept = [_moments(column, hows[name]) for name, column in zip(names, columns, strict=True)]
+    kept = [_moments(scan.columns[name], hows[name]) for name in names]
     return Features(
         dtype=options.dtype,
         columns=tuple(names),
         sources=tuple((name, hows[name]) for name in names),
         mean=tuple(m.least if m.least == m.most else m.mean for m in kept),
-        std=tuple(_deviation(m, c.is_whole) for m, c in zip(kept, columns, strict=True)),
+        std=tuple(map(_deviation, kept)),
         least=tuple(m.least for m in kept),
         most=tuple(m.most for m in kept),
         missing=options.missing,
@@ -223,11 +222,10 @@ def _moments(column: ColumnScan, how: str) -> Moments:
     return moments
 
 
-def _deviation(moments: Moments, is_whole: bool) -> float:
+def _deviation(moments: Moments) -> float:
     """Return the deviation, 0 where it is no more than what adding numbers up makes of equal ones."""
     largest = max(abs(moments.least), abs(moments.most))
-    is_exact = is_whole and largest <= 2.0**53 and moments.least != moments.most
-    return moments.std if is_exact or moments.std > _NOISE * largest else 0.0
+    return moments.std if moments.std > _NOISE * largest else 0.0
 
 
 def _categories(names: Sequence[str], scan: Scan) -> Categories:
@@ -272,7 +270,7 @@ def plan_like(
         what = f"the table has no column {absent[0]!r}, which {like} (like=) was packed with"
         lost = [target.column for target in targets if target.column in absent]
         hint = f"drop={lost} packs without it" if lost == absent else ""
-        raise SourceError(what, files.first.path if files.first else files.paths[0], hint)
+        raise SourceError(what, files.paths[0], hint)
     return columns
 
 

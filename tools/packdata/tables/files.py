@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from dataclasses import replace
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -75,6 +76,10 @@ def list_tables(sources: Sequence[Location]) -> tuple[list[File], Counter[str]]:
     folders = list(dict.fromkeys(file.path.parent for file in files))
     if len(folders) > 1 and "=" in folders[0].name:  # of which a pattern names the files
         raise SourceError("folders such as year=2024 are not read", folders[0], _KEYS_HINT)
+    in_rows = [file.path for file in files if suffix_inside(file.path.name) in JSON_LINES]
+    if 0 < len(in_rows) < len(files):  # whose rows name their columns: what they lack is missing
+        hint = "Pack each kind by itself, the second with like=, then 'packdata merge' both"
+        raise SourceError("JSON lines beside other tables", in_rows[0], hint)
     taken: set[str] = set()
     for file in files:
         if (name := _plain_name(file.path)) in taken:
@@ -187,32 +192,20 @@ class TableFiles:
         hint = f"Decompress or convert the file: {', '.join(_SUFFIXES)} are read, text with {compressed}, too"
         raise SourceError(what, file.path, foreign_hint(name) or hint)
 
-    def _that_name(self) -> Iterator[RowFile]:
-        """Open the files that name their columns: none of JSON lines."""
-        for number, path in enumerate(self.paths):
-            if suffix_inside(path.name) not in JSON_LINES:
-                yield self._open(number)
-
-    @cached_property
-    def first(self) -> RowFile | None:
-        """The first file that names its columns; None if all rows name their own."""
-        return next(self._that_name(), None)
-
     @cached_property
     def columns(self) -> list[str] | None:
         """The columns to read; None where rows name their own."""
         if self._options.wanted:
             return [*self._options.wanted]
-        if self.first is None:
-            return None
-        return [name for name in self.first.columns or () if name not in self._dropped]
+        names = self._open(0).columns
+        return None if names is None else [name for name in names if name not in self._dropped]
 
     def check_named(self) -> None:
         """Raise SourceError for columns that an option names, and no file has."""
-        named = self._options.named
-        if self.first is not None and not {*named} <= {*(self.first.columns or ())}:
-            known = (name for file in self._that_name() for name in file.columns or ())
-            check_names(named, dict.fromkeys(known), self.paths[0])
+        named, mine = self._options.named, self._open(0).columns
+        if mine is not None and not {*named} <= {*mine}:
+            columns = (self._open(number).columns or () for number in range(len(self)))
+            check_names(named, dict.fromkeys(chain.from_iterable(columns)), self.paths[0])
 
     def _check(self, names: Sequence[str], path: Location) -> None:
         """Raise SourceError for a file that lacks a column, or has more than one of a name, or others."""
@@ -223,8 +216,7 @@ class TableFiles:
         elif mine.keys() != known.keys():
             missing = few([name for name in known if name not in mine], 8) or "none"
             more = few([name for name in mine if name not in known], 8) or "none"
-            assert self.first is not None  # or this file were the first with names
-            first = self.first.path.name
+            first = self.paths[0].name
             what = f"columns differ from {first}: missing {missing}; unexpected {more}"
             hint = "features= names the columns to take, drop= those to leave out"
             raise SourceError(what, path, hint)
@@ -255,12 +247,12 @@ class TableFiles:
             if all(pa.types.is_dictionary(each.type) for each in texts):
                 yield replace(rows, table=pa.table({name: kept[name] for name in columns}))
                 return
-        yield from self[part.file].read(part, columns, kinds)
+        yield from self[part.file].read(part, columns)
 
     def value(self, column: str, part: Part, row: int) -> tuple[str, str]:
         """Return a value as it is written, and its place: the part is read once more."""
         file = self[part.file]
-        for rows in file.read(part, [column], {column: "text"}):
+        for rows in file.read(part, [column]):
             if row < len(rows.table):
                 return shown(plain(rows.table[column]), row), file.place(rows.line(row))
             row -= len(rows.table)
@@ -286,8 +278,6 @@ def as_table(frame: Any) -> pa.Table:
             frame = frame.with_format("arrow")[:]  # of its selection
         return pa.table(frame.collect() if hasattr(frame, "collect") else frame)
     except (pa.ArrowException, LookupError, TypeError, ValueError) as error:
-        what, hint = (
-            f"the source cannot be read as a table ({error})",
-            "A column has one kind of value",
-        )
+        what = f"the source cannot be read as a table ({error})"
+        hint = "A column has one kind of value"
         raise SourceError(what, type(frame).__name__, hint) from error

@@ -174,12 +174,12 @@ def _learned(
     return {
         "rows": scan.num_rows + scan.bad,
         **plan_columns(scan, files, options).to_json(),
-        "notes": _header_notes(files.first, scan),
+        "notes": _header_notes(files[0], scan),
         "parts": [*map(list, scan.parts)],
     }
 
 
-def _header_notes(file: RowFile | None, scan: Scan) -> list[str]:
+def _header_notes(file: RowFile, scan: Scan) -> list[str]:
     """Say that the first row of a CSV file looks like values.
 
     All its names do, or one is a number that is no year, or a text of its own column.

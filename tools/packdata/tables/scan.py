@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +25,7 @@ from packdata.types import (
     NO_VALUES,
     Kind,
     all_as_one,
+    are_exact,
     at_places,
     flags_of,
     is_text,
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
 
 MAX_CATEGORIES = 1_000_000
 pa.array([])  # imports pandas, where that is installed: not on a thread that packs
-Seen = Kind | Literal["bad"]  # a value of a kind, or one that is none of the kind it is read as
 
 
 @dataclass
@@ -61,14 +61,12 @@ class ColumnScan:
         other: Why it has no place in a row, if so.
         moments: Of the numbers, or of the dates in days.
         words: How often each text occurs.
-        is_whole: True if no number has a fraction.
     """
 
     kinds: Counter[Kind] = field(default_factory=Counter)
-    first: dict[Seen, tuple[Part, int]] = field(default_factory=dict)
+    first: dict[Kind, tuple[Part, int]] = field(default_factory=dict)
     moments: Moments = field(default_factory=Moments)
     words: Counter[str] = field(default_factory=Counter)
-    is_whole: bool = True
     other: str = ""
 
     def add(self, other: ColumnScan) -> None:
@@ -77,19 +75,17 @@ class ColumnScan:
         self.first = other.first | self.first
         self.moments.add(other.moments)
         self.other = self.other or other.other
-        self.is_whole &= other.is_whole
         if not self.other:
             self.words.update(other.words)
             if len(self.words) > MAX_CATEGORIES:
                 self.other = f"more than {MAX_CATEGORIES:,} different texts"
                 self.words.clear()
 
-    def note(self, seen: Seen, flags: Flags, part: Part, row: int) -> None:
+    def note(self, seen: Kind, flags: Flags, part: Part, row: int) -> None:
         """Count values of rows that begin at ``row`` of a part, and remember the first."""
         if num := int(np.count_nonzero(flags)):
             self.first[seen] = part, row + int(flags.argmax())
-            if seen != "bad":
-                self.kinds[seen] += num
+            self.kinds[seen] += num
 
     def measure(self, array: pa.Array, kind: Kind, part: Part, row: int) -> None:
         """Take statistics of numbers or dates."""
@@ -97,12 +93,13 @@ class ColumnScan:
         values, bad = numbers(array, "number" if is_number else "date")
         known = ~np.isnan(values)
         kept = values if known.all() else values[known]
-        self.note(kind, known, part, row)
-        self.note("bad", bad, part, row)
+        # Days that do not exist are dates; their rows are named when they are packed.
+        self.note(kind, known if is_number else known | bad, part, row)
+        if is_number:
+            self.note("text", bad, part, row)
         self.moments = Moments.of(kept if is_number else kept / DAY_US)
         if not np.isfinite([self.moments.least, self.moments.most]).all():
             self.moments = Moments.of(kept[np.isfinite(kept)])
-        self.is_whole = is_number and bool((np.floor(kept) == kept).all())
 
     def known_texts(self) -> Mapping[str, int]:
         """Return how often each text occurs, ``NO_VALUES`` only where others are text too, or there are no others."""
@@ -166,10 +163,8 @@ def scan_files(
     ]
     if late:
         # Which rows can be read may depend on the other columns.
-        again = scan(
-            files.columns if found.bad else late, {**kinds, **dict.fromkeys(late, "text")}
-        )
-        found.columns |= {name: again.columns[name] for name in late}
+        names = files.columns if found.bad else late
+        found.columns |= scan(names, kinds | dict.fromkeys(late, "text")).columns
     return found
 
 
@@ -214,6 +209,11 @@ def _look(
         column.other = why_other(array.type)
         return column, array
     if declared is None or array.null_count == len(array):
+        return column, array
+    if kind == "text" and not are_exact(array):
+        column.other = (
+            "floats from 2**53 on, each of which stands for several whole numbers: write texts"
+        )
         return column, array
     if declared == "flag":
         guesses = (declared,)
