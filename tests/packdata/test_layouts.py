@@ -154,6 +154,27 @@ def test_classes_in_the_order_of_their_numbers_are_not_noted(tmp_path: Path) -> 
     assert not [note for note in plan.notes() if "called by numbers" in note]
 
 
+@pytest.mark.parametrize(
+    ("cells", "joined"),
+    [
+        (["a|b", "a", "b", "b|c", "c"], True),
+        (["16 0", "0", "16", "16 3", "3"], True),
+        (['"a, b"', "a", "b"], True),
+        (["\"['a', 'b']\"", "['a']"], True),
+        (["New York", "Los Angeles", "Rome"], False),
+    ],
+)
+def test_classes_that_combine_labels_are_noted(
+    tmp_path: Path, cells: list[str], joined: bool
+) -> None:
+    rows = "".join(f"{i}.jpg,{cell}\n" for i, cell in enumerate(cells))
+    (tmp_path / "l.csv").write_text(f"path,label\n{rows}")
+
+    notes = plan_images(tmp_path / "l.csv").notes()
+
+    assert any("multi_label" in note for note in notes) == joined
+
+
 def test_tars_without_labels_and_folders_in_them_are_said_to_be_no_classes(tmp_path: Path) -> None:
     alone = write_tar(tmp_path / "alone.tar", {"cat/1.jpg": b"1", "cat/2.jpg": b"2"})
     several = write_tar(tmp_path / "several.tar", {"cat/1.jpg": b"1", "dog/2.jpg": b"2"})

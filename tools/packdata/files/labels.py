@@ -74,7 +74,7 @@ class LabelField:
     def _flags(self, value: Any, where: str) -> npt.NDArray[np.uint8]:
         """Return a 1 for each class that a cell names."""
         flags = np.zeros(len(self._numbers), np.uint8)
-        for name in _parts_of("" if value is None else str(value), self.separator):
+        for name in parts_of("" if value is None else str(value), self.separator):
             flags[self._number(name, where)] = 1
         return flags
 
@@ -128,7 +128,7 @@ def label_fields(
     return {split: tuple(starmap(label, found.items())) for split, found in by_split.items()}
 
 
-def _parts_of(cell: str, separator: str) -> list[str]:
+def parts_of(cell: str, separator: str) -> list[str]:
     """Return the names in a cell."""
     return [part.strip() for part in cell.split(separator) if part.strip()]
 
@@ -141,7 +141,7 @@ def _split_classes(source: Source, separator: str) -> Mapping[str, Column]:
     if column is None or column.kind != "class" or column.numbered:
         hint = "multi_label= is for texts of several names, such as 'cat|dog'"
         raise SourceError("no texts in the column of labels", source.name, hint)
-    names = {part for cell in column.classes for part in _parts_of(cell, separator)}
+    names = {part for cell in column.classes for part in parts_of(cell, separator)}
     return {**source.labels, LABEL: dataclasses.replace(column, classes=tuple(sorted(names)))}
 
 

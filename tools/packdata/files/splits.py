@@ -11,7 +11,7 @@ from loaders.errors import SourceError
 from loaders.remote.url import Location, place_of
 from loaders.schema import Array, Label, MultiLabel
 from packdata.describe import counted, few, passed_over
-from packdata.files.labels import LabelField, label_fields
+from packdata.files.labels import LabelField, label_fields, parts_of
 from packdata.options import opt, parse_target
 from packdata.sources.columns import BOX_LABELS, LABEL, LABEL_NAMES, ColumnNames
 from packdata.sources.folders import FolderSource, MaskFolder, check_classes, split_suffix
@@ -169,7 +169,7 @@ def source_notes(splits: Sequence[Split]) -> list[str]:
     return [
         *passed_over(dict(ignored.most_common())),
         *(f"{note}: {few(columns)}" for note, columns in what.items() if columns),
-        *_number_notes(splits),
+        *_class_notes(splits),
         *dict.fromkeys(notes),
     ]
 
@@ -188,19 +188,41 @@ def contents(splits: Sequence[Split]) -> list[str]:
     return found
 
 
-def _number_notes(splits: Sequence[Split]) -> Iterator[str]:
-    """Say that classes called by numbers have others."""
+def _class_notes(splits: Sequence[Split]) -> Iterator[str]:
+    """Say what names of classes seem to be, and are not."""
+    classes: Sequence[str] = ()
     for column in BOX_LABELS, LABEL:
         labels = [label for split in splits for label in split.labels if label.name == column]
         fields = [label.field for label in labels if isinstance(label.field, Label | Array)]
         # All splits have the same ones.
         classes = next((field.classes for field in fields if field.classes), ())
-        are_names = not any(label.column.numbered for label in labels)
-        are_names &= all(map(str.isdecimal, classes)) and [*classes] == sorted(classes)
-        wrong = (pair for pair in enumerate(classes) if are_names and int(pair[1]) != pair[0])
-        if first := next(wrong, None):
-            number, name = first
+        if not any(label.column.numbered for label in labels):
+            yield from _number_notes(classes)
+    yield from _joined_notes(classes)
+
+
+def _number_notes(classes: Sequence[str]) -> Iterator[str]:
+    """Say that classes called by numbers have others."""
+    are_numbers = all(map(str.isdecimal, classes)) and [*classes] == sorted(classes)
+    wrong = (pair for pair in enumerate(classes) if are_numbers and int(pair[1]) != pair[0])
+    if first := next(wrong, None):
+        number, name = first
+        yield (
+            f"classes are called by numbers, but numbered as names are sorted: {name!r} is class {number} "
+            "(as in torchvision); classes= with a file, a name a line, fixes an order"
+        )
+
+
+def _joined_notes(classes: Sequence[str]) -> Iterator[str]:
+    """Say that classes seem to be combinations of few labels, such as ``A|B``."""
+    if classes and all(name[:1] + name[-1:] in ("[]", "{}", "()") for name in classes):
+        yield f"classes such as {classes[0]!r} are lists: texts such as 'cat|dog' with multi_label='|' store each name"
+    for mark in "|", ";", ",", " ":
+        parts = {part for name in classes for part in parts_of(name, mark)}
+        joined = next((name for name in classes if mark in name), "")
+        if joined and len(parts) < len(classes):
             yield (
-                f"classes are called by numbers, but numbered as names are sorted: {name!r} is class {number} "
-                "(as in torchvision); classes= with a file, a name a line, fixes an order"
+                f"{len(classes)} classes such as {joined!r} combine {len(parts)} labels: multi_label={mark!r} "
+                "stores each of them"
             )
+            return
