@@ -122,15 +122,15 @@ def test_links_of_a_command_that_was_killed_go_and_their_source_stays(
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_what_is_added_twice_is_added_twice_though_the_second_time_was_killed(
+def test_what_was_added_is_not_added_again_though_its_command_was_killed(
     tmp_path: Path, when: str
 ) -> None:
     dst = pack_samples(tmp_path / "dst", 8, fields=["label"])
     more = pack_samples(tmp_path / "more", 4, fields=["label"])
-    extend(dst, [more])
     killed("publish", 0, when, "extend", more, dst)
 
-    assert extend(dst, [more]).samples == 8 + 4 + 4
+    assert extend(dst, [more]).samples == extend(dst, [more]).samples == 8 + 4
+    assert entries(dst) == ["manifest.json", *files(dst)]
 
 
 def test_killed_behind_the_manifest_the_next_command_removes_what_was_replaced(
@@ -330,7 +330,7 @@ def test_the_target_is_looked_at_again_once_it_is_locked(
 
     with (
         pytest.raises(PackError, check=At("dst")),
-        Packing(tmp_path / "dst", [""], {"command": "test"}, kind="command"),
+        Packing(tmp_path / "dst", [""], {"command": "test"}, of_packed=True),
     ):
         pass
 

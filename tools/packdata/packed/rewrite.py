@@ -127,7 +127,7 @@ def write_datasets(
             hint = "Documents stay whole in parts of text; TokenWindows.split divides them"
             raise PackError(what, place / folder, hint)
     plan = command_plan(command, sources, **options, format=format, shard_bytes=shard_bytes)
-    packing = Packing(place, [*datasets], plan, overwrite=overwrite, kind="command", link=link)
+    packing = Packing(place, [*datasets], plan, overwrite=overwrite, of_packed=True, link=link)
     with packing:
         return run.pack(packing, [*datasets.items()])
 

@@ -17,7 +17,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 import xxhash
 
@@ -37,12 +37,7 @@ _HASH = "xxh3:"
 
 Exists = Callable[[str, ShardInfo], bool]
 
-# ``packing``: an error leaves it, the same packing continues, and others do not touch it.
-# ``part``: the same, of a part of a dataset.
-# ``command``: an error leaves nothing; killed, the same command continues, and any other undoes it.
-# ``extend``: the same, of a command that adds shards to the dataset that is there.
-# ``writer``: an error leaves nothing; killed, any other drops it, for nothing can continue it.
-Kind = Literal["packing", "part", "command", "extend", "writer"]
+_KEPT = ("packing", "part")  # kinds of journals that are kept; "part" is of an earlier release
 
 
 class Described(TypedDict):
@@ -86,7 +81,8 @@ class State:
 
     # All that decides the output, flat: name to JSON text or its hash.
     plan: Mapping[str, str] = field(default_factory=dict)
-    kind: Kind = "packing"
+    # Whether an error leaves it, and no other packing touches it; else any other undoes it.
+    is_kept: bool = True
     folders: Sequence[str] = ()  # of the targets
     shards: dict[str, list[ShardInfo]] = field(default_factory=dict)  # finished ones, per target
     reached: dict[str, Reached] = field(default_factory=dict)  # by each target, with these
@@ -94,11 +90,6 @@ class State:
     rejects: dict[str, list[Reject]] = field(default_factory=dict)  # per split
     done: dict[str, Described] | None = None  # per target, once nothing but publishing is left
     size: int = 0  # bytes of the journal that was read
-
-    @property
-    def is_kept(self) -> bool:
-        """True if an error leaves it."""
-        return self.kind in ("packing", "part")
 
     @property
     def rejected(self) -> list[tuple[str, str]]:
@@ -175,7 +166,7 @@ class Journal:
         header = {
             "journal": JOURNAL_VERSION,
             "plan": dict(state.plan),
-            "kind": state.kind,
+            "kind": "packing" if state.is_kept else "command",
             "folders": list(state.folders),
         }
         line = _dump(header)
@@ -214,7 +205,8 @@ def parse_journal(data: bytes, path: Location, exists: Exists = lambda *_: True)
         what = f"unfinished packing of journal version {version}"
         hint = f"Finish with that release, or remove {path.parent}"
         raise PackError(what, path.parent.parent, hint)
-    state = State(header["plan"], header["kind"], tuple(header["folders"]), size=len(first))
+    is_kept, folders = header["kind"] in _KEPT, tuple(header["folders"])
+    state = State(header["plan"], is_kept, folders, size=len(first))
     for raw in rest:
         if (line := _parse(raw)) is None:
             break

@@ -235,13 +235,16 @@ def _is_of_dataset(file: Entry) -> bool:
     return is_shard or name == MANIFEST_NAME
 
 
-def is_made(store: Store, folders: Collection[str], plan: Mapping[str, str]) -> bool:
-    """Tell whether the datasets are there, whole, as this plan has made them."""
+def made_at(
+    store: Store, folders: Collection[str], plan: Mapping[str, str]
+) -> dict[str, Manifest]:
+    """Return the manifests of datasets, by folder, if all are there, whole, as this plan has made them."""
     there, digest = manifests_at(store, folders), digest_of(plan)
-    return there.keys() >= {*folders} and all(
+    is_made = there.keys() >= {*folders} and all(
         each.provenance.get(PLAN) == digest and not lost_at(store, folder, each.shards)
         for folder, each in there.items()
     )
+    return there if is_made else {}
 
 
 def check_target(
