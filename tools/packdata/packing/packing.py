@@ -144,9 +144,6 @@ class Packing:
         self.manifests: dict[str, Manifest] = {}
         self._seen: dict[str, Mapping[str, Any]] = {}  # marks of the manifests to be replaced
         self._open = ExitStack()
-        more = f"; TMPDIR chooses another disk for what goes to {dst}"
-        more = more if isinstance(dst, URL) else ""
-        self._explained = partial(explained, more=more)  # errors of the system
         self.is_published = False
 
     def __enter__(self) -> Self:
@@ -155,7 +152,7 @@ class Packing:
         Raises:
             PackError: The target holds something else, is in use, or cannot be written.
         """
-        with self._explained(self.dst, "cannot be packed into"), ExitStack() as opened:
+        with explained(self.dst, "cannot be packed into"), ExitStack() as opened:
             self._place = opened.enter_context(self._working_place())
             self._work = self._place.absolute() / PACKING_NAME
             # Who has its lock in the destination packs alone: shards that no manifest names are of others that ended.
@@ -269,7 +266,7 @@ class Packing:
         before = self._under_way[-1] if self._under_way else None
 
         def put() -> None:
-            with self._explained(shown, "the shard cannot be written"):
+            with explained(shown, "the shard cannot be written", self.dst):
                 try:
                     info = named_by_hash(write_staged(path, columns, schema), name)
                 finally:
@@ -292,14 +289,14 @@ class Packing:
     def end_split(self, reached: Reached) -> None:
         """Note that a split of the source is packed to its end."""
         self.wait()
-        with self._explained(self.dst, "the journal cannot be written"):
+        with explained(self.dst, "the journal cannot be written"):
             self._journal.append({"end": reached.to_json()})
 
     def publish(self, datasets: Mapping[str, Made]) -> None:
         """Publish datasets, by their folder."""
         self.wait()
         manifests = dict[str, Manifest]()
-        with self._explained(self.dst, "the dataset cannot be published"):
+        with explained(self.dst, "the dataset cannot be published"):
             for folder, made in datasets.items():
                 shards = self._put_whole(folder, made.whole, len(made.before))
                 shards = shards or self.state.shards.get(folder, [])

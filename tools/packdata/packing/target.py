@@ -124,9 +124,14 @@ def _real(place: Location | str, *, is_pattern: bool) -> list[str]:
 
 
 @contextmanager
-def explained(path: Location, what: str = "cannot be written", more: str = "") -> Iterator[None]:
-    """Turn an error of the system into a PackError; ``more`` follows the hint."""
+def explained(
+    path: Location, what: str = "cannot be written", dst: Location | None = None
+) -> Iterator[None]:
+    """Turn an error of the system into a PackError; the file is on its way to ``dst``, if it is not meant for its path."""
     try:
         yield
     except OSError as error:
-        raise PackError(f"{what} ({error.strerror or error})", path, f"{_HINT}{more}") from error
+        hint, dst = _HINT, dst or path
+        if isinstance(dst, URL):
+            hint += f"; TMPDIR chooses another disk for what goes to {dst}"
+        raise PackError(f"{what} ({error.strerror or error})", path, hint) from error
