@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
     from loaders.data.manifest import ShardInfo
 
-_NOTHING = {"etag": None, "version": None}
 _KEPT = f"{PARTS_NAME}/files"
 
 
@@ -69,12 +68,12 @@ class FolderStore:
         self.url, self._link = folder, link
 
     def read(self, name: str) -> tuple[bytes | None, dict[str, Any]]:
-        """Return a file's bytes, None if there is none, and the mark of this state of it."""
+        """Return a file's bytes, and the mark of this state of it; None and {} if there is none."""
         try:
             data = read_regular(self.url / name)
         except (FileNotFoundError, NotADirectoryError):
-            return None, dict(_NOTHING)
-        return data, _NOTHING | {"etag": xxhash.xxh3_128_hexdigest(data), "size": len(data)}
+            return None, {}
+        return data, {"xxh3_128": xxhash.xxh3_128_hexdigest(data)}
 
     def put(self, name: str, data: bytes, only: Mapping[str, Any] | None = None) -> bool:
         """Write a small file, with ``only`` of {} if there is none; another state is for the caller to compare.
@@ -349,14 +348,13 @@ def publish(
 
 def marks_at(store: Store, folders: Iterable[str]) -> dict[str, Mapping[str, Any]]:
     """Return the marks of the manifests in folders of a target, as they are now; {} where there is none."""
-    read = {folder: store.read(name_at(folder, MANIFEST_NAME)) for folder in folders}
-    return {folder: {} if data is None else mark for folder, (data, mark) in read.items()}
+    return {folder: store.read(name_at(folder, MANIFEST_NAME))[1] for folder in folders}
 
 
 def swap(store: Store, folder: str, manifest: Manifest, seen: Mapping[str, Any]) -> None:
     """Put a manifest in place of the one that was seen; PackError if another was put there meanwhile."""
     data, name = manifest_bytes(manifest), name_at(folder, MANIFEST_NAME)
-    if store.read(name)[1] == _NOTHING | dict(seen):
+    if store.read(name)[1] == seen:
         store.put(name, data, seen)
     if store.read(name)[0] != data:  # also where an answer was lost, and it was sent twice
         what = "another dataset was published meanwhile"

@@ -127,7 +127,7 @@ def _real(place: Location | str, *, is_pattern: bool) -> list[str]:
 def explained(
     path: Location, what: str = "cannot be written", dst: Location | None = None
 ) -> Iterator[None]:
-    """Turn an error of the system into a PackError; the file is on its way to ``dst``, if it is not meant for its path."""
+    """Turn an error of the system into a PackError; where the path is not meant to stay, ``dst`` is where it goes."""
     try:
         yield
     except OSError as error:
