@@ -115,6 +115,7 @@ class Recipe(Protocol):
         provenance: JSON for the manifest: source name and options, no absolute paths, times or
             host names.
         is_of_blocks: Items are blocks of samples, instead of one sample each.
+        can_shuffle: Items can be read in another order than that of the source.
         num_samples: Of blocks, how many samples there will be; None if not known yet.
         runs: Of each item, the number of the item at which reading must begin to reach it (in a compressed file, say);
             None where each is read alone.
@@ -128,6 +129,7 @@ class Recipe(Protocol):
     identity: Mapping[str, Any]
     provenance: Mapping[str, Any]
     is_of_blocks: bool = False
+    can_shuffle: bool = False
     num_samples: int | None = None
     runs: Sequence[int] | None = None
     divides: bool = False
