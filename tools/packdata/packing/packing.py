@@ -8,7 +8,7 @@ the journal says so. When all are there, ``publish`` makes datasets of them.
    place. Lines of the journal have the order in which shards were handed over.
 2. Failure: the error of a thread comes out of the next ``write`` or ``wait``; shards behind it get no line.
 3. Early close: leaving ``with`` drops shards that have not begun and waits for the others. What it takes to go on
-   stays, where the same command can.
+   stays, where that is kept (``State.is_kept``).
 """
 
 from __future__ import annotations
@@ -103,9 +103,9 @@ class Packing:
             itself done. Empty where nothing can do that, as where a program gives the samples.
         overwrite: Replace the datasets that are there, and drop an unfinished packing of another
             plan.
-        of_packed: The samples are those of packed datasets, which made them and left out what could not be packed.
-            Other datasets may be below the destination, and an error leaves nothing; else it leaves what has a plan,
-            which no other packing touches then.
+        of_packed: The samples are those of packed datasets, whose provenance says what packed them; none is rejected.
+            Other datasets may be below the destination. An error leaves nothing, and a kill what any packing drops;
+            else both leave what only the same plan touches.
         adds: Add to the dataset that is there (``Made.before``).
         link: Link whole shards where the file system has links.
 
@@ -114,7 +114,7 @@ class Packing:
         manifests: Theirs by then, by folder.
     """
 
-    may_be_empty = False  # a dataset
+    may_be_empty = False  # whether a dataset may get no sample
 
     def __init__(
         self,
