@@ -169,7 +169,7 @@ class Packing:
 
     def _begin(self, opened: ExitStack) -> None:
         if not self._work.exists():
-            if self.is_made():
+            if self._find_made():
                 return
             self._check_target()  # refuses before anything is made
         for folder in sorted({"", *self.folders}) if self._owns_shards else ("",):
@@ -178,13 +178,13 @@ class Packing:
         self.state = self._journal.state
         opened.callback(self._leave)
         opened.callback(partial(self._pool.shutdown, cancel_futures=True))
-        if not self.is_made() and self.state.done is None:  # another may have been faster
+        if not self._find_made() and self.state.done is None:  # another may have been faster
             self._check_target()
         if self._replaces:
             self._seen = marks_at(self._store, self.folders)
 
-    def is_made(self) -> bool:
-        """Tell whether the datasets are there, as the same plan has made them."""
+    def _find_made(self) -> bool:
+        """Tell whether the datasets are there, as the same plan has made them; take over what they say."""
         if self._plan and not self._overwrite:
             self.manifests = made_at(self._store, self.folders, self._plan)
             self.is_published = bool(self.manifests)

@@ -299,8 +299,8 @@ def publish(
     *,
     rejected: Mapping[str, Sequence[tuple[str, str]]],
     seen: Mapping[str, Mapping[str, Any]],
-) -> bool:
-    """Make datasets of shards that were put there; return whether any was not there before.
+) -> None:
+    """Make datasets of shards that were put there.
 
     Args:
         store: The target.
@@ -343,7 +343,6 @@ def publish(
     if not isinstance(store, Bucket):
         kept = set[str]().union(*(files_of(f, manifest) for f, manifest in manifests.items()))
         store.delete(*(old - kept), *unnamed(store, manifests, manifests))
-    return bool(marks)
 
 
 def marks_at(store: Store, folders: Iterable[str]) -> dict[str, Mapping[str, Any]]:

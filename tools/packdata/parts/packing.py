@@ -76,7 +76,6 @@ if TYPE_CHECKING:
 NUM_PARTS = "num_parts"  # in the provenance of a dataset that was joined of several
 OF = "part."  # prefix of what the plan of a part has, and that of the whole has not
 _NAME = re.compile(r"part-(\d+)-of-(\d+)(?:\..+)?")
-_JOINED = "the parts were joined earlier"
 _SHOWN = 10
 _THREADS = 16  # that wait for a store, or a network drive
 
@@ -126,8 +125,8 @@ class PartPacking(Packing):
                 with suppress(OSError):  # there are other parts, or none
                     place.parent.rmdir()
 
-    def is_made(self) -> bool:
-        """Tell whether the part is packed, or all of them are finished.
+    def _find_made(self) -> bool:
+        """Tell whether the part is packed, or all of them are finished; take over what its journal says.
 
         With ``overwrite``, a part that left items out is packed again: they may be readable now.
         """
@@ -144,11 +143,13 @@ class PartPacking(Packing):
 
     def _check_target(self) -> None:
         check_target(self._store, self.dst, self.folders, overwrite=self._overwrite)
+        if self._overwrite:
+            return
         begun = self.dst / PACKING_NAME / JOURNAL_NAME
-        if isinstance(begun, Path) and begun.exists() and not self._overwrite:
+        if isinstance(begun, Path) and begun.exists():
             hint = "Finish with the command that began there, or pass overwrite=True"
             raise PackError("unfinished packing", self.dst, hint)
-        if not self._overwrite and (others := self._others()):
+        if others := self._others():
             raise self._other(f"{others[0]}, of another number of parts")
         self._check_record()
 
@@ -280,7 +281,7 @@ def _join(store: Store, parts: Sequence[State], began: float, *, overwrite: bool
     files = {folder: _kept_files(store, folder, m.schema.files) for folder, m in joined.items()}
     rejected = [each for part in parts for each in part.rejected]
     seen = marks_at(store, joined) if overwrite else {}
-    is_new = publish(store, joined, files, rejected={"": rejected}, seen=seen)
+    publish(store, joined, files, rejected={"": rejected}, seen=seen)
     clear_parts(store)
     return summary_of(
         store.url,
@@ -288,7 +289,6 @@ def _join(store: Store, parts: Sequence[State], began: float, *, overwrite: bool
         counted_in=_first_folders([*joined], parts[0].plan),
         rejected=rejected,
         seconds=time.monotonic() - began,
-        notes=[] if is_new else [_JOINED],
         amount=counted(len(parts), "part"),
         counts=sum((Counter(part.counts) for part in parts), Counter()),
     )
