@@ -337,23 +337,29 @@ def test_the_target_is_looked_at_again_once_it_is_locked(
     assert entries(tmp_path / "dst") == ["manifest.json"]
 
 
-def test_a_writer_that_was_killed_does_not_stand_in_the_way_of_a_copy(
-    tmp_path: Path, source: Path
+@pytest.mark.parametrize("after", ["copy", "writer"])
+def test_a_writer_that_was_killed_does_not_stand_in_the_way(
+    tmp_path: Path, source: Path, after: str
 ) -> None:
     code = (
         "import os, signal, sys; from packdata import Writer; from loaders.schema import Bytes\n"
-        "w = Writer(sys.argv[1], {'a': Bytes()}, shard_bytes=1000)\n"
-        "for i in range(100): w.add(a=bytes(500))\n"
+        "w = Writer(sys.argv[1], {'a': Bytes()}, shard_bytes=50_000)\n"
+        "w.add_batch(a=[bytes(500)] * 1000)\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
     dst = tmp_path / "dst"
     done = subprocess.run([sys.executable, "-c", code, str(dst)], timeout=60, check=False)
     assert done.returncode == -9
-    assert (dst / PACKING_NAME / "journal.jsonl").exists()
+    assert '"shard"' in (dst / PACKING_NAME / "journal.jsonl").read_text()
 
-    copy_dataset(source, dst)
+    if after == "copy":
+        copy_dataset(source, dst)
+    else:
+        with Writer(dst, {"a": Bytes()}) as writer:
+            writer.add(a=b"x")
 
     assert entries(dst) == ["manifest.json", *files(dst)]
+    assert read_manifest(dst).num_samples == (8 if after == "copy" else 1)
 
 
 # Splits
