@@ -365,6 +365,19 @@ def test_a_writer_that_was_killed_does_not_stand_in_the_way(
 # Splits
 
 
+def test_a_split_has_nothing_of_the_rejects_of_what_lies_beside_it(
+    tmp_path: Path, source: Path
+) -> None:
+    dst = tmp_path / "dst"
+    dst.mkdir()
+    (dst / "rejected.jsonl").write_text('{"item": "a.jpg", "error": "cut"}\n')
+
+    for _ in range(2):  # the second time it is there already
+        assert split(source, dst, {"a": 0.5, "b": 0.5}).rejected == ()
+
+    assert (dst / "rejected.jsonl").exists()
+
+
 @pytest.mark.parametrize("overwrite", [False, True])
 def test_a_part_does_not_replace_what_is_divided(
     tmp_path: Path, source: Path, overwrite: bool

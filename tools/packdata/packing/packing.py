@@ -153,16 +153,16 @@ class Packing:
             PackError: The target holds something else, is in use, or cannot be written.
         """
         with explained(self.dst, "cannot be packed into"), ExitStack() as opened:
-            self._place = opened.enter_context(self._working_place())
-            self._work = self._place.absolute() / PACKING_NAME
+            place = opened.enter_context(self._working_place())
+            self._work = place.absolute() / PACKING_NAME
             # Who has its lock in the destination packs alone: shards that no manifest names are of others that ended.
-            self._owns_shards = self._place == self.dst
+            self._owns_shards = place == self.dst
             self._begin(opened)
             self._open = opened.pop_all()
         return self
 
     def _working_place(self) -> AbstractContextManager[Path]:
-        """Yield the folder in which the lock, the journal and unfinished shards lie, as messages name it."""
+        """Yield the folder in which the lock, the journal and unfinished shards lie."""
         if isinstance(self.dst, URL):
             return claimed_folder(str(self.dst))
         return nullcontext(self.dst)
@@ -262,11 +262,10 @@ class Packing:
         first = len(self.state.shards.get(folder, ()))
         name = f"{self._prefix}-{next(self._numbers.setdefault(folder, count(first))):05d}"
         path = self._work / STAGED_NAME / folder / f"{name}.{builder.format}"
-        shown = self._place / path.relative_to(self._work.parent)  # begins as it was given
         before = self._under_way[-1] if self._under_way else None
 
         def put() -> None:
-            with explained(shown, "the shard cannot be written", self.dst):
+            with explained(self.dst / name_at(folder, path.name), "the shard cannot be written"):
                 try:
                     info = named_by_hash(write_staged(path, columns, schema), name)
                 finally:
