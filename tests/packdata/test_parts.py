@@ -293,6 +293,19 @@ def test_a_part_that_fails_leaves_the_shards_of_others(photos: Path, tmp_path: P
     assert [*read_manifest(dst / "val").provenance][-2:] == [NUM_PARTS, PLAN]
 
 
+def test_a_packing_of_all_drops_parts_where_that_is_asked_for(
+    photos: Path, tmp_path: Path
+) -> None:
+    dst = tmp_path / "dst"
+    pack_images(photos, dst, part="0/2")
+    with pytest.raises(PackError, check=At("dst")):
+        pack_images(photos, dst)
+
+    pack_images(photos, dst, overwrite=True)
+
+    assert not (dst / ".parts").exists()
+
+
 def test_overwriting_parts_of_another_count_drops_them(photos: Path, tmp_path: Path) -> None:
     dst = tmp_path / "dst"
     for i in range(3):
