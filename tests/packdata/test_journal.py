@@ -108,18 +108,6 @@ def test_from_a_damaged_line_on_nothing_counts(tmp_path: Path, tail: bytes) -> N
     assert path.read_bytes() == good
 
 
-def test_from_a_lost_shard_on_nothing_counts(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
-    write(path)
-    answers = iter([True, False])
-
-    state = parse_journal(path.read_bytes(), path, lambda target, shard: next(answers))
-
-    assert state is not None
-    assert state.reached[""].items == 4
-    assert state.ended == {}
-
-
 def test_a_journal_of_another_version_is_refused_until_it_is_removed(tmp_path: Path) -> None:
     path = tmp_path / "out" / ".packing" / "journal.jsonl"
     path.parent.mkdir(parents=True)

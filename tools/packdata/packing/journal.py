@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
@@ -34,8 +34,6 @@ JOURNAL_VERSION = 7
 _MAX_VALUE_CHARS = 400  # longer values of the plan are kept as their hash
 _MAX_SHOWN_CHARS = 60  # and of longer ones a message only says that they differ
 _HASH = "xxh3:"
-
-Exists = Callable[[str, ShardInfo], bool]
 
 _KEPT = ("packing", "part")  # kinds of journals that are kept; "part" is of an earlier release
 
@@ -187,13 +185,8 @@ class Journal:
         os.close(self._fd)
 
 
-def parse_journal(data: bytes, path: Location, exists: Exists = lambda *_: True) -> State | None:
-    """Return what a journal says up to where it can be trusted; None if nothing can be.
-
-    Args:
-        data: Its bytes.
-        path: Of its file.
-        exists: Whether a finished shard of a target is still there; lines from the first lost one on are dropped.
+def parse_journal(data: bytes, path: Location) -> State | None:
+    """Return what the bytes of a journal say up to the first torn line; None if that is the header.
 
     Raises:
         PackError: It is of another version.
@@ -209,8 +202,6 @@ def parse_journal(data: bytes, path: Location, exists: Exists = lambda *_: True)
     state = State(header["plan"], is_kept, folders, size=len(first))
     for raw in rest:
         if (line := _parse(raw)) is None:
-            break
-        if "shard" in line and not exists(line["target"], ShardInfo.from_json(line["shard"])):
             break
         state.apply(line)
         state.size += len(raw)

@@ -19,7 +19,7 @@ import shutil
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
-from functools import cache, partial
+from functools import partial
 from itertools import count
 from threading import Semaphore
 from types import MappingProxyType
@@ -47,12 +47,12 @@ from packdata.packing.shards import named_by_hash
 from packdata.packing.store import (
     check_target,
     clear_parts,
+    lost_at,
     made_at,
     manifests_at,
     marks_at,
     publish,
     rejected_at,
-    sizes_at,
     store_of,
     unnamed,
 )
@@ -209,17 +209,12 @@ class Packing:
     def _open_journal(self) -> Journal:
         """Open the journal that is there, if this packing continues it; else begin one."""
         path, begun = self._work / JOURNAL_NAME, {*self.folders}
-        sizes = cache(partial(sizes_at, self._store))  # a folder is listed once
-
-        def exists(folder: str, info: ShardInfo) -> bool:
-            return sizes(folder).get(name_at(folder, info.file)) == info.size_bytes
-
-        was = parse_journal(read_regular(path), path, exists) if path.exists() else None
+        was = parse_journal(read_regular(path), path) if path.exists() else None
         if was is not None:
             differs = differences(was.plan, self._plan)
-            if self._plan and not differs:
+            if self._plan and not differs and not lost_at(self._store, was.shards):
                 return Journal(path, was)
-            if was.is_kept and was.shards and not self._overwrite:
+            if differs and was.is_kept and was.shards and not self._overwrite:
                 what = f"unfinished packing with other settings: {'; '.join(differs[:4])}"
                 hint = "Pass the same settings to continue, or overwrite=True to start anew"
                 raise PackError(what, self.dst, hint)

@@ -189,15 +189,14 @@ def size_fault(path: Path, size_bytes: int) -> str | None:
     return None if size == size_bytes else f"{size} bytes, the manifest says {size_bytes}"
 
 
-def sizes_at(store: Store, folder: str) -> dict[str, int]:
-    """Return the bytes of each file in a folder of a target."""
-    return {entry.name: entry.size for entry in store.in_folder(folder)[0]}
-
-
-def lost_at(store: Store, folder: str, shards: Iterable[ShardInfo]) -> list[str]:
-    """Return which of these shards are missing in a folder of a target."""
-    sizes = sizes_at(store, folder)
-    return [s.file for s in shards if sizes.get(name_at(folder, s.file)) != s.size_bytes]
+def lost_at(store: Store, shards: Mapping[str, Iterable[ShardInfo]]) -> list[str]:
+    """Return which of these shards, by folder, are missing in a target, or have another size."""
+    lost = list[str]()
+    for folder, some in shards.items():
+        sizes = {entry.name: entry.size for entry in store.in_folder(folder)[0]}
+        names = {name_at(folder, shard.file): shard.size_bytes for shard in some}
+        lost += [name for name, size_bytes in names.items() if sizes.get(name) != size_bytes]
+    return lost
 
 
 def manifest_at(store: Store, folder: str) -> Manifest | None:
@@ -240,10 +239,10 @@ def made_at(
     """Return the manifests of datasets, by folder, if all are there, whole, as this plan has made them."""
     there, digest = manifests_at(store, folders), digest_of(plan)
     is_made = there.keys() >= {*folders} and all(
-        each.provenance.get(PLAN) == digest and not lost_at(store, folder, each.shards)
-        for folder, each in there.items()
+        each.provenance.get(PLAN) == digest for each in there.values()
     )
-    return there if is_made else {}
+    shards = {folder: each.shards for folder, each in there.items()}
+    return there if is_made and not lost_at(store, shards) else {}
 
 
 def check_target(
@@ -325,10 +324,9 @@ def publish(
                 raise _already_there(store.url / folder)
             marks[folder] = seen[folder]
             old |= files_of(folder, parse_manifest(there, store.url / folder / MANIFEST_NAME))
-    for folder, manifest in manifests.items():
-        if lost := lost_at(store, folder, manifest.shards):
-            what = f"{counted(len(lost), 'shard')} missing, the first: {lost[0]}"
-            raise PackError(what, store.url / folder, "Pack anew, with overwrite=True")
+    if lost := lost_at(store, {folder: each.shards for folder, each in manifests.items()}):
+        what = f"{counted(len(lost), 'shard')} missing, the first: {lost[0]}"
+        raise PackError(what, store.url, "Pack anew, with overwrite=True")
     for folder, beside in files.items():
         for name, data in beside.items():
             store.put(name_at(folder, name), data)

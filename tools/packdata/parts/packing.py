@@ -135,7 +135,7 @@ class PartPacking(Packing):
             self.is_published = bool(made_at(self._store, self.folders, plan))
         elif not (
             differences(found.plan, self._plan)
-            or any(lost_at(self._store, folder, each) for folder, each in found.shards.items())
+            or lost_at(self._store, found.shards)
             or (self._overwrite and found.rejected)
         ):
             self.is_published, self.state = True, found
