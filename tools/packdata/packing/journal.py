@@ -17,7 +17,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import xxhash
 
@@ -36,13 +36,6 @@ _MAX_SHOWN_CHARS = 60  # and of longer ones a message only says that they differ
 _HASH = "xxh3:"
 
 _KEPT = ("packing", "part")  # kinds of journals that are kept; "part" is of an earlier release
-
-
-class Described(TypedDict):
-    """What a manifest has beside shards, as JSON."""
-
-    schema: dict[str, Any]
-    provenance: dict[str, Any]
 
 
 class Reject(NamedTuple):
@@ -86,7 +79,8 @@ class State:
     reached: dict[str, Reached] = field(default_factory=dict)  # by each target, with these
     ended: dict[str, Reached] = field(default_factory=dict)  # by each split that is at its end
     rejects: dict[str, list[Reject]] = field(default_factory=dict)  # per split
-    done: dict[str, Described] | None = None  # per target, once nothing but publishing is left
+    # Per target its schema and provenance, as JSON, once nothing but publishing is left.
+    done: dict[str, dict[str, Any]] | None = None
     size: int = 0  # bytes of the journal that was read
 
     @property
