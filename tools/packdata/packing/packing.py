@@ -103,9 +103,9 @@ class Packing:
             itself done. Empty where nothing can do that, as where a program gives the samples.
         overwrite: Replace the datasets that are there, and drop an unfinished packing of another
             plan.
-        of_packed: The samples are those of packed datasets, whose provenance says what packed them; none is rejected.
-            Other datasets may be below the destination. An error leaves nothing, and a kill what any packing drops;
-            else both leave what only the same plan touches.
+        of_packed: The samples are those of packed datasets, whose provenance says what packed them; none is rejected,
+            and other datasets may be below the destination. They are soon there again: as without a plan, an error
+            leaves nothing, and any packing drops what a kill leaves. Else all that is left is kept for the same plan.
         adds: Add to the dataset that is there (``Made.before``).
         link: Link whole shards where the file system has links.
 
