@@ -204,13 +204,21 @@ def test_what_is_made_of_datasets_is_done_once(tmp_path: Path, command: str) -> 
         assert run(*words[command], "--shard-size", "1k") == 1
 
 
-def test_samples_are_not_added_in_silence_twice(tmp_path: Path) -> None:
+def test_samples_are_not_added_twice_by_running_the_command_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     one = pack_samples(tmp_path / "one", 4, fields=["label"])
     two = pack_samples(tmp_path / "two", 4, fields=["label"])
+    assert run("extend", one, two) == 0
+    before = sorted(two.iterdir())
 
-    assert run("extend", one, two) == run("extend", one, two) == 0
+    assert run("extend", one, two) == 0
 
-    assert read_manifest(two).num_samples == 12
+    assert sorted(two.iterdir()) == before
+    assert read_manifest(two).num_samples == 8
+    assert "the same command made it earlier" in capsys.readouterr().err
+    assert run("extend", one, one, two) == 0  # named twice, they are added twice
+    assert read_manifest(two).num_samples == 16
 
 
 def test_what_was_extended_is_not_what_was_packed(tmp_path: Path, photos: Path) -> None:

@@ -32,7 +32,7 @@ PLAN = {"format": '"lmdb"'}
 
 
 def write(path: Path) -> None:
-    journal = Journal.create(path, State(PLAN, "packing", ("",)))
+    journal = Journal.create(path, State(PLAN, True, ("",)))
     rejects = [Reject(1, "a.jpg", "cut")]
     for items in (4, 8):
         at = Reached(items, rejects=rejects).to_json()
@@ -54,12 +54,22 @@ def test_what_was_appended_is_read_again(tmp_path: Path) -> None:
 
     state = read(path)
 
-    assert (state.plan, state.kind, state.folders) == (PLAN, "packing", ("",))
+    assert (state.plan, state.is_kept, state.folders) == (PLAN, True, ("",))
     assert state.shards == {"": [SHARD, SHARD]}
     assert state.reached == {"": Reached(8, rejects=[])}
     assert state.ended[""].items == 9
     assert state.rejects == {"": [Reject(1, "a.jpg", "cut"), Reject(8, "b.jpg", "empty")]}
     assert state.done is None
+
+
+@pytest.mark.parametrize("kind", ["packing", "part", "command", "extend", "writer"])
+def test_journals_of_earlier_releases_are_kept_as_by_those(kind: str, tmp_path: Path) -> None:
+    header = {"journal": 7, "plan": PLAN, "kind": kind, "folders": [""]}
+
+    state = parse_journal(json.dumps(header).encode() + b"\n", tmp_path)
+
+    assert state is not None
+    assert state.is_kept == (kind in ("packing", "part"))
 
 
 def test_cut_anywhere_whole_lines_count_and_appending_goes_on(tmp_path: Path) -> None:
@@ -96,18 +106,6 @@ def test_from_a_damaged_line_on_nothing_counts(tmp_path: Path, tail: bytes) -> N
 
     assert len(state.shards[""]) == 2
     assert path.read_bytes() == good
-
-
-def test_from_a_lost_shard_on_nothing_counts(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
-    write(path)
-    answers = iter([True, False])
-
-    state = parse_journal(path.read_bytes(), path, lambda target, shard: next(answers))
-
-    assert state is not None
-    assert state.reached[""].items == 4
-    assert state.ended == {}
 
 
 def test_a_journal_of_another_version_is_refused_until_it_is_removed(tmp_path: Path) -> None:

@@ -512,6 +512,20 @@ def test_a_packing_touches_nothing_before_it_is_entered(tmp_path: Path) -> None:
 SPLITS: dict[str, Any] = {"splits": ("train", "val"), "num_items": 20}
 
 
+def test_what_adds_to_a_dataset_leaves_an_unfinished_packing_of_it(tmp_path: Path) -> None:
+    dst = tmp_path / "dst"
+    pack(dst, 20)
+    pack(tmp_path / "more", 7)
+    with pytest.raises(SourceError):
+        Job(dst, bad=(90,), options={"overwrite": True}).run()
+    before = contents(dst)
+
+    with pytest.raises(PackError, check=At("dst")):
+        derive.extend(dst, [tmp_path / "more"])
+
+    assert contents(dst) == before
+
+
 def test_what_changes_a_split_waits_for_the_packing_of_all(tmp_path: Path) -> None:
     Job(tmp_path / "all", **SPLITS).run()
     pack(tmp_path / "more", 7)
@@ -831,7 +845,7 @@ def test_a_full_disk_while_overwriting_leaves_the_old_dataset(small_disk: Path) 
         pack(dst, 400, overwrite=True)
 
     # Two are written at a time: either may be the first that has no room.
-    assert Path(str(error.value.path)).parent == dst / ".packing/shards"
+    assert Path(str(error.value.path)).parent == dst
     assert error.value.hint.startswith(ROOM)
     assert labels(dst) == list(range(30))
 

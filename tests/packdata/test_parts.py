@@ -15,13 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loaders.data.manifest import MANIFEST_NAME
-from loaders.errors import PackError
+from loaders.data.manifest import MANIFEST_NAME, read_manifest
+from loaders.errors import PackError, SourceError
 from packdata.cli import main
 from packdata.images.plan import pack_images
 from packdata.packing.firstpass import KEY
+from packdata.packing.provenance import PLAN
 from packdata.packing.target import JOURNAL_NAME, LOCK_NAME, PACKING_NAME, REJECTED_NAME
-from packdata.parts.packing import finish
+from packdata.parts.packing import NUM_PARTS, finish
 from packdata.parts.part import Part, PartRecipe
 from tests.packdata.command_sources import make_sources
 from tests.packdata.reading import PackedReader
@@ -270,6 +271,39 @@ def test_a_part_with_rejects_is_packed_again_where_that_is_asked_for(
     assert [len(each.rejected) for each in found] == [1, 0]
     assert [each.samples for each in again] == [5, 0]
     assert finish(dst).samples == 10
+
+
+def test_a_part_that_fails_leaves_the_shards_of_others(photos: Path, tmp_path: Path) -> None:
+    dst = tmp_path / "dst"
+    pack_images(photos, dst, part="0/2")
+    made = contents(dst)
+    bad = photos / "train/c1/3.png"
+    good, state = bad.read_bytes(), bad.stat()
+    bad.write_bytes(bytes(len(good)))
+    os.utime(bad, ns=(state.st_atime_ns, state.st_mtime_ns))
+
+    with pytest.raises(SourceError):
+        pack_images(photos, dst, part="1/2")
+
+    assert contents(dst) == made
+    bad.write_bytes(good)
+    os.utime(bad, ns=(state.st_atime_ns, state.st_mtime_ns))
+    pack_images(photos, dst, part="1/2")
+    assert finish(dst).samples == 10
+    assert [*read_manifest(dst / "val").provenance][-2:] == [NUM_PARTS, PLAN]
+
+
+def test_a_packing_of_all_drops_parts_where_that_is_asked_for(
+    photos: Path, tmp_path: Path
+) -> None:
+    dst = tmp_path / "dst"
+    pack_images(photos, dst, part="0/2")
+    with pytest.raises(PackError, check=At("dst")):
+        pack_images(photos, dst)
+
+    pack_images(photos, dst, overwrite=True)
+
+    assert not (dst / ".parts").exists()
 
 
 def test_overwriting_parts_of_another_count_drops_them(photos: Path, tmp_path: Path) -> None:

@@ -122,15 +122,15 @@ def test_links_of_a_command_that_was_killed_go_and_their_source_stays(
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_what_is_added_twice_is_added_twice_though_the_second_time_was_killed(
+def test_what_was_added_is_not_added_again_though_its_command_was_killed(
     tmp_path: Path, when: str
 ) -> None:
     dst = pack_samples(tmp_path / "dst", 8, fields=["label"])
     more = pack_samples(tmp_path / "more", 4, fields=["label"])
-    extend(dst, [more])
     killed("publish", 0, when, "extend", more, dst)
 
-    assert extend(dst, [more]).samples == 8 + 4 + 4
+    assert extend(dst, [more]).samples == extend(dst, [more]).samples == 8 + 4
+    assert entries(dst) == ["manifest.json", *files(dst)]
 
 
 def test_killed_behind_the_manifest_the_next_command_removes_what_was_replaced(
@@ -330,33 +330,52 @@ def test_the_target_is_looked_at_again_once_it_is_locked(
 
     with (
         pytest.raises(PackError, check=At("dst")),
-        Packing(tmp_path / "dst", [""], {"command": "test"}, kind="command"),
+        Packing(tmp_path / "dst", [""], {"command": "test"}, of_packed=True),
     ):
         pass
 
     assert entries(tmp_path / "dst") == ["manifest.json"]
 
 
-def test_a_writer_that_was_killed_does_not_stand_in_the_way_of_a_copy(
-    tmp_path: Path, source: Path
+@pytest.mark.parametrize("after", ["copy", "writer"])
+def test_a_writer_that_was_killed_does_not_stand_in_the_way(
+    tmp_path: Path, source: Path, after: str
 ) -> None:
     code = (
         "import os, signal, sys; from packdata import Writer; from loaders.schema import Bytes\n"
-        "w = Writer(sys.argv[1], {'a': Bytes()}, shard_bytes=1000)\n"
-        "for i in range(100): w.add(a=bytes(500))\n"
+        "w = Writer(sys.argv[1], {'a': Bytes()}, shard_bytes=50_000)\n"
+        "w.add_batch(a=[bytes(500)] * 1000)\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
     dst = tmp_path / "dst"
     done = subprocess.run([sys.executable, "-c", code, str(dst)], timeout=60, check=False)
     assert done.returncode == -9
-    assert (dst / PACKING_NAME / "journal.jsonl").exists()
+    assert '"shard"' in (dst / PACKING_NAME / "journal.jsonl").read_text()
 
-    copy_dataset(source, dst)
+    if after == "copy":
+        copy_dataset(source, dst)
+    else:
+        with Writer(dst, {"a": Bytes()}) as writer:
+            writer.add(a=b"x")
 
     assert entries(dst) == ["manifest.json", *files(dst)]
+    assert read_manifest(dst).num_samples == (8 if after == "copy" else 1)
 
 
 # Splits
+
+
+def test_a_split_has_nothing_of_the_rejects_of_what_lies_beside_it(
+    tmp_path: Path, source: Path
+) -> None:
+    dst = tmp_path / "dst"
+    dst.mkdir()
+    (dst / "rejected.jsonl").write_text('{"item": "a.jpg", "error": "cut"}\n')
+
+    for _ in range(2):  # the second time it is there already
+        assert split(source, dst, {"a": 0.5, "b": 0.5}).rejected == ()
+
+    assert (dst / "rejected.jsonl").exists()
 
 
 @pytest.mark.parametrize("overwrite", [False, True])

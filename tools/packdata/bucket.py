@@ -55,11 +55,12 @@ class Bucket:
         return self._origin.ask(f"{op}: {self.url}", op, **about)
 
     def read(self, name: str) -> tuple[bytes | None, dict[str, Any]]:
-        """Return an object's bytes (None: there is none), and the mark by which ``put`` replaces just this state."""
+        """Return an object's bytes and the mark by which ``put`` replaces just this state; None and {} of none."""
         found = self._ask("file", name=name)
-        data = found["path"] and found["path"].read_bytes()
-        mark = {"etag": found.get("etag"), "version": found.get("version")}
-        return data, mark if data is None else mark | {"size": len(data)}
+        if found["path"] is None:
+            return None, {}
+        data = found["path"].read_bytes()
+        return data, {"etag": found["etag"], "version": found["version"], "size": len(data)}
 
     def put(self, name: str, data: bytes, only: Mapping[str, Any] | None = None) -> bool:
         """Send a small file, with ``only`` just in place of what ``read`` has seen ({}: of nothing).

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -91,7 +91,7 @@ def pack_on_ray(
 
 @contextmanager
 def _ray(address: str | None) -> Iterator[Any]:
-    """Connect to Ray, or start it here; it ends with this."""
+    """Connect to Ray, or start it here; it ends with this, or at least our tasks do."""
     try:
         import ray
     except ImportError as error:
@@ -128,19 +128,15 @@ def _pack_all(ray: Any, pack: Pack, of: int, cores: int, progress: Progress) -> 
     parts = (Part(number, of) for number in range(of))
     running = {task.remote(shared, part, folder, remote): part for part in parts}
     packed = rejected = 0
-    progress.start(None, 0)
-    try:
+    with closing(progress):
+        progress.start(None, 0)
         while running:
             _check_room(ray, cores)
             for each in ray.wait([*running], timeout=_WAIT_S)[0]:
                 samples, rejects = _result(ray, each, running.pop(each))
                 packed, rejected = packed + samples, rejected + rejects
                 progress.advance(rejected, samples)
-        return packed
-    finally:
-        for each in running:
-            ray.cancel(each, force=True)
-        progress.close()
+    return packed
 
 
 def _check_room(ray: Any, cores: int) -> None:

@@ -14,7 +14,7 @@ from packdata.describe import describe_field
 from packdata.packing.engine import Run, targets_of
 from packdata.packing.target import check_outside
 from packdata.parts.packing import pack_part
-from packdata.parts.part import Part, ShuffledRecipe, can_shuffle
+from packdata.parts.part import Part, ShuffledRecipe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -83,7 +83,7 @@ def ordered(plan: SourcePlan, dst: Location | str) -> Sequence[tuple[str, Recipe
     """
     shuffle = plan.settings.shuffle
     if shuffle is ...:
-        can_all = all(can_shuffle(recipe) for _, recipe in plan.splits)
+        can_all = all(recipe.can_shuffle for _, recipe in plan.splits)
         shuffle = _USUAL_SEED if plan.is_drawn_at_urls and is_url(dst) and can_all else None
     if shuffle is None:
         return plan.splits

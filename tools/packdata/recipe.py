@@ -117,6 +117,7 @@ class Recipe(Protocol):
         is_of_blocks: Items are blocks of samples, instead of one sample each.
         only_copies: Records are taken as they are stored: this is not worth threads, and of blocks that may be far
             larger than those before one is held at a time.
+        can_shuffle: Items can be read in another order than that of the source.
         num_samples: Of blocks, how many samples there will be; None if not known yet.
         runs: Of each item, the number of the item at which reading must begin to reach it (in a compressed file, say);
             None where each is read alone.
@@ -131,6 +132,7 @@ class Recipe(Protocol):
     provenance: Mapping[str, Any]
     is_of_blocks: bool = False
     only_copies: bool = False
+    can_shuffle: bool = False
     num_samples: int | None = None
     runs: Sequence[int] | None = None
     divides: bool = False

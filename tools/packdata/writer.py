@@ -126,8 +126,7 @@ class Writer:
         self._is_aborted = False
         self._process = os.getpid()
         self.summary: Summary | None = None
-        plan = {"writer": "true"}
-        self._packing = Packing(target_at(dst), [""], plan, overwrite=overwrite, kind="writer")
+        self._packing = Packing(target_at(dst), [""], {}, overwrite=overwrite)
         self._open = ExitStack()  # what is released at the end, last first
         self._open.enter_context(self._packing)
         self._open.enter_context(opencv.one_thread())

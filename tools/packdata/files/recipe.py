@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from packdata.sources.base import Item
     from packdata.sources.names import FileKind
 
+_BY_NUMBER = {"classes", "folder", "list"}  # kinds of sources of which any item can be asked for
 _O = TypeVar("_O")  # the options of a recipe: what becomes of each file
 _R = TypeVar("_R", bound="FilesRecipe[Any]")
 
@@ -38,6 +39,7 @@ class FilesRecipe(Recipe, Generic[_O]):
     def __init__(self, split: Split, options: _O) -> None:
         self.split, self.options = split, options
         self.source, self.labels = split.source, split.labels
+        self.can_shuffle = self.source.kind in _BY_NUMBER
 
     def _set_targets(self, targets: Sequence[Target], options: Mapping[str, Any]) -> None:
         source = self.source

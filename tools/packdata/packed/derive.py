@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -23,14 +24,12 @@ from packdata.packed.rewrite import (
     ViewContent,
     check_keys,
     check_no_stream,
-    command_plan,
     content_of,
     format_of,
     write_datasets,
 )
 from packdata.packed.where import matching
-from packdata.packing.engine import Run
-from packdata.packing.packing import MADE, Packing
+from packdata.packing.packing import MADE, Made, Packing
 from packdata.packing.provenance import PLAN, source_of
 from packdata.packing.settings import RunSettings
 from packdata.packing.shards import DEFAULT_SHARD_BYTES
@@ -225,29 +224,32 @@ def extend(
 ) -> Summary:
     """Add the samples of other datasets to one; readers see the old one or the new one whole. See ``merge``.
 
+    What was added last is not added again: the same command finds itself done.
+
     Raises:
         SchemaError: They differ in fields or classes, or share a key.
         PackError: The target is a source, lies inside one or holds one, or cannot be written; or it was replaced
             meanwhile.
     """
     check_outside(dst, sources)
-    dst = target_at(dst)
+    dst, began = target_at(dst), time.monotonic()
     read_manifest(dst)  # says what is there instead, before anything is touched
     added = [open_view(path, "never") for path in sources]
-    plan = command_plan("extend", added)
-    with Packing(dst, [""], plan, kind="extend", link=link) as packing:
-        before = packing.manifests()[""]
-        done = packing.state.done
-        if done and done[""]["provenance"] == before.provenance:  # it was killed behind that
+    origins = [source_of(view.path) for view in added]
+    with Packing(dst, [""], {}, of_packed=True, adds=True, link=link) as packing:
+        before = read_manifest(dst)
+        earlier = before.provenance.get("appended", [])
+        if earlier[-len(origins) :] == origins:
             return summary_of(dst, {"": before}, notes=[MADE])
         joined = _joined([open_view(dst, "never"), *added])
         # What made the dataset does not make it again: the plan goes.
         provenance = {n: value for n, value in before.provenance.items() if n != PLAN}
-        origins = [source_of(view.path) for view in added]
-        provenance["appended"] = [*provenance.get("appended", ()), *origins]
+        provenance["appended"] = [*earlier, *origins]
         shards = [shard for view in added for shard in view.whole_shards or ()]
-        content = ViewContent(joined, joined.schema, provenance=provenance, whole=shards)
-        return Run(RunSettings(format=format_of(joined))).pack(packing, [("", content)])
+        made = Made(joined.schema, provenance, whole=shards, before=before.shards)
+        packing.publish({"": made})
+        seconds, num_added = time.monotonic() - began, sum(map(len, added))
+        return summary_of(dst, packing.manifests, seconds=seconds, encoded=num_added)
 
 
 def _joined(views: Sequence[View]) -> View:

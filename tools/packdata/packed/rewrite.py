@@ -108,7 +108,7 @@ def write_datasets(
         command, sources, **options, format=run.format, shard_bytes=run.shard_bytes
     )
     with Packing(
-        place, [*datasets], plan, overwrite=settings.overwrite, kind="command", link=link
+        place, [*datasets], plan, overwrite=settings.overwrite, of_packed=True, link=link
     ) as packing:
         return run.pack(packing, [*datasets.items()])
 

@@ -125,7 +125,7 @@ class Run:
 
     def pack(self, packing: Packing, splits: Sequence[tuple[str, Recipe]]) -> Summary:
         """Pack what is left of the splits, and publish it."""
-        earlier = packing.rejected()
+        earlier = packing.state.rejected
         if earlier and self.settings.on_error == "fail":
             some = counted(len(earlier), "item")
             what = f"an earlier run left {some} out, such as {earlier[0][0]}"
@@ -140,9 +140,9 @@ class Run:
         """Return what was done; samples are counted in some of the folders."""
         return summary_of(
             packing.dst,
-            packing.manifests(),
+            packing.manifests,
             counted_in=counted_in,
-            rejected=packing.rejected(),
+            rejected=packing.state.rejected,
             seconds=time.monotonic() - self._began,
             encoded=self.num_encoded,
             notes=notes,
@@ -306,9 +306,9 @@ class SplitPacker:
         self._packing.end_split(self._at(self.num_items))
         state = self._packing.state
         empty = [folder for folder in self._builders if not state.shards.get(folder)]
-        if empty and self._packing.kind != "part":
+        if empty and not self._packing.may_be_empty:
             # Nothing can go on from here: the same source would end here again, another is another plan.
-            state.shards.clear()
+            state.is_kept = False
             where = f"{empty[0]!r} holds " if empty[0] else ""
             errors = [each.error for each in state.rejects.get(self._split, ())]
             hint = why_rejected(errors) or why_empty

@@ -15,9 +15,9 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import xxhash
 
@@ -35,21 +35,7 @@ _MAX_VALUE_CHARS = 400  # longer values of the plan are kept as their hash
 _MAX_SHOWN_CHARS = 60  # and of longer ones a message only says that they differ
 _HASH = "xxh3:"
 
-Exists = Callable[[str, ShardInfo], bool]
-
-# ``packing``: an error leaves it, the same packing continues, and others do not touch it.
-# ``part``: the same, of a part of a dataset.
-# ``command``: an error leaves nothing; killed, the same command continues, and any other undoes it.
-# ``extend``: the same, of a command that adds shards to the dataset that is there.
-# ``writer``: an error leaves nothing; killed, any other drops it, for nothing can continue it.
-Kind = Literal["packing", "part", "command", "extend", "writer"]
-
-
-class Described(TypedDict):
-    """What a manifest has beside shards, as JSON."""
-
-    schema: dict[str, Any]
-    provenance: dict[str, Any]
+_KEPT = ("packing", "part")  # kinds of journals that are kept; "part" is of an earlier release
 
 
 class Reject(NamedTuple):
@@ -86,19 +72,16 @@ class State:
 
     # All that decides the output, flat: name to JSON text or its hash.
     plan: Mapping[str, str] = field(default_factory=dict)
-    kind: Kind = "packing"
+    # Whether an error leaves it, and no other packing touches it; else any other undoes it.
+    is_kept: bool = True
     folders: Sequence[str] = ()  # of the targets
     shards: dict[str, list[ShardInfo]] = field(default_factory=dict)  # finished ones, per target
     reached: dict[str, Reached] = field(default_factory=dict)  # by each target, with these
     ended: dict[str, Reached] = field(default_factory=dict)  # by each split that is at its end
     rejects: dict[str, list[Reject]] = field(default_factory=dict)  # per split
-    done: dict[str, Described] | None = None  # per target, once nothing but publishing is left
+    # Per target its schema and provenance, as JSON, once nothing but publishing is left.
+    done: dict[str, dict[str, Any]] | None = None
     size: int = 0  # bytes of the journal that was read
-
-    @property
-    def is_kept(self) -> bool:
-        """True if an error leaves it."""
-        return self.kind in ("packing", "part")
 
     @property
     def rejected(self) -> list[tuple[str, str]]:
@@ -175,7 +158,7 @@ class Journal:
         header = {
             "journal": JOURNAL_VERSION,
             "plan": dict(state.plan),
-            "kind": state.kind,
+            "kind": "packing" if state.is_kept else "command",
             "folders": list(state.folders),
         }
         line = _dump(header)
@@ -196,13 +179,8 @@ class Journal:
         os.close(self._fd)
 
 
-def parse_journal(data: bytes, path: Location, exists: Exists = lambda *_: True) -> State | None:
-    """Return what a journal says up to where it can be trusted; None if nothing can be.
-
-    Args:
-        data: Its bytes.
-        path: Of its file.
-        exists: Whether a finished shard of a target is still there; lines from the first lost one on are dropped.
+def parse_journal(data: bytes, path: Location) -> State | None:
+    """Return what the bytes of a journal say up to the first torn line; None if that is the header.
 
     Raises:
         PackError: It is of another version.
@@ -214,11 +192,10 @@ def parse_journal(data: bytes, path: Location, exists: Exists = lambda *_: True)
         what = f"unfinished packing of journal version {version}"
         hint = f"Finish with that release, or remove {path.parent}"
         raise PackError(what, path.parent.parent, hint)
-    state = State(header["plan"], header["kind"], tuple(header["folders"]), size=len(first))
+    is_kept, folders = header["kind"] in _KEPT, tuple(header["folders"])
+    state = State(header["plan"], is_kept, folders, size=len(first))
     for raw in rest:
         if (line := _parse(raw)) is None:
-            break
-        if "shard" in line and not exists(line["target"], ShardInfo.from_json(line["shard"])):
             break
         state.apply(line)
         state.size += len(raw)

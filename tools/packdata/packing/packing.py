@@ -8,7 +8,7 @@ the journal says so. When all are there, ``publish`` makes datasets of them.
    place. Lines of the journal have the order in which shards were handed over.
 2. Failure: the error of a thread comes out of the next ``write`` or ``wait``; shards behind it get no line.
 3. Early close: leaving ``with`` drops shards that have not begun and waits for the others. What it takes to go on
-   stays, where the same command can.
+   stays, where that is kept (``State.is_kept``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import shutil
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
-from functools import cache, partial
+from functools import partial
 from itertools import count
 from threading import Semaphore
 from types import MappingProxyType
@@ -36,8 +36,8 @@ from packdata.claimed import claimed_folder
 from packdata.formats import write_shard
 from packdata.packing.journal import (
     Journal,
-    Kind,
     Reached,
+    Reject,
     State,
     differences,
     parse_journal,
@@ -47,12 +47,12 @@ from packdata.packing.shards import named_by_hash
 from packdata.packing.store import (
     check_target,
     clear_parts,
-    is_made,
+    lost_at,
+    made_at,
     manifests_at,
     marks_at,
     publish,
     rejected_at,
-    sizes_at,
     store_of,
     unnamed,
 )
@@ -88,6 +88,7 @@ class Made(NamedTuple):
     provenance: Mapping[str, Any]  # what made it, as JSON
     files: Mapping[str, bytes] = MappingProxyType({})  # beside shards, which the schema names
     whole: Sequence[PackedShard] = ()  # of other datasets, in place of shards written here
+    before: Sequence[ShardInfo] = ()  # that are there, and to which the others are added
 
 
 class Packing:
@@ -98,15 +99,22 @@ class Packing:
     Args:
         dst: The destination, a folder or a URL.
         folders: The datasets below it that will be filled; "" is the destination itself.
-        plan: All that decides the output, flat (``flatten_plan``).
+        plan: All that decides the output, flat (``flatten_plan``): the same one goes on where it was killed, and finds
+            itself done. Empty where nothing can do that, as where a program gives the samples.
         overwrite: Replace the datasets that are there, and drop an unfinished packing of another
             plan.
-        kind: What is left where it ends early. A ``command`` may share the destination with other datasets.
+        of_packed: The samples are those of packed datasets, whose provenance says what packed them; none is rejected,
+            and other datasets may be below the destination. They are soon there again: as without a plan, an error
+            leaves nothing, and any packing drops what a kill leaves. Else all that is left is kept for the same plan.
+        adds: Add to the dataset that is there (``Made.before``).
         link: Link whole shards where the file system has links.
 
     Attributes:
         is_published: True once the datasets are there: on entering, if the same plan has made them.
+        manifests: Theirs by then, by folder.
     """
+
+    may_be_empty = False  # whether a dataset may get no sample
 
     def __init__(
         self,
@@ -115,27 +123,27 @@ class Packing:
         plan: Mapping[str, str],
         *,
         overwrite: bool = False,
-        kind: Kind = "packing",
+        of_packed: bool = False,
+        adds: bool = False,
         link: bool = True,
     ) -> None:
-        self.dst, self.folders, self.kind = dst, tuple(folders), kind
-        self._overwrite, self._plan = overwrite, dict(plan)
+        self.dst, self.folders = dst, tuple(folders)
+        self._plan, self._of_packed = dict(plan), of_packed
+        self._overwrite, self._replaces = overwrite, overwrite or adds
         # The working folder may change before all is published.
         self._store = store_of(dst.absolute(), link=link)
-        is_stored = isinstance(dst, URL)
-        # Nobody else packs into its folders: shards that no manifest names are of commands that ended early.
-        self._owns_shards = not (kind == "part" or is_stored)
+        self._made_by: dict[str, str] = {} if of_packed else {"packer": PACKER}
+        if plan:
+            self._made_by[PLAN] = digest_of(plan)
         self.state = State()  # how far the packing has come
         self._pool = ThreadPoolExecutor(_AT_ONCE, "packdata-shard")
         self._room = Semaphore(_WRITTEN_AT_ONCE)
         self._under_way: deque[Future[None]] = deque()
         self._numbers: dict[str, Iterator[int]] = {}  # of the shards to come
         self._prefix = "shard"  # of their names
-        self._manifests: dict[str, Manifest] = {}
+        self.manifests: dict[str, Manifest] = {}
         self._seen: dict[str, Mapping[str, Any]] = {}  # marks of the manifests to be replaced
         self._open = ExitStack()
-        more = f"; TMPDIR chooses another disk for what goes to {dst}" if is_stored else ""
-        self._explained = partial(explained, more=more)  # errors of the system
         self.is_published = False
 
     def __enter__(self) -> Self:
@@ -144,22 +152,24 @@ class Packing:
         Raises:
             PackError: The target holds something else, is in use, or cannot be written.
         """
-        with self._explained(self.dst, "cannot be packed into"), ExitStack() as opened:
-            self._place = opened.enter_context(self._working_place())
-            self._work = self._place.absolute() / PACKING_NAME
+        with explained(self.dst, "cannot be packed into"), ExitStack() as opened:
+            place = opened.enter_context(self._working_place())
+            self._work = place.absolute() / PACKING_NAME
+            # Who has its lock in the destination packs alone: shards that no manifest names are of others that ended.
+            self._owns_shards = place == self.dst
             self._begin(opened)
             self._open = opened.pop_all()
         return self
 
     def _working_place(self) -> AbstractContextManager[Path]:
-        """Yield the folder in which the lock, the journal and unfinished shards lie, as messages name it."""
+        """Yield the folder in which the lock, the journal and unfinished shards lie."""
         if isinstance(self.dst, URL):
             return claimed_folder(str(self.dst))
         return nullcontext(self.dst)
 
     def _begin(self, opened: ExitStack) -> None:
         if not self._work.exists():
-            if self.is_made():
+            if self._find_made():
                 return
             self._check_target()  # refuses before anything is made
         for folder in sorted({"", *self.folders}) if self._owns_shards else ("",):
@@ -168,15 +178,19 @@ class Packing:
         self.state = self._journal.state
         opened.callback(self._leave)
         opened.callback(partial(self._pool.shutdown, cancel_futures=True))
-        if not self.is_made() and self.state.done is None:  # another may have been faster
+        if not self._find_made() and self.state.done is None:  # another may have been faster
             self._check_target()
-        if self._overwrite or self.kind == "extend":
+        if self._replaces:
             self._seen = marks_at(self._store, self.folders)
 
-    def is_made(self) -> bool:
-        """Tell whether the datasets are there, as the same plan has made them."""
-        if not self._overwrite:
-            self.is_published = is_made(self._store, self.folders, self._plan)
+    def _find_made(self) -> bool:
+        """Tell whether the datasets are there, as the same plan has made them; take over what they say."""
+        if self._plan and not self._overwrite:
+            self.manifests = made_at(self._store, self.folders, self._plan)
+            self.is_published = bool(self.manifests)
+        if self.is_published and not self._of_packed:
+            rejects = [Reject(0, *each) for each in rejected_at(self._store)]
+            self.state = State(rejects={"": rejects})
         return self.is_published
 
     def _check_target(self) -> None:
@@ -184,33 +198,36 @@ class Packing:
         if not self._overwrite and any(self._store.in_folder(PARTS_NAME)):
             hint = "Run 'packdata finish' to join them, or pass overwrite=True to drop them"
             raise PackError("unfinished packing in parts", self.dst, hint)
-        overwrite = self._overwrite or self.kind == "extend"
-        is_alone = self.kind not in ("command", "extend")
-        check_target(self._store, self.dst, self.folders, overwrite=overwrite, is_alone=is_alone)
+        check_target(
+            self._store,
+            self.dst,
+            self.folders,
+            overwrite=self._replaces,
+            is_alone=not self._of_packed,
+        )
 
     def _open_journal(self) -> Journal:
         """Open the journal that is there, if this packing continues it; else begin one."""
         path, begun = self._work / JOURNAL_NAME, {*self.folders}
-        sizes = cache(partial(sizes_at, self._store))  # a folder is listed once
-
-        def exists(folder: str, info: ShardInfo) -> bool:
-            return sizes(folder).get(name_at(folder, info.file)) == info.size_bytes
-
-        was = parse_journal(read_regular(path), path, exists) if path.exists() else None
+        was = parse_journal(read_regular(path), path) if path.exists() else None
         if was is not None:
             differs = differences(was.plan, self._plan)
-            if was.kind == self.kind != "writer" and not differs:
+            if self._plan and not differs and not lost_at(self._store, was.shards):
                 return Journal(path, was)
-            if was.is_kept and was.shards and not self._overwrite:
+            if differs and was.is_kept and was.shards and not self._overwrite:
                 what = f"unfinished packing with other settings: {'; '.join(differs[:4])}"
                 hint = "Pass the same settings to continue, or overwrite=True to start anew"
                 raise PackError(what, self.dst, hint)
             begun.update(was.folders)
         self._clear()
-        self._delete_unnamed(begun)
-        if self.kind != "part":
-            clear_parts(self._store)
-        return Journal.create(path, State(self._plan, self.kind, self.folders))
+        self._make_room(begun)
+        is_kept = bool(self._plan) and not self._of_packed
+        return Journal.create(path, State(self._plan, is_kept, self.folders))
+
+    def _make_room(self, folders: Collection[str]) -> None:
+        """Delete what is in the way of a packing that begins."""
+        self._delete_unnamed(folders)
+        clear_parts(self._store)
 
     def _delete_unnamed(self, folders: Collection[str]) -> None:
         """Delete shards that no manifest names: of a command that was killed, or gave up."""
@@ -240,11 +257,10 @@ class Packing:
         first = len(self.state.shards.get(folder, ()))
         name = f"{self._prefix}-{next(self._numbers.setdefault(folder, count(first))):05d}"
         path = self._work / STAGED_NAME / folder / f"{name}.{builder.format}"
-        shown = self._place / path.relative_to(self._work.parent)  # begins as it was given
         before = self._under_way[-1] if self._under_way else None
 
         def put() -> None:
-            with self._explained(shown, "the shard cannot be written"):
+            with explained(self.dst / name_at(folder, path.name), "the shard cannot be written"):
                 try:
                     info = named_by_hash(write_staged(path, columns, schema), name)
                 finally:
@@ -267,31 +283,26 @@ class Packing:
     def end_split(self, reached: Reached) -> None:
         """Note that a split of the source is packed to its end."""
         self.wait()
-        with self._explained(self.dst, "the journal cannot be written"):
+        with explained(self.dst, "the journal cannot be written"):
             self._journal.append({"end": reached.to_json()})
 
     def publish(self, datasets: Mapping[str, Made]) -> None:
         """Publish datasets, by their folder."""
         self.wait()
-        before = self.manifests()[""].shards if self.kind == "extend" else ()
-        # What a command makes was made by what has made its source.
-        made_by = {} if self.kind in ("command", "extend") else {"packer": PACKER}
-        if self.kind in ("packing", "command"):
-            made_by[PLAN] = digest_of(self._plan)
         manifests = dict[str, Manifest]()
-        with self._explained(self.dst, "the dataset cannot be published"):
+        with explained(self.dst, "the dataset cannot be published"):
             for folder, made in datasets.items():
-                shards = self._put_whole(folder, made.whole, len(before))
+                shards = self._put_whole(folder, made.whole, len(made.before))
                 shards = shards or self.state.shards.get(folder, [])
-                about = {**made.provenance, **made_by}
-                manifests[folder] = Manifest(made.schema, (*before, *shards), about)
+                about = {**made.provenance, **self._made_by}
+                manifests[folder] = Manifest(made.schema, (*made.before, *shards), about)
             done = {
                 folder: {"schema": each.schema.to_json(), "provenance": each.provenance}
                 for folder, each in manifests.items()
             }
             self._journal.append({"done": done})
-            self._put_made(manifests, {folder: made.files for folder, made in datasets.items()})
-        self._manifests, self.is_published = manifests, True
+            self._put_made(manifests, datasets)
+        self.manifests, self.is_published = manifests, True
 
     def _put_whole(
         self, folder: str, shards: Sequence[PackedShard], first: int
@@ -307,24 +318,12 @@ class Packing:
             shard.check_version()  # last: what replaces it from here on is not what was linked
         return infos
 
-    def _put_made(
-        self, manifests: Mapping[str, Manifest], files: Mapping[str, Mapping[str, bytes]]
-    ) -> None:
+    def _put_made(self, manifests: Mapping[str, Manifest], datasets: Mapping[str, Made]) -> None:
         rejected = {"": self.state.rejected}
-        if self.kind in ("command", "extend"):  # one packs all, the other adds to what is there
-            rejected = {folder: [] for folder in self.folders if self.kind == "command"}
+        if self._of_packed:  # nothing is left out; what is added to keeps its list
+            rejected = {folder: [] for folder in self.folders if not datasets[folder].before}
+        files = {folder: made.files for folder, made in datasets.items()}
         publish(self._store, manifests, files, rejected=rejected, seen=self._seen)
-
-    def manifests(self) -> dict[str, Manifest]:
-        """Return the manifest of each target, once it is published."""
-        if not self._manifests:
-            self._manifests = manifests_at(self._store, self.folders)
-        return self._manifests
-
-    def rejected(self) -> list[tuple[str, str]]:
-        """Return (item, error) of what was left out so far; of a packing that was published earlier, of that."""
-        is_listed = self.is_published and self.kind == "packing"
-        return rejected_at(self._store) if is_listed else self.state.rejected
 
     def _leave(self) -> None:
         """Leave what it takes to go on."""

@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
     from loaders.data.manifest import ShardInfo
 
-_NOTHING = {"etag": None, "version": None}
 _KEPT = f"{PARTS_NAME}/files"
 
 
@@ -69,12 +68,12 @@ class FolderStore:
         self.url, self._link = folder, link
 
     def read(self, name: str) -> tuple[bytes | None, dict[str, Any]]:
-        """Return a file's bytes, None if there is none, and the mark of this state of it."""
+        """Return a file's bytes, and the mark of this state of it; None and {} if there is none."""
         try:
             data = read_regular(self.url / name)
         except (FileNotFoundError, NotADirectoryError):
-            return None, dict(_NOTHING)
-        return data, _NOTHING | {"etag": xxhash.xxh3_128_hexdigest(data), "size": len(data)}
+            return None, {}
+        return data, {"xxh3_128": xxhash.xxh3_128_hexdigest(data)}
 
     def put(self, name: str, data: bytes, only: Mapping[str, Any] | None = None) -> bool:
         """Write a small file, with ``only`` of {} if there is none; another state is for the caller to compare.
@@ -190,15 +189,14 @@ def size_fault(path: Path, size_bytes: int) -> str | None:
     return None if size == size_bytes else f"{size} bytes, the manifest says {size_bytes}"
 
 
-def sizes_at(store: Store, folder: str) -> dict[str, int]:
-    """Return the bytes of each file in a folder of a target."""
-    return {entry.name: entry.size for entry in store.in_folder(folder)[0]}
-
-
-def lost_at(store: Store, folder: str, shards: Iterable[ShardInfo]) -> list[str]:
-    """Return which of these shards are missing in a folder of a target."""
-    sizes = sizes_at(store, folder)
-    return [s.file for s in shards if sizes.get(name_at(folder, s.file)) != s.size_bytes]
+def lost_at(store: Store, shards: Mapping[str, Iterable[ShardInfo]]) -> list[str]:
+    """Return which of these shards, by folder, are missing in a target, or have another size."""
+    lost = list[str]()
+    for folder, some in shards.items():
+        sizes = {entry.name: entry.size for entry in store.in_folder(folder)[0]}
+        names = {name_at(folder, shard.file): shard.size_bytes for shard in some}
+        lost += [name for name, size_bytes in names.items() if sizes.get(name) != size_bytes]
+    return lost
 
 
 def manifest_at(store: Store, folder: str) -> Manifest | None:
@@ -235,13 +233,16 @@ def _is_of_dataset(file: Entry) -> bool:
     return is_shard or name == MANIFEST_NAME
 
 
-def is_made(store: Store, folders: Collection[str], plan: Mapping[str, str]) -> bool:
-    """Tell whether the datasets are there, whole, as this plan has made them."""
+def made_at(
+    store: Store, folders: Collection[str], plan: Mapping[str, str]
+) -> dict[str, Manifest]:
+    """Return the manifests of datasets, by folder, if all are there, whole, as this plan has made them."""
     there, digest = manifests_at(store, folders), digest_of(plan)
-    return there.keys() >= {*folders} and all(
-        each.provenance.get(PLAN) == digest and not lost_at(store, folder, each.shards)
-        for folder, each in there.items()
+    is_made = there.keys() >= {*folders} and all(
+        each.provenance.get(PLAN) == digest for each in there.values()
     )
+    shards = {folder: each.shards for folder, each in there.items()}
+    return there if is_made and not lost_at(store, shards) else {}
 
 
 def check_target(
@@ -297,8 +298,8 @@ def publish(
     *,
     rejected: Mapping[str, Sequence[tuple[str, str]]],
     seen: Mapping[str, Mapping[str, Any]],
-) -> bool:
-    """Make datasets of shards that were put there; return whether any was not there before.
+) -> None:
+    """Make datasets of shards that were put there.
 
     Args:
         store: The target.
@@ -323,10 +324,9 @@ def publish(
                 raise _already_there(store.url / folder)
             marks[folder] = seen[folder]
             old |= files_of(folder, parse_manifest(there, store.url / folder / MANIFEST_NAME))
-    for folder, manifest in manifests.items():
-        if lost := lost_at(store, folder, manifest.shards):
-            what = f"{counted(len(lost), 'shard')} missing, the first: {lost[0]}"
-            raise PackError(what, store.url / folder, "Pack anew, with overwrite=True")
+    if lost := lost_at(store, {folder: each.shards for folder, each in manifests.items()}):
+        what = f"{counted(len(lost), 'shard')} missing, the first: {lost[0]}"
+        raise PackError(what, store.url, "Pack anew, with overwrite=True")
     for folder, beside in files.items():
         for name, data in beside.items():
             store.put(name_at(folder, name), data)
@@ -341,19 +341,17 @@ def publish(
     if not isinstance(store, Bucket):
         kept = set[str]().union(*(files_of(f, manifest) for f, manifest in manifests.items()))
         store.delete(*(old - kept), *unnamed(store, manifests, manifests))
-    return bool(marks)
 
 
 def marks_at(store: Store, folders: Iterable[str]) -> dict[str, Mapping[str, Any]]:
     """Return the marks of the manifests in folders of a target, as they are now; {} where there is none."""
-    read = {folder: store.read(name_at(folder, MANIFEST_NAME)) for folder in folders}
-    return {folder: {} if data is None else mark for folder, (data, mark) in read.items()}
+    return {folder: store.read(name_at(folder, MANIFEST_NAME))[1] for folder in folders}
 
 
 def swap(store: Store, folder: str, manifest: Manifest, seen: Mapping[str, Any]) -> None:
     """Put a manifest in place of the one that was seen; PackError if another was put there meanwhile."""
     data, name = manifest_bytes(manifest), name_at(folder, MANIFEST_NAME)
-    if store.read(name)[1] == _NOTHING | dict(seen):
+    if store.read(name)[1] == seen:
         store.put(name, data, seen)
     if store.read(name)[0] != data:  # also where an answer was lost, and it was sent twice
         what = "another dataset was published meanwhile"

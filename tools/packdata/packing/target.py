@@ -7,6 +7,7 @@ import os
 import re
 from contextlib import contextmanager, suppress
 from glob import glob
+from tempfile import gettempdir
 from typing import TYPE_CHECKING
 
 import xxhash
@@ -29,9 +30,6 @@ LOCK_NAME = "lock"
 _NEVER_OURS = frozenset({PACKING_NAME, PARTS_NAME, "lost+found"})
 # Of a shard that is in its place before a manifest names it: it holds its hash.
 STORED_SHARD = re.compile(r"shard-[0-9-]+-[0-9a-f]{32}\.\w+")
-_HINT = (
-    "Make room there, or choose a folder that you may write to. Then run the same command again"
-)
 
 
 def missing_folders(folder: Path) -> list[Path]:
@@ -124,9 +122,13 @@ def _real(place: Location | str, *, is_pattern: bool) -> list[str]:
 
 
 @contextmanager
-def explained(path: Location, what: str = "cannot be written", more: str = "") -> Iterator[None]:
-    """Turn an error of the system into a PackError; ``more`` follows the hint."""
+def explained(path: Location, what: str = "cannot be written") -> Iterator[None]:
+    """Turn an error of the system into a PackError."""
     try:
         yield
     except OSError as error:
-        raise PackError(f"{what} ({error.strerror or error})", path, f"{_HINT}{more}") from error
+        hint = "Make room there, or choose a folder that you may write to"
+        if isinstance(path, URL):
+            hint = f"Make room in {gettempdir()}, or set TMPDIR to a folder of another disk"
+        what = f"{what} ({error.strerror or error})"
+        raise PackError(what, path, f"{hint}. Then run the same command again") from error

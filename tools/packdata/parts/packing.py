@@ -44,9 +44,9 @@ from packdata.packing.store import (
     check_target,
     clear_parts,
     datasets_below,
-    is_made,
     kept_file,
     lost_at,
+    made_at,
     manifests_at,
     marks_at,
     publish,
@@ -66,16 +66,16 @@ from packdata.packing.target import (
 from packdata.parts.part import Part, versions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from packdata.packing.engine import Run
+    from packdata.packing.packing import Made
     from packdata.recipe import Recipe
 
 
 NUM_PARTS = "num_parts"  # in the provenance of a dataset that was joined of several
 OF = "part."  # prefix of what the plan of a part has, and that of the whole has not
 _NAME = re.compile(r"part-(\d+)-of-(\d+)(?:\..+)?")
-_JOINED = "the parts were joined earlier"
 _SHOWN = 10
 _THREADS = 16  # that wait for a store, or a network drive
 
@@ -93,8 +93,8 @@ def pack_part(
     with PartPacking(run, recipes, place, part) as packing:
         if packing.is_published:
             what = f"part {part} was packed earlier; nothing was read or written"
-            dst, rejected = place / packing.record, packing.rejected()
-            return summary_of(dst, {}, rejected=rejected, notes=[what])
+            rejected = packing.state.rejected
+            return summary_of(place / packing.record, {}, rejected=rejected, notes=[what])
         summary = run.pack(packing, part.cut(recipes))
     return replace(summary, dst=str(place / packing.record))
 
@@ -102,13 +102,16 @@ def pack_part(
 class PartPacking(Packing):
     """The making of one part of datasets: what is published is its journal, as ``record``."""
 
+    may_be_empty = True  # what is in no part, ``finish`` finds
+
     def __init__(
         self, run: Run, recipes: Sequence[tuple[str, Recipe]], dst: Location, part: Part
     ) -> None:
         share = {"of": part.of, "counted": counted_folders(recipes), "versions": versions()}
         folders, plan = [*targets_of(*recipes)], run.plan_of(recipes)
         plan |= flatten_plan({"part": share})
-        super().__init__(dst, folders, plan, overwrite=run.settings.overwrite, kind="part")
+        super().__init__(dst, folders, plan, overwrite=run.settings.overwrite)
+        del self._made_by[PLAN]  # that of all parts is known to ``finish``
         self._part, self.record = part, f"{PARTS_NAME}/{part.name}"
         self._prefix = f"shard-{part.number:05d}" if part.of > 1 else "shard"
 
@@ -122,34 +125,40 @@ class PartPacking(Packing):
                 with suppress(OSError):  # there are other parts, or none
                     place.parent.rmdir()
 
-    def is_made(self) -> bool:
-        """Tell whether the part is packed, or all of them are finished.
+    def _find_made(self) -> bool:
+        """Tell whether the part is packed, or all of them are finished; take over what its journal says.
 
         With ``overwrite``, a part that left items out is packed again: they may be readable now.
         """
         if (found := part_at(self._store, self._part.name)) is None:
             plan = whole(self._plan, self._part.of)
-            self.is_published = is_made(self._store, self.folders, plan)
+            self.is_published = bool(made_at(self._store, self.folders, plan))
         elif not (
             differences(found.plan, self._plan)
-            or any(lost_at(self._store, folder, each) for folder, each in found.shards.items())
+            or lost_at(self._store, found.shards)
             or (self._overwrite and found.rejected)
         ):
             self.is_published, self.state = True, found
         return self.is_published
 
     def _check_target(self) -> None:
-        """Make room for the part; PackError if something else is there."""
         check_target(self._store, self.dst, self.folders, overwrite=self._overwrite)
+        if self._overwrite:
+            return
         begun = self.dst / PACKING_NAME / JOURNAL_NAME
-        if isinstance(begun, Path) and begun.exists() and not self._overwrite:
+        if isinstance(begun, Path) and begun.exists():
             hint = "Finish with the command that began there, or pass overwrite=True"
             raise PackError("unfinished packing", self.dst, hint)
-        others = [name for name, part in found_parts(self._store) if part.of != self._part.of]
-        if others and not self._overwrite:
+        if others := self._others():
             raise self._other(f"{others[0]}, of another number of parts")
         self._check_record()
-        self._store.delete(self.record, *(f"{PARTS_NAME}/{name}" for name in others))
+
+    def _make_room(self, folders: Collection[str]) -> None:
+        self._store.delete(self.record, *(f"{PARTS_NAME}/{name}" for name in self._others()))
+
+    def _others(self) -> list[str]:
+        """Return what lies there of parts of another number of them."""
+        return [name for name, part in found_parts(self._store) if part.of != self._part.of]
 
     def _check_record(self) -> None:
         """Raise PackError if the part is there, made with other options."""
@@ -162,12 +171,10 @@ class PartPacking(Packing):
         hint = "Pass what they were packed with, or overwrite=True to drop them"
         return PackError(f"other parts were packed there: {what}", self.dst, hint)
 
-    def _put_made(
-        self, manifests: Mapping[str, Manifest], files: Mapping[str, Mapping[str, bytes]]
-    ) -> None:
+    def _put_made(self, manifests: Mapping[str, Manifest], datasets: Mapping[str, Made]) -> None:
         """Put the part's journal; PackError if another packed it differently."""
-        for folder, beside in files.items():
-            for name, data in beside.items():
+        for folder, made in datasets.items():
+            for name, data in made.files.items():
                 self._store.put(kept_file(manifests[folder].schema.files[name]), data)
         if not self._store.put(self.record, self._journal.path.read_bytes(), {}):
             self._check_record()
@@ -243,7 +250,7 @@ def _all_parts(store: Store) -> list[State]:
     if not (missing := [number for number, name in enumerate(names) if name not in there]):
         return [there[name] for name in names]
     first = next(iter(there.values()), None)
-    if first is not None and is_made(store, first.folders, whole(first.plan, counts[0])):
+    if first is not None and made_at(store, first.folders, whole(first.plan, counts[0])):
         clear_parts(store)  # killed while it deleted them, or one came late
         return []
     if not found_parts(store):  # another command has joined them meanwhile
@@ -274,7 +281,7 @@ def _join(store: Store, parts: Sequence[State], began: float, *, overwrite: bool
     files = {folder: _kept_files(store, folder, m.schema.files) for folder, m in joined.items()}
     rejected = [each for part in parts for each in part.rejected]
     seen = marks_at(store, joined) if overwrite else {}
-    is_new = publish(store, joined, files, rejected={"": rejected}, seen=seen)
+    publish(store, joined, files, rejected={"": rejected}, seen=seen)
     clear_parts(store)
     return summary_of(
         store.url,
@@ -282,7 +289,6 @@ def _join(store: Store, parts: Sequence[State], began: float, *, overwrite: bool
         counted_in=_first_folders([*joined], parts[0].plan),
         rejected=rejected,
         seconds=time.monotonic() - began,
-        notes=[] if is_new else [_JOINED],
         amount=counted(len(parts), "part"),
         counts=sum((Counter(part.counts) for part in parts), Counter()),
     )

@@ -28,7 +28,6 @@ _PACKAGES = (
     *("numpy", "opencv-python-headless", "opencv-python", "pillow", "simplejpeg", "tokenizers"),
     *("lmdb", "pyarrow", "zstandard", "xxhash"),
 )
-_BY_NUMBER = {"classes", "folder", "list"}  # kinds of sources of which any item can be asked for
 _SHUFFLE = 0x5BFF1E  # so that no other use of the same seed draws the same numbers
 
 
@@ -117,7 +116,7 @@ class ShuffledRecipe(PartRecipe):
     """
 
     def __init__(self, recipe: Recipe, seed: int) -> None:
-        if not can_shuffle(recipe):
+        if not recipe.can_shuffle:
             what = "shuffle= takes pictures and arrays that are files of their own, in folders or a list"
             raise SchemaError(what)
         super().__init__(recipe, range(len(recipe)))
@@ -161,12 +160,6 @@ class _Numbered(NamedTuple):
     def reads(self) -> Sequence[RemoteFile]:
         """What the item reads, which is fetched ahead."""
         return getattr(self.item, "reads", ())
-
-
-def can_shuffle(recipe: Recipe) -> bool:
-    """Tell whether items can be asked for in another order than that of the source."""
-    kinds = {*str(getattr(getattr(recipe, "source", None), "kind", "")).split(", ")}
-    return recipe.is_of_blocks or kinds <= _BY_NUMBER
 
 
 def versions() -> dict[str, str]:

@@ -40,7 +40,7 @@ class TablesRecipe(Recipe):
     It counts the values of each column that are missing, and those that are not in its vocabulary (``COUNTED``).
     """
 
-    is_of_blocks = True
+    is_of_blocks = can_shuffle = True
 
     def __init__(
         self,

@@ -52,7 +52,7 @@ class TokensRecipe(Recipe):
         tokenizer: Of a text source; of a source of ids, what they stand for, if known.
     """
 
-    is_of_blocks = True
+    is_of_blocks = can_shuffle = True
 
     def __init__(
         self, source: TokenSource, field: Tokens, bos: int | None, tokenizer: Tokenizer | None
