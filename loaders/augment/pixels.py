@@ -218,7 +218,7 @@ def steps_of(
     are_half = is_half(*extents.T, *geometry.sizes.T)
     methods = _METHODS.get(geometry.resampling.interpolation, _METHODS["bilinear"])
     method, flip = methods[is_resized * (1 + are_half)], _FLIPS[geometry.flips @ (2, 1)]
-    steps = np.stack([top, bottom, left, right, width, height, method, flip], axis=1)
+    steps = np.array([top, bottom, left, right, width, height, method, flip]).T
     is_inside: npt.NDArray[np.bool_] = (starts >= 0) & (ends <= shapes)
     is_ready = is_inside[:, 0] & is_inside[:, 1]
     how = geometry.resampling

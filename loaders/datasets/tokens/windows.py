@@ -191,8 +191,10 @@ class TokenWindows(Settled, BatchDataset):
         self.plan = ReadPlan(None, (reader,))
 
     def _windows_plan(self, *, is_half: bool) -> ReadPlan:
-        where = self.stream, self.labels, self.span, self.length, self.stride
-        return ReadPlan(None, (WindowReader(*where, self.dtype, is_half),))
+        reader = WindowReader(
+            self.stream, self.labels, self.span, self.length, self.stride, self.dtype, is_half
+        )
+        return ReadPlan(None, (reader,))
 
     def __len__(self) -> int:
         return self._num_windows
