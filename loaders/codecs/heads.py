@@ -31,13 +31,6 @@ _SEQUENTIAL, _PROGRESSIVE = (0xC0, 0xC1), 0xC2
 _NO_LENGTH = frozenset({0x00, 0x01, *range(0xD0, 0xD9), 0xFF})  # what no segment follows
 _NUM_COEFFICIENTS = 64
 _HEAD_BYTES = 1 << 17  # two segments of 64 KiB before the frame; a longer header is decoded whole
-# What is kept of the head of a picture; ``PictureHead`` says what each is. All zeros: it is not known.
-HEAD = np.dtype(
-    [
-        *(("height", "<u2"), ("width", "<u2"), ("height_at", "<u4"), ("tables_end", "<u4")),
-        *(("interval", "<u2"), ("unit_height", "u1"), ("unit_width", "u1")),
-    ]
-)
 _MAX_SIDE = 0xFFFF  # of what is kept
 _ANY_PIXELS = 1 << 62  # the limit is the reader's
 
@@ -63,7 +56,10 @@ class PictureHead(NamedTuple):
     unit_width: int = 0  # the same
 
 
-HEADS = np.dtype([(name, np.int64) for name in PictureHead._fields])  # wide enough for products
+# Many heads: as they are kept, all zeros where one is not known; and wide enough for products.
+_KEPT = ("<u2", "<u2", "<u4", "<u4", "<u2", "u1", "u1")
+HEAD = np.dtype([*zip(PictureHead._fields, _KEPT, strict=True)])
+HEADS = np.dtype([(name, np.int64) for name in PictureHead._fields])
 
 
 def rows_of(heads: Heads) -> Iterator[PictureHead]:

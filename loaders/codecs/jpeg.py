@@ -54,7 +54,7 @@ _SHORT, _LONG = np.dtype("<u2"), np.dtype("<u4")  # of an index
 _MAX_APP_BYTES = 65_535
 
 
-class Grid(NamedTuple):
+class SegmentGrid(NamedTuple):
     """The segments of a picture, each a part of a row of units, or whole rows of them."""
 
     rows: int  # 0 where segments are neither
@@ -101,20 +101,22 @@ def num_segments(head: PictureHead) -> int:
     return grid.rows * grid.columns
 
 
-def grid_of(head: PictureHead) -> Grid:
+def grid_of(head: PictureHead) -> SegmentGrid:
     """Return the segments of a picture with restart markers."""
     return _grid(head.height, head.width, head.interval, head.unit_height, head.unit_width)
 
 
 @lru_cache(maxsize=1024)
-def _grid(height: int, width: int, interval: int, unit_height: int, unit_width: int) -> Grid:
+def _grid(
+    height: int, width: int, interval: int, unit_height: int, unit_width: int
+) -> SegmentGrid:
     units = -(-width // unit_width)  # side by side
     across, down = min(interval, units), max(interval // units, 1)  # of a segment
     if units % across or interval % across:
-        return Grid(0, 0, 1, 1)
+        return SegmentGrid(0, 0, 1, 1)
     segment_height, segment_width = down * unit_height, across * unit_width
     rows, columns = -(-height // segment_height), -(-width // segment_width)
-    return Grid(rows, columns, segment_height, segment_width)
+    return SegmentGrid(rows, columns, segment_height, segment_width)
 
 
 @lru_cache  # most pictures of a dataset have few sizes
