@@ -62,6 +62,11 @@ class SegmentGrid(NamedTuple):
     height: int  # of a segment, in pixels
     width: int  # the same
 
+    @property
+    def total(self) -> int:
+        """How many there are; 0 where a picture is not divided into a grid of them."""
+        return self.rows * self.columns
+
 
 def parts_of(heads: Heads, boxes: Ints, num_threads: int = 1) -> Ints:
     """Return which part of each picture is enough for a box of it, as ``cut_out`` takes it; zeros: all of it.
@@ -93,16 +98,8 @@ def parts_of(heads: Heads, boxes: Ints, num_threads: int = 1) -> Ints:
     return parts
 
 
-def num_segments(head: PictureHead) -> int:
-    """Return how many segments a picture is made of; 0 if it is not divided into a grid of them."""
-    if not head.interval:
-        return 0
-    grid = grid_of(head)
-    return grid.rows * grid.columns
-
-
 def grid_of(head: PictureHead) -> SegmentGrid:
-    """Return the segments of a picture with restart markers."""
+    """Return the segments of a picture."""
     return _grid(head.height, head.width, head.interval, head.unit_height, head.unit_width)
 
 
@@ -110,6 +107,8 @@ def grid_of(head: PictureHead) -> SegmentGrid:
 def _grid(
     height: int, width: int, interval: int, unit_height: int, unit_width: int
 ) -> SegmentGrid:
+    if not interval:
+        return SegmentGrid(0, 0, 1, 1)
     units = -(-width // unit_width)  # side by side
     across, down = min(interval, units), max(interval // units, 1)  # of a segment
     if units % across or interval % across:
@@ -141,7 +140,7 @@ def with_index(record: UInt8Array) -> UInt8Array:
     restart markers, or with too many, stays as it is.
     """
     head = jpeg_head(record.data)
-    count = 0 if head is None else num_segments(head)
+    count = 0 if head is None else grid_of(head).total
     if head is None or not count or record[head.tables_end + 1] == APP9:
         return record
     start = _scan_start(record.data, head, head.tables_end)
@@ -190,7 +189,7 @@ def _joined(record: UInt8Array, head: PictureHead, part: Sequence[int]) -> UInt8
     None if the segments are not all there, or an index has made their bounds up.
     """
     grid, (top, left, height, width) = grid_of(head), part
-    found = _bounds(record, head, grid.rows * grid.columns)
+    found = _bounds(record, head, grid.total)
     if found is None:
         return None
     start, every = found
