@@ -214,12 +214,11 @@ def steps_of(
     starts, extents = boxes[:, :2], boxes[:, 2:]
     ends = starts + extents
     is_resized = (extents != geometry.sizes).any(axis=1)
+    (top, left), (bottom, right), (height, width) = starts.T, ends.T, geometry.sizes.T
     are_half = is_half(*extents.T, *geometry.sizes.T)
-    steps = np.empty((len(boxes), 8), np.int64)
-    steps[:, 0:4:2], steps[:, 1:4:2], steps[:, 4:6] = starts, ends, geometry.sizes[:, ::-1]
     methods = _METHODS.get(geometry.resampling.interpolation, _METHODS["bilinear"])
-    steps[:, 6] = methods[is_resized * (1 + are_half)]
-    steps[:, 7] = _FLIPS[geometry.flips @ (2, 1)]
+    method, flip = methods[is_resized * (1 + are_half)], _FLIPS[geometry.flips @ (2, 1)]
+    steps = np.array([top, bottom, left, right, width, height, method, flip]).T
     is_inside: npt.NDArray[np.bool_] = (starts >= 0) & (ends <= shapes)
     is_ready = is_inside[:, 0] & is_inside[:, 1]
     how = geometry.resampling

@@ -169,16 +169,17 @@ class DctCodec:
             raise CodecError(f"a record of {len(record)} bytes is cut within its header")
         values = _HEADER.unpack_from(record.data)
         (magic, layout), settings, num_escapes = values[:2], values[2:6], values[6]
+        sizes, checks, check_of_head = values[7:11], values[11:15], values[15]
         if (magic, layout) != (_MAGIC, _LAYOUT):
             raise CodecError(f"the record begins with {magic:#x}, {layout}: not of codec 'dct'")
         at = _HEADER.size + num_escapes * _ESCAPE.itemsize
         checked = record[:_UNCHECKED].tobytes() + record[_HEADER.size : at].tobytes()
-        if at > len(record) or values[15] != _check(checked):
+        if at > len(record) or check_of_head != _check(checked):
             raise CodecError("the record is damaged: the check of its header does not match")
         if settings != self._settings:
             what = "the record has mode, quality, height and width"
             raise CodecError(f"{what} {settings}, the field {self._settings}")
-        for size, check in zip(values[7:11], values[11:15], strict=True):
+        for size, check in zip(sizes, checks, strict=True):
             if _check(record[at : at + size]) != check:
                 raise CodecError("the record is damaged: a check of its bytes does not match")
             at += size

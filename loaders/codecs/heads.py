@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 UInt8Array = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
+Heads = npt.NDArray[np.void]  # of ``HEADS``, or as they are kept, of ``HEAD``
 MAX_PICTURE_MB = 1024  # decoded: one limit for all formats, unless another is given
 SIDES = struct.Struct(">HH")  # height and width in a JPEG's frame header
 JPEG_START = b"\xff\xd8"
@@ -30,13 +31,6 @@ _SEQUENTIAL, _PROGRESSIVE = (0xC0, 0xC1), 0xC2
 _NO_LENGTH = frozenset({0x00, 0x01, *range(0xD0, 0xD9), 0xFF})  # what no segment follows
 _NUM_COEFFICIENTS = 64
 _HEAD_BYTES = 1 << 17  # two segments of 64 KiB before the frame; a longer header is decoded whole
-# What is kept of the head of a picture; ``PictureHead`` says what each is. All zeros: it is not known.
-HEAD = np.dtype(
-    [
-        *(("height", "<u2"), ("width", "<u2"), ("height_at", "<u4"), ("tables_end", "<u4")),
-        *(("interval", "<u2"), ("unit_height", "u1"), ("unit_width", "u1")),
-    ]
-)
 _MAX_SIDE = 0xFFFF  # of what is kept
 _ANY_PIXELS = 1 << 62  # the limit is the reader's
 
@@ -62,12 +56,28 @@ class PictureHead(NamedTuple):
     unit_width: int = 0  # the same
 
 
+# Many heads: as they are kept, all zeros where one is not known; and wide enough for products.
+_KEPT = ("<u2", "<u2", "<u4", "<u4", "<u2", "u1", "u1")
+HEAD = np.dtype([*zip(PictureHead._fields, _KEPT, strict=True)])
+HEADS = np.dtype([(name, np.int64) for name in PictureHead._fields])
+
+
+def rows_of(heads: Heads) -> Iterator[PictureHead]:
+    """Return the heads of pictures one by one."""
+    return map(PictureHead._make, heads.tolist())
+
+
+def sizes_of(heads: Heads) -> Ints:
+    """Return height and width of each picture, ``(N, 2)``."""
+    return np.stack([heads["height"], heads["width"]], axis=1)
+
+
 def picture_heads(
     records: Sequence[UInt8Array],
     max_pixels: int = MAX_PIXELS,
-    known: npt.NDArray[np.void] | None = None,
-) -> Ints:
-    """Return the heads of several pictures, ``(N, 7)``, each as ``PictureHead``; those that are known are not read.
+    known: Heads | None = None,
+) -> Heads:
+    """Return the heads of several pictures, ``(N,)`` of ``HEADS``; those that are known are not read.
 
     Args:
         records: The files.
@@ -79,18 +89,17 @@ def picture_heads(
     """
     if known is None:
         known = np.zeros(len(records), HEAD)
-    heads = np.stack([known[name] for name in HEAD.names or ()], 1).astype(np.int64)
-    for i in np.flatnonzero(heads[:, 0] == 0).tolist():
-        head = picture_head(records[i], max_pixels)
-        heads[i] = head
-        if max(head[:2]) <= _MAX_SIDE:
-            known[i] = tuple(head)
-    for height, width in heads[heads[:, 0] * heads[:, 1] > max_pixels, :2].tolist():
-        check_pixels(height, width, max_pixels)
+    heads = known.astype(HEADS)
+    for i in np.flatnonzero(heads["height"] == 0).tolist():
+        heads[i] = head = picture_head(records[i], max_pixels)
+        if max(head.height, head.width) <= _MAX_SIDE:
+            known[i] = head
+    for head in rows_of(heads[heads["height"] * heads["width"] > max_pixels]):
+        check_pixels(head.height, head.width, max_pixels)
     return heads
 
 
-def kept_heads(records: Iterable[Any]) -> npt.NDArray[np.void]:
+def kept_heads(records: Iterable[Any]) -> Heads:
     """Return what is kept of the heads of encoded pictures, ``(N,)`` of ``HEAD``; zeros where one cannot be read."""
     files = list(records)
     kept = np.zeros(len(files), HEAD)

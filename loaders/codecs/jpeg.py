@@ -11,15 +11,27 @@ from __future__ import annotations
 
 import struct
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from loaders.codecs.heads import APP9, EOI, INDEX, SIDES, SOS, PictureHead, jpeg_head
+from loaders.codecs.heads import (
+    APP9,
+    EOI,
+    INDEX,
+    SIDES,
+    SOS,
+    PictureHead,
+    jpeg_head,
+    rows_of,
+    sizes_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from loaders.codecs.heads import Heads
 
 UInt8Array = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
@@ -42,26 +54,38 @@ _SHORT, _LONG = np.dtype("<u2"), np.dtype("<u4")  # of an index
 _MAX_APP_BYTES = 65_535
 
 
-def parts_of(heads: Ints, boxes: Ints, num_threads: int = 1) -> Ints:
-    """Return which part is enough of each picture, ``(N, 11)``, as ``cut_out`` takes it; zeros: all of it.
+class SegmentGrid(NamedTuple):
+    """The segments of a picture, each a part of a row of units, or whole rows of them."""
 
-    First row of segments, the one behind the last, the same of columns; height and width of all of them in pixels;
-    where they begin in the picture, y and x; the number of its segments, and of those side by side: zeros where too few
-    pixels would be saved. Then how many rows are enough of a file whose segments are not cut out.
+    rows: int  # 0 where segments are neither
+    columns: int
+    height: int  # of a segment, in pixels
+    width: int  # the same
 
-    Heads are ``(N, 7)`` as of ``picture_heads``, boxes ``(N, 4)``: y, x, height, width, which may reach outside. The
-    more threads share the interpreter, the more must be saved.
+    @property
+    def total(self) -> int:
+        """How many there are; 0 where a picture is not divided into a grid of them."""
+        return self.rows * self.columns
+
+
+def parts_of(heads: Heads, boxes: Ints, num_threads: int = 1) -> Ints:
+    """Return which part of each picture is enough for a box of it, as ``cut_out`` takes it; zeros: all of it.
+
+    Parts and boxes are ``(N, 4)``: y, x, height, width. Boxes may reach outside. A part is some of the picture's
+    segments, or its first rows, behind which the file can end. The more threads share the interpreter, the more must be
+    saved.
     """
-    parts = np.zeros((len(heads), 11), np.int64)
+    parts = np.zeros((len(heads), 4), np.int64)
     ends = (boxes[:, 0] + boxes[:, 2]).clip(0) + _MARGIN
     # Less saves too little to be worth a copy of the file.
-    parts[:, 10] = np.where((heads[:, 2] > 0) & (ends * 16 <= heads[:, 0] * 15), ends, 0)
-    numbers = np.flatnonzero(heads[:, 4])
+    can_end = (heads["height_at"] > 0) & (ends * 16 <= heads["height"] * 15)
+    parts[can_end, 2:] = np.stack([ends, heads["width"]], axis=1)[can_end]
+    numbers = np.flatnonzero(heads["interval"])
     if not len(numbers):
         return parts
-    counts, sides = _grids(heads[numbers])
-    numbers, counts, sides = (each[counts[:, 0] > 0] for each in (numbers, counts, sides))
-    sizes, starts, extents = heads[numbers, :2], boxes[numbers, :2], boxes[numbers, 2:]
+    grids = np.array([grid_of(head) for head in rows_of(heads[numbers])])
+    counts, sides = grids[:, :2], grids[:, 2:]
+    sizes, starts, extents = sizes_of(heads[numbers]), boxes[numbers, :2], boxes[numbers, 2:]
     firsts = np.minimum((starts - _MARGIN).clip(0) // sides, counts - 1)
     lasts = np.minimum(-(-(starts + extents + _MARGIN) // sides), counts)
     lasts = np.maximum(lasts, firsts + 1)
@@ -69,31 +93,29 @@ def parts_of(heads: Ints, boxes: Ints, num_threads: int = 1) -> Ints:
     shapes = np.minimum(lasts * sides, sizes) - corners
     saved = sizes.prod(axis=1) - shapes.prod(axis=1)
     is_worth = (saved >= _PIXELS_PER_THREAD * num_threads) & (shapes[:, 1] > _NARROW)
-    rows, columns = np.stack([firsts, lasts], axis=2).transpose(1, 0, 2)
-    found = np.hstack(
-        [rows, columns, shapes, corners, counts.prod(1, keepdims=True), counts[:, 1:]]
-    )
-    parts[numbers[is_worth], :10] = found[is_worth]
+    is_worth &= counts[:, 0] > 0
+    parts[numbers[is_worth]] = np.hstack([corners, shapes])[is_worth]
     return parts
 
 
-def num_segments(head: PictureHead) -> int:
-    """Return how many segments a picture is made of; 0 if it is not divided into a grid of them."""
-    return int(_grids(np.array([head]))[0].prod()) if head.interval else 0
+def grid_of(head: PictureHead) -> SegmentGrid:
+    """Return the segments of a picture."""
+    return _grid(head.height, head.width, head.interval, head.unit_height, head.unit_width)
 
 
-def _grids(heads: Ints) -> tuple[Ints, Ints]:
-    """Return how many segments of each picture lie below and beside each other, and their sides, ``(N, 2)`` each.
-
-    0 where segments are neither parts of rows of units nor rows of them.
-    """
-    sizes, (interval, unit_height, unit_width) = heads[:, :2], heads[:, 4:].T
-    units = -(-sizes[:, 1] // unit_width)  # side by side
-    is_part, are_rows = units % interval == 0, interval % units == 0
-    rows = np.where(is_part, 1, interval // units)
-    sides = np.stack([rows * unit_height, np.where(is_part, interval, units) * unit_width], axis=1)
-    counts = -(-sizes // np.maximum(sides, 1)) * (is_part | are_rows)[:, None]
-    return counts, sides
+@lru_cache(maxsize=1024)
+def _grid(
+    height: int, width: int, interval: int, unit_height: int, unit_width: int
+) -> SegmentGrid:
+    if not interval:
+        return SegmentGrid(0, 0, 1, 1)
+    units = -(-width // unit_width)  # side by side
+    across, down = min(interval, units), max(interval // units, 1)  # of a segment
+    if units % across or interval % across:
+        return SegmentGrid(0, 0, 1, 1)
+    segment_height, segment_width = down * unit_height, across * unit_width
+    rows, columns = -(-height // segment_height), -(-width // segment_width)
+    return SegmentGrid(rows, columns, segment_height, segment_width)
 
 
 @lru_cache  # most pictures of a dataset have few sizes
@@ -118,7 +140,7 @@ def with_index(record: UInt8Array) -> UInt8Array:
     restart markers, or with too many, stays as it is.
     """
     head = jpeg_head(record.data)
-    count = 0 if head is None else num_segments(head)
+    count = 0 if head is None else grid_of(head).total
     if head is None or not count or record[head.tables_end + 1] == APP9:
         return record
     start = _scan_start(record.data, head, head.tables_end)
@@ -133,26 +155,26 @@ def with_index(record: UInt8Array) -> UInt8Array:
 
 
 def cut_out(
-    record: UInt8Array, head: Sequence[int], part: Sequence[int]
-) -> tuple[UInt8Array, int, int, int, int, bool]:
+    record: UInt8Array, head: PictureHead, part: Sequence[int]
+) -> tuple[UInt8Array, Sequence[int], bool]:
     """Return a file of the part of a JPEG that is enough, by ``parts_of``: its pixels are those of the whole.
 
-    Also return its height and width, where it begins in the whole picture (top, left), and whether more data follow
-    than its header tells of, which a decoder must not mind. Damage in what is left out goes unnoticed. A file without
-    an end is returned whole, as only then the decoder notices what is missing.
+    Also return which part that is: y, x, height, width; and whether more data follow than its header tells of, which a
+    decoder must not mind. Damage in what is left out goes unnoticed. A file without an end is returned whole, as only
+    then the decoder notices what is missing.
     """
-    is_divided, rows = part[1] > 0, part[10]
-    is_cut = (is_divided or rows) and record.item(-1) == EOI and record.item(-2) == 0xFF
-    if is_cut and is_divided:
-        file = _joined(record, PictureHead._make(head), part)
+    top, _, height, width = part
+    end = top + height
+    is_cut = end > 0 and record.item(-1) == EOI and record.item(-2) == 0xFF
+    if is_cut and (top or width < head.width):
+        file = _joined(record, head, part)
         if file is not None:
-            height, width, top, left = part[4:8]
-            return file, height, width, top, left, False
-    if is_cut and rows:
+            return file, part, False
+    if is_cut and end < head.height:
         record = record.copy()
-        SIDES.pack_into(record.data, head[2], rows, head[1])
-        return record, rows, head[1], 0, 0, True
-    return record, head[0], head[1], 0, 0, False
+        SIDES.pack_into(record.data, head.height_at, end, head.width)
+        return record, (0, 0, end, head.width), True
+    return record, (0, 0, head.height, head.width), False
 
 
 @lru_cache(maxsize=1024)
@@ -166,16 +188,17 @@ def _joined(record: UInt8Array, head: PictureHead, part: Sequence[int]) -> UInt8
 
     None if the segments are not all there, or an index has made their bounds up.
     """
-    row, end_row, column, end_column, height, width, _, _, count, stride, _ = part
-    found = _bounds(record, head, count)
+    grid, (top, left, height, width) = grid_of(head), part
+    found = _bounds(record, head, grid.total)
     if found is None:
         return None
     start, every = found
-    places = _places(end_row - row, end_column - column, stride)
-    bounds = every[row * stride + column :].astype(np.int64).take(places)
+    first = top // grid.height * grid.columns + left // grid.width
+    places = _places(-(-height // grid.height), -(-width // grid.width), grid.columns)
+    bounds = every[first:].astype(np.int64).take(places)
     head_bytes, data = record.data[:start], record.data[start:]
     rows = zip(bounds[:, 0].tolist(), bounds[:, -1].tolist(), strict=True)
-    file = bytearray().join([head_bytes, *[data[first:last] for first, last in rows]])
+    file = bytearray().join([head_bytes, *[data[begin:end] for begin, end in rows]])
     lengths = (bounds[:, 1:] - bounds[:, :-1]).ravel()
     numbers = lengths.cumsum()
     numbers += start - 1

@@ -112,11 +112,11 @@ class FieldRecords:
                 self._may_be_large = False
         if unknown is not None:
             views, places = list[UInt8Array](), list[tuple[int, int]]()
-            for shard, block, size in unknown[1]:
+            for shard, number, size in unknown.blocks:
                 if size > 1:
-                    found = _neighbours(self._column(shard), block * size, (block + 1) * size)
+                    found = _neighbours(self._column(shard), number * size, (number + 1) * size)
                     views += found
-                    places += [(shard, block * size + n) for n in range(len(found))]
+                    places += [(shard, number * size + n) for n in range(len(found))]
             self._wait_for(views, places)
             self._verifier.verify(unknown)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -59,9 +59,19 @@ class Seen:
             self._num_new -= fresh  # last: a child forked in between then counts too many
 
 
-# Blocks that are not known to be right: their numbers, as the verifier counts, without repeats; and the shard of
-# each, its number there, and its rows.
-Unknown = tuple[Indices, list[tuple[int, int, int]]]
+class Block(NamedTuple):
+    """Rows of a shard that have one checksum."""
+
+    shard: int  # its number
+    number: int  # of the block there
+    size: int  # rows, of which the last block may have fewer
+
+
+class Unknown(NamedTuple):
+    """Blocks that are not known to be right, without repeats."""
+
+    numbers: Indices  # as the verifier counts
+    blocks: list[Block]
 
 
 class Verifier:
@@ -103,14 +113,14 @@ class Verifier:
             self._open(np.unique(shards[sizes == 0]).tolist())
             sizes = self._rows_per_block.take(shards)
         local = (indices - self._starts.take(shards)) // sizes
-        blocks = self._first_block.take(shards) + local
-        new = self._known.new(blocks)
+        numbers = self._first_block.take(shards) + local
+        new = self._known.new(numbers)
         if new is None:
             return None
-        blocks, first = np.unique(blocks[new], return_index=True)
+        numbers, first = np.unique(numbers[new], return_index=True)
         at = np.flatnonzero(new).take(first)
         places = [part.take(at).tolist() for part in (shards, local, sizes)]
-        return blocks, [*zip(*places, strict=True)]
+        return Unknown(numbers, [*map(Block, *places)])
 
     def _open(self, numbers: list[int]) -> None:
         for number in numbers:
@@ -132,13 +142,11 @@ class Verifier:
 
     def verify(self, unknown: Unknown) -> None:
         """Hash the blocks; ChecksumError if one of them is damaged."""
-        field, (blocks, places) = self._field, unknown
-        for number, block, size in places:
-            shard = self._shard(number)
-            if (
-                hash_block(shard.columns[field], block, size)
-                != shard.checksums[field].hashes[block]
-            ):
-                raise shard.error(field, block)
+        field = self._field
+        for block in unknown.blocks:
+            shard = self._shard(block.shard)
+            found = hash_block(shard.columns[field], block.number, block.size)
+            if found != shard.checksums[field].hashes[block.number]:
+                raise shard.error(field, block.number)
         if not self._always:
-            self._known.note(blocks)
+            self._known.note(unknown.numbers)

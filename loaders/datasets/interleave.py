@@ -13,8 +13,7 @@ from loaders.datasets.base import BatchDataset, from_start
 from loaders.datasets.reading.job import BatchJob
 from loaders.datasets.reading.request import ReadPlan
 from loaders.datasets.reading.samples import (
-    Padded,
-    Ragged,
+    LIST,
     SampleBatch,
     TransformedSamples,
     batch_type,
@@ -42,7 +41,7 @@ class Sources(BatchDataset):
     plan = ReadPlan(None, ())  # each source has its own
 
     def __init__(self, sources: Sequence[BatchDataset]) -> None:
-        self.sources, self.device = sources, sources[0].device
+        self.sources = sources
         self._begins = np.cumsum([0, *map(len, sources)])
 
     def __len__(self) -> int:
@@ -185,11 +184,9 @@ class SourcesJob:
             for part, rows in zip(parts, self._rows, strict=True)
         ]
         values = self._in_order(each)
-        forms = {part.form for part in parts if isinstance(part, Padded | Ragged)}
-        is_joined = all(isinstance(part, Padded | Ragged) for part in parts)
-        if is_joined and len({(form.kind, form.axis) for form in forms}) == 1:
-            return in_form(values, parts[0].form, name)
-        return values
+        forms = [getattr(part, "form", LIST) for part in parts]
+        is_alike = len({(form.kind, form.axis) for form in forms}) == 1
+        return in_form(values, forms[0], name) if is_alike else values
 
     def _tensor(self, name: str, parts: list[torch.Tensor]) -> torch.Tensor:
         """Copy rows to their places in one tensor, whose axes lie in memory as those of the parts."""
@@ -197,19 +194,12 @@ class SourcesJob:
         first, num_rows = parts[0], sum(map(len, self._rows))
         axes = [0, *sorted(range(1, first.dim()), key=lambda axis: -first.stride()[axis])]
         shape = [num_rows, *(first.shape[axis] for axis in axes[1:])]
-        if first.device.type == "cpu":
-            nbytes = int(np.prod(shape)) * first.element_size()
-            flat = torch.from_numpy(self._memory.take(f"{name} together", nbytes))
-            whole = flat.view(first.dtype).view(shape)
-        else:
-            whole = torch.empty(shape, dtype=first.dtype, device=first.device)
+        nbytes = int(np.prod(shape)) * first.element_size()
+        flat = torch.from_numpy(self._memory.take(f"{name} together", nbytes))
+        whole = flat.view(first.dtype).view(shape)
         into = _as_bytes(whole)
         for rows, part in zip(self._rows, parts, strict=True):
-            values = _as_bytes(part.permute(axes))
-            if first.device.type == "cpu":  # where torch takes ten times as long
-                into.numpy()[rows] = values.numpy()
-            else:
-                into.index_copy_(0, torch.from_numpy(rows).to(first.device), values)
+            into[rows] = _as_bytes(part.permute(axes))  # torch takes ten times as long
         return whole.permute(np.argsort(axes).tolist())
 
     def _check_alike(self, name: str, parts: list[torch.Tensor]) -> None:
@@ -227,6 +217,6 @@ class SourcesJob:
             )
 
 
-def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of numbers of any kind: neither numpy nor ``index_copy_`` knows all of torch's."""
-    return tensor.unsqueeze(-1).view(torch.uint8)
+def _as_bytes(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
+    """Return the bytes of numbers of any kind: numpy does not know all of torch's."""
+    return tensor.unsqueeze(-1).view(torch.uint8).numpy()

@@ -116,7 +116,6 @@ class PackedDataset(Settled, BatchDataset[SampleT]):
         bad: BadSamples,
         *,
         ops: tuple[Any, ...] | None = None,
-        is_half: bool = False,
         unfinished: Callable[[Any, Request], Any] | None = None,
     ) -> ReadPlan:
         check_known(self.augment, self.schema.fields)
@@ -124,7 +123,8 @@ class PackedDataset(Settled, BatchDataset[SampleT]):
         forms = as_forms(self.batching, fields, is_transformed=is_transformed)
         ops = self.augment if ops is None else ops
         # A transform sees samples: what it makes is joined.
-        readers = make_readers(self, fields, ops, {} if is_transformed else forms, half=is_half)
+        half = unfinished is not None
+        readers = make_readers(self, fields, ops, {} if is_transformed else forms, half=half)
         return ReadPlan(
             self.view,
             readers,
@@ -198,9 +198,7 @@ class PackedDataset(Settled, BatchDataset[SampleT]):
             return None
         sizes = {name: make.size for name, make in makers.items()}
         unfinished = partial(with_moves, self.augment, sizes)
-        plan = self._planned(
-            self._shown_fields, self.plan.bad, is_half=True, unfinished=unfinished
-        )
+        plan = self._planned(self._shown_fields, self.plan.bad, unfinished=unfinished)
         return SamplesOf(self, plan), partial(make_whole, fields=self.stored_fields, makers=makers)
 
     @property

@@ -64,8 +64,7 @@ def test_heads_that_are_known_are_not_read_again() -> None:
     found = picture_heads(FILES, known=known)
     again = picture_heads([np.zeros(1, np.uint8)] * len(FILES), known=known)
 
-    assert found.tolist() == again.tolist() == [list(picture_head(file)) for file in FILES]
-    assert found.dtype == np.int64
+    assert found.tolist() == again.tolist() == [picture_head(file) for file in FILES]
     assert not picture_heads([]).size
 
 
@@ -83,7 +82,7 @@ def test_sides_beyond_16_bits_are_read_each_time() -> None:
     file, known = pil_file(np.zeros((2, 70_000, 3), np.uint8), "PNG"), np.zeros(1, heads.HEAD)
 
     for _ in range(2):
-        assert picture_heads([file], known=known)[:, :2].tolist() == [[2, 70_000]]
+        assert picture_heads([file], known=known).item()[:2] == (2, 70_000)
     assert not kept_heads([file])["height"].any()
     assert not known["height"].any()
 
@@ -97,8 +96,8 @@ def test_damaged_headers_are_heads_or_codec_errors(data: st.DataObject) -> None:
     with suppress(CodecError):
         head = picture_head(file)
         known = np.zeros(1, heads.HEAD)
-        assert picture_heads([file], known=known).tolist() == [list(head)]
-        assert picture_heads([file], known=known).tolist() == [list(head)]
+        assert picture_heads([file], known=known).item() == head
+        assert picture_heads([file], known=known).item() == head
 
 
 @pytest.mark.parametrize("size", [(0, 5), (5, 0), (65_000, 65_000)])

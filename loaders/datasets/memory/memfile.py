@@ -16,7 +16,7 @@ import mmap
 import os
 import sys
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -38,11 +38,18 @@ if TYPE_CHECKING:
     from loaders.datasets.memory.loading import ColumnToLoad
 
     UInt8Array = npt.NDArray[np.uint8]
-    Place = tuple[int, int, int]  # process, descriptor, inode
 
 _NAME = "loaders"
 _PAGE = 4096
 _PIECE_BYTES = 64 << 20  # of huge pages, between two steps of the progress bar
+
+
+class Place(NamedTuple):
+    """Where a process has a memory file."""
+
+    pid: int
+    fd: int
+    inode: int  # of the file, which tells it from a later one at this descriptor
 
 
 class MemoryFile:
@@ -56,7 +63,7 @@ class MemoryFile:
     def __init__(self, fd: int) -> None:
         weakref.finalize(self, os.close, fd)
         status = os.fstat(fd)
-        self.place = os.getpid(), fd, status.st_ino
+        self.place = Place(os.getpid(), fd, status.st_ino)
         if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
             raise LoadersError("a memory file that is shared must be sealed")
         map_, start = lay(fd, status.st_size, is_writable=False)
@@ -84,12 +91,16 @@ def _whole_pages(nbytes: int) -> int:
     return -(-nbytes // _PAGE) * _PAGE
 
 
+def _path_of(place: Place) -> str:
+    return f"/proc/{place.pid}/fd/{place.fd}"
+
+
 def is_at(place: Place) -> bool:
     """Whether this process descriptor is still an open memory file with that inode."""
-    pid, fd, inode = place
-    path = f"/proc/{pid}/fd/{fd}"
+    path = _path_of(place)
     try:
-        return os.readlink(path).startswith(f"/memfd:{_NAME} ") and os.stat(path).st_ino == inode
+        is_ours = os.readlink(path).startswith(f"/memfd:{_NAME} ")
+        return is_ours and os.stat(path).st_ino == place.inode
     except OSError:
         return False
 
@@ -98,9 +109,8 @@ def open_memory_file(place: Place) -> MemoryFile | None:
     """Open what another process of this user has; None if it is gone, or in another PID namespace."""
     if not is_at(place):
         return None
-    pid, fd, _ = place
     try:
-        return MemoryFile(os.open(f"/proc/{pid}/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC))
+        return MemoryFile(os.open(_path_of(place), os.O_RDONLY | os.O_CLOEXEC))
     except OSError:
         return None
 

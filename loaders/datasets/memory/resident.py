@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -49,9 +49,12 @@ _PART_BYTES = 64 << 20  # of one copy to the device
 _WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
-# A batch before it is gathered: where its samples lie, and which they are as the user counts them, int64 ``(N,)`` both;
-# and what augmentation does to its pictures.
-RowNumbers = tuple[torch.Tensor, torch.Tensor, list[PictureMoves]]
+class RowNumbers(NamedTuple):
+    """A batch before it is gathered."""
+
+    rows: torch.Tensor  # where its samples lie, int64 ``(N,)``
+    indices: torch.Tensor  # which they are as the user counts them, int64 ``(N,)``
+    moves: list[PictureMoves]  # what augmentation does to its pictures
 
 
 class Resident:
@@ -96,7 +99,7 @@ class Resident:
         rows = request.rows.indices if self._rows is None else self._rows[request.rows.indices]
         moves = draw_picture_moves(dataset.augment, picture_sizes(dataset), request)
         indices = torch.from_numpy(request.numbers.copy())
-        return torch.from_numpy(rows), indices, moves
+        return RowNumbers(torch.from_numpy(rows), indices, moves)
 
     def whole(self, dataset: PackedDataset[Any], batch: Any, request: Request) -> Any:
         """Return a batch, made where its rows lie."""
@@ -113,15 +116,14 @@ class Resident:
 
     def batch(self, dataset: PackedDataset[Any], numbers: RowNumbers) -> Any:
         """Gather a batch and bring it into the form that the dataset's samples have."""
-        rows, indices, moves = numbers
         values = {
-            name: indices
+            name: numbers.indices
             if name in VIRTUAL_FIELDS
-            else served(self.gather(name, rows), self.fields[name])
+            else served(self.gather(name, numbers.rows), self.fields[name])
             for name in dataset.names
         }
         with without_autocast():
-            move_pictures(values, self.fields, moves)
+            move_pictures(values, self.fields, numbers.moves)
         return batch_type(dataset.names)._make(values.values())
 
 

@@ -38,6 +38,7 @@ from loaders.datasets.memory.loading import (
 )
 from loaders.datasets.memory.memfile import (
     MemoryFile,
+    Place,
     fill_memory_file,
     is_at,
     open_memory_file,
@@ -55,7 +56,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from loaders.datasets.memory.loading import ColumnToLoad
-    from loaders.datasets.memory.memfile import Place
     from loaders.datasets.packed import PackedDataset
     from loaders.remote.url import Location
     from loaders.schema import Field
@@ -172,7 +172,7 @@ def _find_or_load(identity: str, plan: Plan, progress: bool) -> MemoryFile:
             others = [place for place in places if is_at(place) and place != found.place]
             listing.seek(0)
             listing.writelines(
-                f"{pid} {fd} {inode}\n" for pid, fd, inode in [*others, found.place]
+                f"{each.pid} {each.fd} {each.inode}\n" for each in [*others, found.place]
             )
             listing.truncate()  # a kill before it leaves the end of the text of before
         _held[identity] = found
@@ -233,4 +233,4 @@ def _is_stopped(pid: int) -> bool:
 def _places(text: str) -> list[Place]:
     lines = [line.split() for line in text.splitlines()]
     whole = [words for words in lines if len(words) == 3 and all(map(str.isdecimal, words))]
-    return [(int(pid), int(fd), int(inode)) for pid, fd, inode in whole]
+    return [Place._make(map(int, words)) for words in whole]

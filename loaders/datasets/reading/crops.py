@@ -1,8 +1,8 @@
 """Crops and flips of arrays: cut out of the mapped record, straight into their place in the batch.
 
-Which arrays they are for, is the schema's to say (``Array.spatial``). Where no field says it and
-there are no pictures, arrays of three axes and more are volumes. What is drawn is the same as for pictures: arrays with
-the same spatial axes get the same crop, whatever their dtype and other axes. Nothing is resampled here.
+Which arrays they are for, is the schema's to say (``Array.spatial``): of an array that may be meant, it must. What is
+drawn is the same as for pictures: arrays with the same spatial axes get the same crop, whatever their dtype and other
+axes. Nothing is resampled here.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -42,8 +42,16 @@ _VOLUME_AXES = 3
 _FLOOR_NBYTES = 4 << 10  # of a sample, where the batch is a list
 _FLIPS = RandomFlip | RandomHorizontalFlip | RandomVerticalFlip
 
-# An array, and for each view what is read of its record, the box, and the flips.
-_Cuts = tuple[npt.NDArray[Any], list[tuple[RecordPart, list[int], list[bool]]]]
+
+class _Cut(NamedTuple):
+    """What is cut out of an array in one view: a row of a ``Geometry`` as plain numbers."""
+
+    part: RecordPart  # what is read of the record
+    box: list[int]
+    flip: list[bool]
+
+
+_Cuts = tuple[npt.NDArray[Any], list[_Cut]]  # an array, and what is cut out of it in each view
 
 
 def spatial_axes(fields: Mapping[str, Field | None]) -> dict[str, int]:
@@ -165,12 +173,12 @@ class CropReader(Reader):
     def read(self, values: list[Any], request: Request, first: int, last: int) -> None:
         cuts, start = request.shared(("cuts", self.name), self._cuts, first, last)
         for row, (array, views) in enumerate(cuts[start : start + last - first], first):
-            for filled, (part, box, flip) in zip(values, views, strict=True):
-                self.parts.verify(part)
+            for filled, view in zip(values, views, strict=True):
+                self.parts.verify(view.part)
                 if isinstance(filled, list):
-                    filled[row] = torch.from_numpy(cut(array, box, flip))
+                    filled[row] = torch.from_numpy(cut(array, view.box, view.flip))
                 else:
-                    cut(array, box, flip, out=filled[1][row])
+                    cut(array, view.box, view.flip, out=filled[1][row])
 
     def _cuts(self, request: Request, first: int, last: int) -> list[_Cuts]:
         """Find the arrays, draw what is cut out of each, and have storage fetch it."""
@@ -187,7 +195,7 @@ class CropReader(Reader):
         stored = zip(rows.shards.tolist(), numbers.tolist(), records, arrays, strict=True)
         cuts: list[_Cuts] = []
         for i, (shard, number, record, array) in enumerate(stored):
-            parts = []
+            found = []
             for boxes, sizes, flips in plans:
                 box = boxes[i]
                 if box[self.num_axes :] != sizes[i]:
@@ -195,8 +203,9 @@ class CropReader(Reader):
                     raise BatchError(f"{what}; arrays are only cropped and flipped")
                 spans = _spans(array, box, len(record) - array.nbytes)
                 # The kernel fetches them while others are copied.
-                parts.append((self.parts.part(shard, number, record, spans), box, flips[i]))
-            cuts.append((array, parts))
+                part = self.parts.part(shard, number, record, spans)
+                found.append(_Cut(part, box, flips[i]))
+            cuts.append((array, found))
         return cuts
 
     def _array(self, record: UInt8Array) -> npt.NDArray[Any]:

@@ -6,7 +6,7 @@ A dataset's ``halves`` are a plan whose batches are pairs, the batch and its mov
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,9 +33,14 @@ if TYPE_CHECKING:
     Sizes = Mapping[str, tuple[int, int] | Sequence[tuple[int, int]]]
 
 
-# The pictures of one size in a batch: the names of their fields (image and mask of one size move together), the rows of
-# their samples, on the host (None: all), and what augmentation does to them.
-PictureMoves = tuple[list[str], "Indices | None", Moves]
+class PictureMoves(NamedTuple):
+    """What augmentation does to the pictures of one size in a batch."""
+
+    names: list[str]  # of their fields: image and mask of one size move together
+    rows: Indices | None  # of their samples, on the host; None: all
+    moves: Moves
+
+
 Unfinished = tuple[Any, list[PictureMoves]]  # a batch before its pictures are made and moved
 
 
@@ -56,7 +61,7 @@ def draw_picture_moves(ops: tuple[Op, ...], sizes: Sizes, request: Request) -> l
         part = request if which is None else request.select(which)
         lengths = np.broadcast_to(np.array(size), (len(part), 2))
         geometry = geometry_of(part, ops, 0, lengths, 0, len(part))
-        drawn.append((names, which, moves_of(ops, geometry, size)))
+        drawn.append(PictureMoves(names, which, moves_of(ops, geometry, size)))
     return drawn
 
 
@@ -86,7 +91,7 @@ def make_whole(
 ) -> Any:
     """Return a batch, a named tuple, with its pictures, where they are."""
     batch, drawn = half
-    names = dict.fromkeys([*makers, *(name for each, _, _ in drawn for name in each)])
+    names = dict.fromkeys([*makers, *(name for each in drawn for name in each.names)])
     values = {name: getattr(batch, name) for name in names}
     with without_autocast():
         for name, make in makers.items():

@@ -20,7 +20,7 @@ from loaders.augment.pixels import (
     take_steps,
 )
 from loaders.buffers import Memory, scratch
-from loaders.codecs.heads import HEAD, PictureHead, picture_heads
+from loaders.codecs.heads import HEAD, HEADS, picture_heads, rows_of, sizes_of
 from loaders.codecs.jpeg import cut_out, parts_of
 from loaders.codecs.picture import PictureCodec
 from loaders.datasets.reading.fixed import Layout, begin_views
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from loaders.augment.geometry import Geometry, Move, Op
     from loaders.augment.resampling import Fill
     from loaders.codecs import Codec
+    from loaders.codecs.heads import Heads
     from loaders.data.finder import Rows
     from loaders.data.store import Store
     from loaders.datasets.reading.request import Request
@@ -50,19 +51,15 @@ class WantedPictures:
     """What is wanted of N pictures, as arrays: an object for each would cost garbage collection."""
 
     records: list[UInt8Array]  # the files
-    heads: Ints  # ``(N, 7)``: what their headers say, as ``PictureHead``
+    heads: Heads  # ``(N,)``: what their headers say
+    sizes: Ints  # ``(N, 2)``: their heights and widths
     plans: list[Geometry]  # boxes, sizes and flips of each view
-    parts: Ints  # ``(N, 11)``: which part is enough of each, as of ``parts_of``
+    parts: Ints  # ``(N, 4)``: which part is enough of each, as of ``parts_of``
     reductions: Ints  # ``(N,)``: by which factor the decoder may shrink each: 1, 2, 4 or 8
     steps: Ints  # ``(N, views, 8)``: what happens to each that is ready, as of ``steps_of``
     # ``(N,)``: whether each is a JPEG or raw bytes, with all boxes inside it and results of the batch's size; others
     # are read one by one.
     are_ready: npt.NDArray[np.bool_]
-
-    @property
-    def sizes(self) -> Ints:
-        """Height and width of each, ``(N, 2)``."""
-        return self.heads[:, :2]
 
     def moves(self, i: int) -> list[Move]:
         """Return what happens to a picture in each view."""
@@ -80,7 +77,7 @@ class KnownHeads:
     def __reduce__(self) -> Any:
         return KnownHeads, (self._store, self._name)
 
-    def of(self, records: Sequence[UInt8Array], rows: Rows, max_pixels: int) -> Ints:
+    def of(self, records: Sequence[UInt8Array], rows: Rows, max_pixels: int) -> Heads:
         """Return the heads of some pictures, as ``picture_heads``."""
         known = self._heads[rows.indices]
         missing = set(rows.shards[known["height"] == 0].tolist()) - self._taken
@@ -129,7 +126,7 @@ class PictureReader(Reader):
         part = slice(start, start + last - first)
         rows = zip(
             wanted.records[part],
-            wanted.heads[part].tolist(),
+            rows_of(wanted.heads[part]),
             wanted.parts[part].tolist(),
             wanted.reductions[part].tolist(),
             wanted.steps[part].tolist(),
@@ -146,12 +143,13 @@ class PictureReader(Reader):
             if not is_ready:
                 self._read_any(wanted, i, values, first + i - start)
             elif is_whole:
-                decode_jpeg(record, 1, head[0], head[1], outs[0], False)
+                decode_jpeg(record, 1, head.height, head.width, outs[0], False)
             else:
                 if is_bytes:
                     image = self.codec.decode(record)
                 else:
-                    file, height, width, top, left, ends_early = cut_out(record, head, enough)
+                    file, box, ends_early = cut_out(record, head, enough)
+                    top, left, height, width = box
                     image = decode_jpeg(file, reduction, height, width, buffer, ends_early)
                     if top or left:
                         steps = moved_steps(steps, top // reduction, left // reduction)
@@ -202,7 +200,7 @@ class PictureReader(Reader):
         rows = request.rows_of(first, last)
         records = self.read_records(self.name, rows)
         heads = self._heads(records, rows)
-        sizes = heads[:, :2]
+        sizes = sizes_of(heads)
         plans = [
             geometry_of(request, ops, view, sizes, first, last)
             for view, ops in enumerate(self.views)
@@ -210,26 +208,26 @@ class PictureReader(Reader):
         if isinstance(self.field, Mask):  # pixel ops leave them as they are
             plans = [replace(plan, edits=None) for plan in plans]
         if self._is_bytes or self._is_whole:  # all of each
-            parts, factors = np.zeros((len(heads), 11), np.int64), np.ones(len(heads), np.int64)
+            parts, factors = np.zeros((len(heads), 4), np.int64), np.ones(len(heads), np.int64)
         else:
             covers, factors = _needed(plans, sizes)
             parts = parts_of(heads, covers, request.num_workers)
-        steps, are_ready = self._steps(heads, plans, factors)
-        return WantedPictures(records, heads, plans, parts, factors, steps, are_ready)
+        steps, are_ready = self._steps(heads, sizes, plans, factors)
+        return WantedPictures(records, heads, sizes, plans, parts, factors, steps, are_ready)
 
     def _steps(
-        self, heads: Ints, plans: Sequence[Geometry], reductions: Ints
+        self, heads: Heads, sizes: Ints, plans: Sequence[Geometry], reductions: Ints
     ) -> tuple[Ints, npt.NDArray[np.bool_]]:
         """Prepare what happens to JPEGs and raw bytes; return which of them are ready, too."""
         steps = np.zeros((len(heads), len(plans), 8), np.int64)
-        sizes = [layout.shape[:2] for layout in self.layouts.values() if layout is not None]
-        are_ready = ((heads[:, 2] > 0) | self._is_bytes) & (len(sizes) == len(plans))
+        shapes = [layout.shape[:2] for layout in self.layouts.values() if layout is not None]
+        are_ready = ((heads["height_at"] > 0) | self._is_bytes) & (len(shapes) == len(plans))
         if not are_ready.any():
             return steps, are_ready
-        for view, (plan, size) in enumerate(zip(plans, sizes, strict=True)):
-            are_ready &= np.equal(plan.sizes, size).all(axis=1)
+        for view, (plan, shape) in enumerate(zip(plans, shapes, strict=True)):
+            are_ready &= np.equal(plan.sizes, shape).all(axis=1)
             if not self._is_whole:
-                steps[:, view], are_inside = steps_of(plan, heads[:, :2], reductions)
+                steps[:, view], are_inside = steps_of(plan, sizes, reductions)
                 are_ready &= are_inside
         return steps, are_ready
 
@@ -253,7 +251,7 @@ class PictureReader(Reader):
         """Whether JPEGs are decoded into their places: there are no ops."""
         return self.views == ((),) and not self._is_bytes
 
-    def _heads(self, records: Sequence[UInt8Array], rows: Rows) -> Ints:
+    def _heads(self, records: Sequence[UInt8Array], rows: Rows) -> Heads:
         if isinstance(self.codec, PictureCodec):
             most = self.codec.max_pixels
             heads = (
@@ -262,11 +260,11 @@ class PictureReader(Reader):
                 else self.known.of(records, rows, most)
             )
             if not self.codec.keeps_jpeg:
-                heads[:, 2:] = 0
+                heads["height_at"] = heads["interval"] = 0
             return heads
         sizes = [self.field.size or self.codec.decode(record).shape[:2] for record in records]
-        heads = np.zeros((len(records), len(PictureHead._fields)), np.int64)
-        heads[:, :2] = np.array(sizes, np.int64).reshape(-1, 2)
+        heads = np.zeros(len(records), HEADS)
+        heads["height"], heads["width"] = np.array(sizes, np.int64).reshape(-1, 2).T
         return heads
 
     def _decode(

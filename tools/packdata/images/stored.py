@@ -22,7 +22,7 @@ from PIL.JpegImagePlugin import JpegImageFile, get_sampling
 
 from loaders.codecs.dct import DctCodec
 from loaders.codecs.heads import MAX_PICTURE_MB, frame_of, jpeg_head, pixels_within
-from loaders.codecs.jpeg import num_segments, restart_interval, with_index
+from loaders.codecs.jpeg import grid_of, restart_interval, with_index
 from loaders.codecs.picture import PictureCodec
 from loaders.codecs.yuv import Yuv420Codec, half
 from loaders.errors import CodecError, SchemaError
@@ -133,7 +133,7 @@ def divide_without_loss(data: bytes) -> bytes | None:
 
 def _is_divided(data: bytes) -> bool:
     head = jpeg_head(memoryview(data))
-    return head is not None and num_segments(head) > 0
+    return head is not None and grid_of(head).total > 0
 
 
 # -- files that a Writer is given --------------------------------------------------------------------
