@@ -9,10 +9,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import torch
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, default_convert
 
 from loaders.checks import one_of, real_number, shown, whole_number
-from loaders.datasets.base import BatchDataset
+from loaders.datasets.base import BatchDataset, reads_batches
 from loaders.datasets.mixture import Mixture
 from loaders.datasets.packed import PackedDataset
 from loaders.datasets.reading.halves import moving_halves
@@ -44,6 +44,10 @@ _SMALL_SAMPLE_BYTES, _TINY_SAMPLE_BYTES = 16 << 10, 512
 _AS_GIVEN = (  # of what torch's loader takes
     *("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "timeout"),
     *("worker_init_fn", "multiprocessing_context", "generator", "pin_memory_device", "in_order"),
+)
+_OURS_AS_GIVEN = (
+    *("device", "augment_on", "rank", "world_size", "as_dict", "device_prefetch"),
+    "stall_warning_s",
 )
 
 
@@ -263,11 +267,39 @@ class LoaderOptions:
         return min(cores, most)
 
     @property
-    def chosen_collate(self) -> Callable[[Any], Any] | None:
+    def chosen_collate(self) -> Callable[[Any], Any]:
         """What joins samples: ours where nothing was passed, to dictionaries if these are asked for."""
         is_batched = self.batch_size is not None or self.batch_sampler is not None
-        chosen = self.collate_fn or (collate if is_batched else None)
+        chosen = self.collate_fn or (collate if is_batched else default_convert)
         return collate_dict if self.as_dict and chosen is collate else chosen
+
+    @property
+    def tuple_collate(self) -> Callable[[Any], Any]:
+        """What joins samples to named tuples, where ``chosen_collate`` makes dictionaries of these."""
+        chosen = self.chosen_collate
+        return collate if chosen is collate_dict else chosen
+
+    def halves(self) -> Served:
+        """Return the dataset to read, and the function that finishes its batches on the device, or None."""
+        is_own = self.chosen_backend != "process" and self.tuple_collate is collate
+        if is_own and reads_batches(self.dataset):
+            return choose_halves(self.dataset, self.device, self.augment_on)
+        if self.augment_on == "device":
+            raise ValueError(
+                "augment_on='device' is for loaders' datasets, with no __getitem__ of their own, "
+                "without collate_fn and backend='process'"
+            )
+        return self.dataset, None  # whole, on the workers
+
+    def attributes(self) -> dict[str, Any]:
+        """Return a loader's attributes, beside those that torch's loader has of what it was given."""
+        return {name: getattr(self, name) for name in _OURS_AS_GIVEN} | {
+            "backend": self.chosen_backend,
+            "num_workers": self.chosen_workers,
+            "collate_fn": self.chosen_collate,
+            "seed": self.chosen_seed,
+            "pad": self.chosen_pad,
+        }
 
     def for_torch(self) -> dict[str, Any]:
         """Return what torch's own loader is made with, but for an order of loaders."""
