@@ -388,7 +388,7 @@ def test_a_child_that_cannot_understand_ends_with_an_error(
     """Or its parent would wait for it."""
     pool = pool_of(Maker(Squares(), list, 2, True, 1))
     pool.put(Chunk([[1, 2]]), 0)
-    pool.child.send("make")
+    pool.child._send(("make",))
     pool.put(Chunk([[3, 4]]), 0)
 
     with pytest.raises(RuntimeError):
