@@ -432,6 +432,8 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
 
     def __len__(self) -> int:
         """Return the steps of an epoch, for this rank."""
+        if self._steps is not None:
+            return len(self._steps)
         if self._others is not None and self._others.is_iterable:
             return len(self._torch_loader)  # which warns of more samples than that
         return super().__len__()
