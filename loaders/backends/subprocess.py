@@ -57,11 +57,6 @@ STUCK_S = 60
 _START_TIMEOUT_S = 300.0  # of an interpreter that imports torch, also on a crowded machine
 _END_TIMEOUT_S = 5.0
 _LOOK_S = 2.0  # how often a wait looks whether the process is alive
-_BEGIN = (
-    "import sys; from multiprocessing.connection import Connection; numbers = [*map(int, sys.argv[1:])]; "
-    "connection = Connection(numbers[0]); sys.path[:] = connection.recv(); "
-    "from loaders.backends.child import main; main(connection, *numbers[1:])"
-)
 
 
 class Child:
@@ -95,7 +90,6 @@ class Child:
         self.pid: int = self._process.pid
         self.end = weakref.finalize(self, _end, self._process, self._connection, self._owner)
         self._descriptor = self._connection.fileno()
-        self._send(sys.path)
 
     @property
     def is_usable(self) -> bool:
@@ -103,12 +97,8 @@ class Child:
         is_ours = os.getpid() == self._owner and self.end.alive
         return is_ours and not self.is_late and self._process.poll() is None
 
-    @property
-    def has_message(self) -> bool:
-        """Whether a message is here; any thread may ask."""
-        return self.end.alive and self._wait_for_message(0)
-
-    def _wait_for_message(self, timeout_s: float) -> bool:
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for a message; return whether one is here. Any thread may ask."""
         # A tenth of what ``Connection.poll`` takes; each can be used by one thread at a time.
         poll = select.poll()
         poll.register(self._descriptor, select.POLLIN)
@@ -123,10 +113,7 @@ class Child:
 
     def send(self, message: Message) -> None:
         """Ask it for something; RuntimeError if it died."""
-        self._send(to_plain(message))
-
-    def _send(self, value: Any) -> None:
-        data = pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+        data = pickle.dumps(to_plain(message), pickle.HIGHEST_PROTOCOL)
         self.check()
         self._wholly(self._connection.send_bytes, data)
 
@@ -138,8 +125,8 @@ class Child:
         """
         self.check()
         left_s = max(0.0, deadline - time.monotonic())
-        if not self._wait_for_message(min(left_s, _LOOK_S)):
-            if self._process.poll() is not None and not self.has_message:
+        if not self.wait(min(left_s, _LOOK_S)):
+            if self._process.poll() is not None and not self.wait(0):
                 raise self._death(None)
             return None
         message: Begun | Turn = self._wholly(self._read)
@@ -179,11 +166,17 @@ class Child:
 
 def _start(connection: int, slots: int) -> subprocess.Popen[bytes]:
     """Start an interpreter that runs ``loaders.backends.child.main``; signals wait until it has its handlers."""
-    numbers = connection, slots, os.getpid()
-    command = [sys.executable, "-P", "-c", _BEGIN, *map(str, numbers)]
+    code = (
+        f"import sys; sys.path[:] = {[*map(os.fspath, sys.path)]!a}; "
+        f"from loaders.backends.child import main; main({connection}, {slots}, {os.getpid()})"
+    )
     before = signal.pthread_sigmask(signal.SIG_BLOCK, MASKED)  # the child inherits it
     try:
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(connection, slots))
+        return subprocess.Popen(
+            [sys.executable, "-P", "-c", code],
+            stdin=subprocess.DEVNULL,
+            pass_fds=(connection, slots),
+        )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -248,7 +241,7 @@ class ChildPool:
     @property
     def is_ready(self) -> bool:
         """Whether a message of the child is here."""
-        return self._is_open and self.child.has_message
+        return self._is_open and len(self) > 0 and self.child.wait(0)
 
     @property
     def num_ready(self) -> int:
