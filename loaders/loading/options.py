@@ -279,18 +279,6 @@ class LoaderOptions:
         chosen = self.chosen_collate
         return collate if chosen is collate_dict else chosen
 
-    def halves(self) -> Served:
-        """Return the dataset to read, and the function that finishes its batches on the device, or None."""
-        is_own = self.chosen_backend != "process" and self.tuple_collate is collate
-        if is_own and reads_batches(self.dataset):
-            return choose_halves(self.dataset, self.device, self.augment_on)
-        if self.augment_on == "device":
-            raise ValueError(
-                "augment_on='device' is for loaders' datasets, with no __getitem__ of their own, "
-                "without collate_fn and backend='process'"
-            )
-        return self.dataset, None  # whole, on the workers
-
     def attributes(self) -> dict[str, Any]:
         """Return a loader's attributes, beside those that torch's loader has of what it was given."""
         return {name: getattr(self, name) for name in _OURS_AS_GIVEN} | {
@@ -314,6 +302,35 @@ class LoaderOptions:
             "prefetch_factor": self.prefetch_factor if has_workers else None,
             "persistent_workers": self.persistent_workers and has_workers,
         }
+
+    # -- the device's share ------------------------------------------------------------------------
+
+    def halves(self) -> Served:
+        """Return the dataset to read, and what makes its batches whole on the device, if there is such work."""
+        dataset = self.dataset
+        is_own = self.chosen_backend != "process" and self.tuple_collate is collate
+        if not (is_own and reads_batches(dataset)):
+            if self.augment_on == "device":
+                raise ValueError(
+                    "augment_on='device' is for loaders' datasets, with no __getitem__ of their own, "
+                    "without collate_fn and backend='process'"
+                )
+            return dataset, None  # whole, on the workers
+        device = self.device or dataset.device or torch.device("cpu")
+        read = (dataset.joined or dataset) if isinstance(dataset, Mixture) else dataset
+        if isinstance(read, PackedDataset) and read.augment and read.device is None:
+            if self.augment_on == "host":
+                return dataset, None
+            if self.augment_on == "device":
+                return read.halves(device) or moving_halves(read)
+        sources = read.sources if isinstance(read, Mixture) else ()
+        if self.augment_on == "device" and any(getattr(s, "augment", ()) for s in sources):
+            raise ValueError(
+                "augment_on='device' needs a Mixture whose sources have equal settings"
+            )
+        if device.type == "cpu" and not dataset.finishes_late:
+            return dataset, None
+        return dataset.halves(device) or (dataset, None)
 
 
 def _check_size(order: Any, num_samples: int) -> None:
@@ -385,25 +402,3 @@ def _checked_dataset(dataset: Any) -> Any:
         what = "have __len__ and __getitem__, or be an IterableDataset"
         raise TypeError(f"dataset must {what}, got {shown(dataset)}")
     return dataset
-
-
-# -- the device's share ----------------------------------------------------------------------------
-
-
-def choose_halves(
-    dataset: BatchDataset, device: torch.device | None, augment_on: AugmentOn
-) -> Served:
-    """Return the dataset to read, and what makes its batches whole on the device, if there is such work."""
-    device = device or dataset.device or torch.device("cpu")
-    read = (dataset.joined or dataset) if isinstance(dataset, Mixture) else dataset
-    if isinstance(read, PackedDataset) and read.augment and read.device is None:
-        if augment_on == "host":
-            return dataset, None
-        if augment_on == "device":
-            return read.halves(device) or moving_halves(read)
-    is_apart = isinstance(read, Mixture) and any(getattr(s, "augment", ()) for s in read.sources)
-    if augment_on == "device" and is_apart:
-        raise ValueError("augment_on='device' needs a Mixture whose sources have equal settings")
-    if device.type == "cpu" and not dataset.finishes_late:
-        return dataset, None
-    return dataset.halves(device) or (dataset, None)
