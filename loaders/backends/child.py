@@ -13,17 +13,14 @@ import sys
 import threading
 import traceback
 from contextlib import suppress
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection
 
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # launchers send them to whole groups
 MASKED = (*IGNORED, signal.SIGUSR1, signal.SIGUSR2)  # until the child has its handlers
 
 
-def main(connection: Connection, slots: int, owner: int) -> None:
-    """Serve batches until the trainer, process ``owner``, closes its end, or is gone; ``slots`` is a descriptor."""
+def main(connection: int, slots: int, owner: int) -> None:
+    """Serve batches until the trainer, process ``owner``, closes its end, or is gone; the others are descriptors."""
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
@@ -35,7 +32,7 @@ def main(connection: Connection, slots: int, owner: int) -> None:
         from loaders.backends.serving import Serving
         from loaders.backends.slots import SharedSlots
 
-        Serving(connection, SharedSlots(slots)).listen()
+        Serving(Connection(connection), SharedSlots(slots)).listen()
     except (EOFError, ConnectionError):
         pass  # the trainer has closed its end
     except BaseException:  # or it would wait for us

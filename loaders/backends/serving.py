@@ -15,6 +15,7 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 from loaders.backends.maker import Raised
+from loaders.backends.messages import Begin, Begun, Turn, from_plain, to_plain
 from loaders.backends.payload import portable
 from loaders.backends.threads import thread_pool
 from loaders.dumping import dump_in_child
@@ -23,15 +24,12 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
     from loaders.backends.maker import Chunk, Made, Maker
+    from loaders.backends.messages import Put
     from loaders.backends.slots import SharedSlots
 
 
 class Serving:
-    """Does what the trainer asks for.
-
-    Each message to the trainer is the number of a pass that has begun, with an error or None, or 0, with a group of
-    batches; behind that come the samples that were replaced since the last one, and changes of slots.
-    """
+    """Does what the trainer asks for."""
 
     _pool: Any = None
     _maker: Maker
@@ -45,12 +43,17 @@ class Serving:
     def listen(self) -> None:
         """Do what the trainer asks for, until it closes its end (EOFError)."""
         while True:
-            free, kind, *values = pickle.loads(self._connection.recv_bytes())  # noqa: S301  # of our own parent
-            self._slots.free(free)
-            getattr(self, kind)(*values)
+            message = from_plain(pickle.loads(self._connection.recv_bytes()))  # noqa: S301  # of our own parent
+            if isinstance(message, Begin):
+                begun = Begun(self._begin(message))
+                with self._sending:
+                    self._connection.send_bytes(self._slots.dump(to_plain(begun)))
+            else:
+                self._put(message)
 
-    def begin(self, number: int, payload: bytes | None, epoch: int | None) -> None:
-        """Begin a pass with a maker, None: that of the pass before; what is left of that pass is given up."""
+    def _begin(self, asked: Begin) -> BaseException | None:
+        """Begin a pass; return what was wrong with its maker."""
+        payload, epoch = asked
         is_new = self._pool is None or payload is not None or len(self._pool) > 0
         if is_new and self._pool is not None:
             self._pool.close()
@@ -58,8 +61,7 @@ class Serving:
             try:
                 self._maker = pickle.loads(payload)  # noqa: S301  # likewise
             except Exception as error:  # a module that only the trainer can import, say
-                self._answer(number, portable(error))
-                return
+                return portable(error)
             self._maker.slots, self._num_reported = self._slots, self._maker.num_replaced
         if epoch is not None and hasattr(self._maker.dataset, "set_epoch"):
             self._maker.dataset.set_epoch(epoch)
@@ -67,16 +69,12 @@ class Serving:
             self._pool = thread_pool(self._maker, on_done=self._send_ready)
             dump_in_child(self._pool.describe)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1, signal.SIGUSR2])
-        self._answer(number, None)
+        return None
 
-    def put(self, chunk: Chunk | None, turn: int) -> None:
-        """Make a turn of a chunk; None: of the one before."""
-        self._chunk = chunk or self._chunk
-        self._pool.put(self._chunk, turn)
-
-    def _answer(self, number: int, error: BaseException | None) -> None:
-        with self._sending:
-            self._connection.send_bytes(self._slots.dump((number, error, 0, [])))
+    def _put(self, message: Put) -> None:
+        self._slots.free(message.free)
+        self._chunk = message.chunk or self._chunk
+        self._pool.put(self._chunk, message.turn)
 
     def _send_ready(self) -> None:
         """Send the groups that are done, unless another thread is sending them already."""
@@ -103,11 +101,11 @@ class Serving:
         if isinstance(group, list):
             group = [Raised(portable(b.error)) if isinstance(b, Raised) else b for b in group]
         num_replaced = self._maker.num_replaced
-        status = num_replaced - self._num_reported, self._slots.changes()
+        turn = Turn(group, num_replaced - self._num_reported, self._slots.changes())
         self._num_reported = num_replaced
         try:
-            data = self._slots.dump((0, group, *status))
+            data = self._slots.dump(to_plain(turn))
         except Exception as error:  # something in a batch does not pickle
             raised = [Raised(portable(error))] * len(group)
-            data = self._slots.dump((0, raised, *status))
+            data = self._slots.dump(to_plain(turn._replace(group=raised)))
         self._connection.send_bytes(data)

@@ -5,9 +5,9 @@ Contract:
 1. *Start.* The child is a fresh interpreter, never a fork: it gets ``sys.path``, the working folder and the dataset,
    and of the trainer's descriptors its connection and the memory file of slots. What it cannot be given is an error
    at once, as is what it does not find.
-2. *Normal end.* A pass begins with a message, which the child answers once it has given up the pass before. The
-   trainer then sends the indices of a batch and gets the batch back, in order; at most as many are under way as the
-   owner put in. A slot is used again after the trainer's last tensor on it has died.
+2. *Normal end.* A pass begins with a message, which the child answers once it has given up the pass before (see
+   ``messages.py``). The trainer then sends the indices of a batch and gets the batch back, in order; at most as many
+   are under way as the owner put in. A slot is used again after the trainer's last tensor on it has died.
 3. *Failure.* An error of a batch comes back in its place and with its type. A child that dies is an
    error at once, also while the trainer waits. An interrupt while a message is sent or read ends the child, as does a
    child that stands still in the middle of one for ``STUCK_S``.
@@ -29,15 +29,16 @@ import subprocess
 import sys
 import time
 import weakref
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
-from multiprocessing.connection import Pipe
+from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 import xxhash
 
 from loaders.backends.child import MASKED
 from loaders.backends.maker import MAX_KEPT
+from loaders.backends.messages import Begin, Begun, Put, Turn, from_plain, to_plain
 from loaders.backends.payload import pack
 from loaders.backends.slots import MappedSlots, make_file
 from loaders.buffers import SMALL_BYTES
@@ -47,23 +48,15 @@ from loaders.errors import UnsendableError
 from loaders.workers import Late
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from multiprocessing.connection import Connection
+    from collections.abc import Callable
 
     from loaders.backends.maker import Chunk, Made, Maker
-
-    # See ``Serving``.
-    Message = tuple[int, Any, int, list[tuple[int, int]]]
+    from loaders.backends.messages import Message
 
 STUCK_S = 60
 _START_TIMEOUT_S = 300.0  # of an interpreter that imports torch, also on a crowded machine
 _END_TIMEOUT_S = 5.0
 _LOOK_S = 2.0  # how often a wait looks whether the process is alive
-_BEGIN = (
-    "import sys; from multiprocessing.connection import Connection; numbers = [*map(int, sys.argv[1:])]; "
-    "connection = Connection(numbers[0]); sys.path[:] = connection.recv(); "
-    "from loaders.backends.child import main; main(connection, *numbers[1:])"
-)
 
 
 class Child:
@@ -72,33 +65,31 @@ class Child:
     Attributes:
         pid: Of the process.
         slots: Where its batches lie.
-        digest: Of what it was given to make batches with.
-        num_passes: Pools that were made over it; each is answered with its number once it has begun.
+        digest: Of the maker that it was given last.
         is_late: A batch was waited for in vain: another pool has another child.
         end: Ends it; ``end.alive`` is False then.
     """
 
     def __init__(self, maker: Maker) -> None:
-        self.is_late, self.digest, self.num_passes = False, "", 0
-        self._why_gone = "the loader's child process was closed: begin a new iteration"
+        self.is_late, self.digest = False, ""
         self._owner = os.getpid()
-        self._connection, theirs = Pipe()
+        ours, theirs = socket.socketpair()
+        for end in (ours, theirs):
+            end.setblocking(True)  # whatever ``socket.setdefaulttimeout`` says
+        for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+            ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", STUCK_S, 0))
+        self._connection = Connection(ours.detach())
         slots = make_file()
         try:
             lock = partial(page_lock, what="a batch slot") if maker.locks_slots else None
             self.slots = MappedSlots(slots, lock)
-            self._process = _start(theirs, slots)
+            self._process = _start(theirs.fileno(), slots)
         finally:
             theirs.close()
             os.close(slots)
         self.pid: int = self._process.pid
-        # Over the same connection, for what only a socket can.
-        ours = socket.socket(fileno=os.dup(self._connection.fileno()))
-        for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
-            ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", STUCK_S, 0))
-        self.end = weakref.finalize(self, _end, self._process, self._connection, ours, self._owner)
+        self.end = weakref.finalize(self, _end, self._process, self._connection, self._owner)
         self._descriptor = self._connection.fileno()
-        self._write(pickle.dumps(sys.path))
 
     @property
     def is_usable(self) -> bool:
@@ -106,12 +97,8 @@ class Child:
         is_ours = os.getpid() == self._owner and self.end.alive
         return is_ours and not self.is_late and self._process.poll() is None
 
-    @property
-    def has_message(self) -> bool:
-        """Whether a message is here; any thread may ask."""
-        return self.end.alive and self._wait_for_message(0)
-
-    def _wait_for_message(self, timeout_s: float) -> bool:
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for a message; return whether one is here. Any thread may ask."""
         # A tenth of what ``Connection.poll`` takes; each can be used by one thread at a time.
         poll = select.poll()
         poll.register(self._descriptor, select.POLLIN)
@@ -122,49 +109,48 @@ class Child:
         if os.getpid() != self._owner:
             raise RuntimeError("this child process belongs to the parent of this forked process")
         if not self.end.alive:
-            raise RuntimeError(self._why_gone)
+            raise RuntimeError("the loader's child process has ended: begin a new iteration")
 
-    def send(self, kind: str, *values: Any) -> None:
-        """Ask it for something, by the name of a method of ``Serving``; RuntimeError if it died."""
-        message = self.slots.free(), kind, *values
-        self._write(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
-
-    def _write(self, data: bytes) -> None:
-        with self._whole_message():
-            self._connection.send_bytes(data)
-
-    @contextmanager
-    def _whole_message(self) -> Iterator[None]:
-        """End the child where a message may not have been sent or read to its end."""
+    def send(self, message: Message) -> None:
+        """Ask it for something; RuntimeError if it died."""
+        data = pickle.dumps(to_plain(message), pickle.HIGHEST_PROTOCOL)
         self.check()
-        try:
-            yield
-        except (EOFError, OSError) as error:
-            raise self._death(error) from None
-        except BaseException:
-            self.end()
-            raise
+        self._wholly(self._connection.send_bytes, data)
 
-    def receive(self, deadline: float) -> Message | None:
-        """Return the next message, see ``Serving``; None if none came until then (``monotonic``), or for a while.
+    def receive(self, deadline: float) -> Begun | Turn | None:
+        """Return the next message; None if none came until then (``monotonic``), or for a while.
 
         Raises:
             RuntimeError: It died, also where a process that was forked meanwhile holds its end of the connection open.
         """
         self.check()
         left_s = max(0.0, deadline - time.monotonic())
-        if not self._wait_for_message(min(left_s, _LOOK_S)):
-            if self._process.poll() is not None and not self.has_message:
+        if not self.wait(min(left_s, _LOOK_S)):
+            if self._process.poll() is not None and not self.wait(0):
                 raise self._death(None)
             return None
-        with self._whole_message():
-            message: Message = self.slots.load(self._connection.recv_bytes())
-            self.slots.change(message[3])
+        message: Begun | Turn = self._wholly(self._read)
         self.is_late = False
         return message
 
+    def _read(self) -> Begun | Turn:
+        message: Begun | Turn = from_plain(self.slots.load(self._connection.recv_bytes()))
+        if isinstance(message, Turn):
+            self.slots.change(message.slots)
+        return message
+
+    def _wholly(self, move: Callable[..., Any], *data: bytes) -> Any:
+        """Send or read a message; end the child where that may not have come to its end."""
+        try:
+            return move(*data)
+        except (EOFError, OSError) as error:
+            raise self._death(error) from None
+        except BaseException:
+            self.end()
+            raise
+
     def _death(self, error: Exception | None) -> RuntimeError:
-        """Return what to raise, now and later, where the process has ended, or its connection failed."""
+        """Return what to raise where the process has ended, or its connection failed."""
         if isinstance(error, BlockingIOError):
             how = f"stood still in the middle of a message for {STUCK_S} s"
         else:
@@ -175,29 +161,33 @@ class Child:
             if code is not None and code < 0:
                 how = f"was killed by {killed_by(-code)}"
         self.end()
-        self._why_gone = f"the loader's child process (pid {self.pid}) {how}"
-        return RuntimeError(self._why_gone)
+        return RuntimeError(f"the loader's child process (pid {self.pid}) {how}")
 
 
-def _start(connection: Connection, slots: int) -> subprocess.Popen[bytes]:
+def _start(connection: int, slots: int) -> subprocess.Popen[bytes]:
     """Start an interpreter that runs ``loaders.backends.child.main``; signals wait until it has its handlers."""
-    numbers = connection.fileno(), slots
-    command = [sys.executable, "-P", "-c", _BEGIN, *map(str, (*numbers, os.getpid()))]
+    code = (
+        f"import sys; sys.path[:] = {[*map(os.fspath, sys.path)]!a}; "
+        f"from loaders.backends.child import main; main({connection}, {slots}, {os.getpid()})"
+    )
     before = signal.pthread_sigmask(signal.SIG_BLOCK, MASKED)  # the child inherits it
     try:
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=numbers)
+        return subprocess.Popen(
+            [sys.executable, "-P", "-c", code],
+            stdin=subprocess.DEVNULL,
+            pass_fds=(connection, slots),
+        )
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _end(
-    process: subprocess.Popen[bytes], connection: Connection, ours: socket.socket, owner: int
-) -> None:
+def _end(process: subprocess.Popen[bytes], connection: Connection, owner: int) -> None:
     if os.getpid() != owner:  # in a fork: neither the child nor the connection is ours to end
         return
+    ours = socket.socket(fileno=connection.fileno())
     with suppress(OSError):  # a process that was forked since may hold the connection open
         ours.shutdown(socket.SHUT_RDWR)
-    ours.close()
+    ours.detach()
     connection.close()
     with suppress(subprocess.TimeoutExpired):
         process.wait(_END_TIMEOUT_S)
@@ -229,23 +219,21 @@ class ChildPool:
         self._under_way = 0
         self._sent: Chunk | None = None  # whose indices the child has
         is_new = (digest := xxhash.xxh3_128_hexdigest(payload)) != child.digest
-        child.num_passes += 1
-        child.send("begin", child.num_passes, payload if is_new else None, epoch)
-        limit_s = _START_TIMEOUT_S if is_new or not timeout_s else timeout_s
-        self._wait_until_begun(child.num_passes, limit_s)
+        child.send(Begin(payload if is_new else None, epoch))
+        self._wait_until_begun(_START_TIMEOUT_S if is_new or not timeout_s else timeout_s)
         child.digest = digest
 
-    def _wait_until_begun(self, number: int, limit_s: float) -> None:
-        """Wait until a pass has begun; what is dropped here the one before may wait to send, which ends first."""
-        begun, deadline = 0, time.monotonic() + limit_s
+    def _wait_until_begun(self, limit_s: float) -> None:
+        """Wait until the pass has begun; what is dropped here the one before may wait to send, which ends first."""
+        deadline = time.monotonic() + limit_s
         try:
-            while begun != number:
-                begun, error = self._receive(deadline)
-                if begun and error is not None:
-                    raise UnsendableError("what it needs", f"{type(error).__name__}: {error}")
+            while not isinstance(message := self._receive(deadline), Begun):
+                pass
         except Late:
             what = f"the loader's child process (pid {self.child.pid}) has not begun"
             raise RuntimeError(f"{what} after {limit_s:g} s") from None
+        if (error := message.error) is not None:
+            raise UnsendableError("what it needs", f"{type(error).__name__}: {error}")
 
     def __len__(self) -> int:
         return self._under_way if self.child.end.alive else 0  # of a dead one nothing comes
@@ -253,7 +241,7 @@ class ChildPool:
     @property
     def is_ready(self) -> bool:
         """Whether a message of the child is here."""
-        return self._is_open and self.child.has_message
+        return self._is_open and len(self) > 0 and self.child.wait(0)
 
     @property
     def num_ready(self) -> int:
@@ -263,7 +251,7 @@ class ChildPool:
     def put(self, chunk: Chunk, turn: int) -> None:
         """Ask for a turn of a chunk, which goes with the first one that is asked for."""
         self._check_open()
-        self.child.send("put", None if chunk is self._sent else chunk, turn)
+        self.child.send(Put(self.child.slots.free(), None if chunk is self._sent else chunk, turn))
         self._sent = chunk
         self._under_way += 1
 
@@ -275,25 +263,27 @@ class ChildPool:
             RuntimeError: The child died.
         """
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        _, group = self._receive(deadline)
+        message = self._receive(deadline)
+        assert isinstance(message, Turn)
         self._under_way -= 1
+        group = message.group
         if isinstance(group, SplitBatches):
             num_in_slots = sum(tensor.nbytes >= SMALL_BYTES for tensor in group.whole)
             group.is_copied = self.child.slots.num_leased > num_in_slots * (1 + MAX_KEPT)
         return group if self._pinned is None else list(map(self._pinned, group))
 
-    def _receive(self, deadline: float) -> tuple[int, Any]:
-        """Return which pass has begun, and the error of that, or 0 and a group; ``Late`` if nothing came until then."""
-        message: Message | None = None
+    def _receive(self, deadline: float) -> Begun | Turn:
+        """Return the next message; ``Late`` if none came until then."""
+        message: Begun | Turn | None = None
         while message is None:
             self._check_open()  # another thread may close this
             message = self.child.receive(deadline)
             if message is None and time.monotonic() >= deadline:
                 self.child.is_late = True
                 raise Late(self.describe())
-        begun, value, num_replaced, _ = message
-        self._count_replaced(num_replaced)
-        return begun, value
+        if isinstance(message, Turn):
+            self._count_replaced(message.num_replaced)
+        return message
 
     def _check_open(self) -> None:
         if not self._is_open:

@@ -24,15 +24,14 @@ from loaders.backends.process import TorchBatches
 from loaders.backends.threads import InlinePool, thread_pool
 from loaders.buffers import Slots
 from loaders.checks import Settled, did_you_mean, shown
-from loaders.datasets.base import BatchDataset, reads_batches
-from loaders.datasets.reading.samples import collate, collate_dict
+from loaders.datasets.base import BatchDataset
 from loaders.device.accelerator import accelerator_for, pins
 from loaders.device.pinned import pinned_buffer
 from loaders.dumping import register
 from loaders.loading.agreement import check_ranks_agree, next_number
 from loaders.loading.delivery import BatchT, Delivery, LoaderStats
 from loaders.loading.frameworks import check_no_mesh
-from loaders.loading.options import LoaderOptions, check_alone, choose_halves
+from loaders.loading.options import LoaderOptions, check_alone
 from loaders.loading.ordered import OrderedLoader
 from loaders.loading.resume import ThirdParty
 from loaders.profiling import profile_from_environment
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
     from loaders.backends.subprocess import Child
     from loaders.device.accelerator import Accelerator
     from loaders.loading.delivery import Started
-    from loaders.loading.options import MoreArguments, Served
+    from loaders.loading.options import AugmentOn, MoreArguments
     from loaders.loading.resume import ForeignPass
     from loaders.profiling import profile
     from loaders.remote.ahead import Ahead
@@ -144,6 +143,11 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
     """
 
     _settled = _OPTIONS - {*_CHANGEABLE, "worker_init_fn"}
+    device: torch.device | None
+    device_prefetch: int
+    augment_on: AugmentOn
+    as_dict: bool
+    stall_warning_s: float
     _num_restarts = 0
     _profile: profile | None = None  # while one is on
     _has_drawn = False  # the seed of workers that persist
@@ -181,16 +185,10 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
     def __init__(self, *given: Any, **options: Any) -> None:
         for name in options.keys() - _OPTIONS:
             raise TypeError(f"DataLoader has no argument {name!r}{did_you_mean(name, _OPTIONS)}")
-        self._options = asked = LoaderOptions(*given, **options)
-        # Each is an attribute of its name, as frameworks make loaders anew of these.
-        self.backend, self.device = asked.chosen_backend, asked.device
-        self.augment_on = asked.augment_on
-        self.seed, self.rank, self.world_size = asked.chosen_seed, asked.rank, asked.world_size
-        self.pad, self.as_dict = asked.chosen_pad, asked.as_dict
-        self.device_prefetch, self.stall_warning_s = asked.device_prefetch, asked.stall_warning_s
-        sampler = asked.own_sampler()
+        self._follow(LoaderOptions(*given, **options))
+        sampler = self._options.own_sampler()
         order = {} if sampler is None else {"sampler": sampler, "shuffle": None}
-        super().__init__(**asked.for_torch() | order)
+        super().__init__(**self._options.for_torch() | order)
         self._number_steps()
         self._is_accelerate_prepared = self._steps is not None  # divided by rank already
         has_marks = self._steps is not None and self._singles is None and self.in_order
@@ -208,54 +206,41 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; an option counts from the next iteration on, or is a ValueError."""
-        is_later = name in _OPTIONS and self._is_made(name)
-        if is_later and name in _CHANGEABLE:
-            self._options = now = replace(self._options, **{name: value})
-            chosen = {"num_workers": now.chosen_workers, "collate_fn": now.chosen_collate}
-            value = chosen.get(name, value)
-            self.__dict__["as_dict"] = now.as_dict
-        super().__setattr__(name, value)
-        if is_later:
-            self.__dict__.pop("_torch_loader", None)
-        if is_later and name in ("collate_fn", "num_workers"):
-            self._make_parts()
+        if name in _CHANGEABLE and self._is_made(name):
+            options = replace(self._options, **{name: value})  # which checks it
+            vars(self)[name] = value
+            self._follow(options)
+        else:
+            super().__setattr__(name, value)
+
+    def _follow(self, options: LoaderOptions) -> None:
+        """Do as options say, and drop what was made of others."""
+        self._options = options
+        # Not properties: frameworks make loaders anew of ``vars``.
+        vars(self).update(options.attributes())
+        for name in ("_accelerator", "_torch_loader"):
+            vars(self).pop(name, None)
+        self._served, self._finisher = options.halves()
 
     def _is_made(self, name: str) -> bool:
-        return "_child" in self.__dict__
+        return "_child" in vars(self)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the settings and the position; buffers, workers and a device's handles are made anew."""
-        return {name: value for name, value in self.__dict__.items() if name not in _NOT_PICKLED}
+        return {name: value for name, value in vars(self).items() if name not in _NOT_PICKLED}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        vars(self).update(state)
+        self._follow(self._options)
         self._make_parts()
 
     def _make_parts(self) -> None:
-        """Make what is not pickled: buffers, device handles, and the dataset that is read."""
-        self._served, self._finisher = self._halves()
+        """Make what is neither pickled nor made of options alone: counters, buffers, and the child process to be."""
         self._num_before = getattr(self._served, "num_replaced", 0)  # by other loaders
         # Page-locked only where we copy: a copy of the user's may still read a slot whose batch was dropped.
         self._slots = Slots(pinned_buffer if pins(self.device) else None)
         self._child: Child | None = None
         self._gil = GilWatch()
-
-    @property
-    def _collate(self) -> Any:
-        """What joins samples: to named tuples, which are made dictionaries when they are handed over."""
-        return collate if self.collate_fn is collate_dict else self.collate_fn
-
-    def _halves(self) -> Served:
-        """Return the dataset to read, and the function that finishes its batches on the device, or None."""
-        dataset: Any = self.dataset
-        if reads_batches(dataset) and self._collate is collate and self.backend != "process":
-            return choose_halves(dataset, self.device, self.augment_on)
-        if self.augment_on == "device":
-            raise ValueError(
-                "augment_on='device' is for loaders' datasets, with no __getitem__ of their own, "
-                "without collate_fn and backend='process'"
-            )
-        return dataset, None  # whole, on the workers
 
     # -- iteration ---------------------------------------------------------------------------------
 
@@ -308,6 +293,7 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
         batches: OrderedBatches | TorchBatches
         if self.backend == "process":
             num = None if current.plan is None else current.plan.num_remaining_steps
+            self._torch_loader.worker_init_fn = self.worker_init_fn
             batches = TorchBatches(iter(self._torch_loader), self.num_workers, num)
         else:
             batches = self._start_own()
@@ -325,7 +311,7 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
     @cached_property
     def _torch_loader(self) -> torch.utils.data.DataLoader[Any]:
         """Torch's own loader, over the indices of this one: it fetches in worker processes, or here."""
-        options = self._options.for_torch() | {"worker_init_fn": self.worker_init_fn}
+        options = self._options.for_torch()
         if not self.num_workers:
             options |= {"prefetch_factor": None, "persistent_workers": False}
         if self._others is None or not self._others.is_iterable:
@@ -376,7 +362,7 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
     def _maker(self) -> Maker:
         return Maker(
             self._served,
-            self._collate,
+            self._options.tuple_collate,
             None if self._makes_batches else self.batch_size,
             has_batches=self.batch_sampler is not None,
             num_workers=self.num_workers,
@@ -446,6 +432,8 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
 
     def __len__(self) -> int:
         """Return the steps of an epoch, for this rank."""
+        if self._steps is not None:
+            return len(self._steps)
         if self._others is not None and self._others.is_iterable:
             return len(self._torch_loader)  # which warns of more samples than that
         return super().__len__()

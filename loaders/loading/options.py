@@ -9,10 +9,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import torch
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, default_convert
 
 from loaders.checks import one_of, real_number, shown, whole_number
-from loaders.datasets.base import BatchDataset
+from loaders.datasets.base import BatchDataset, reads_batches
 from loaders.datasets.mixture import Mixture
 from loaders.datasets.packed import PackedDataset
 from loaders.datasets.reading.halves import moving_halves
@@ -44,6 +44,10 @@ _SMALL_SAMPLE_BYTES, _TINY_SAMPLE_BYTES = 16 << 10, 512
 _AS_GIVEN = (  # of what torch's loader takes
     *("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "timeout"),
     *("worker_init_fn", "multiprocessing_context", "generator", "pin_memory_device", "in_order"),
+)
+_OURS_AS_GIVEN = (
+    *("device", "augment_on", "rank", "world_size", "as_dict", "device_prefetch"),
+    "stall_warning_s",
 )
 
 
@@ -263,11 +267,27 @@ class LoaderOptions:
         return min(cores, most)
 
     @property
-    def chosen_collate(self) -> Callable[[Any], Any] | None:
+    def chosen_collate(self) -> Callable[[Any], Any]:
         """What joins samples: ours where nothing was passed, to dictionaries if these are asked for."""
         is_batched = self.batch_size is not None or self.batch_sampler is not None
-        chosen = self.collate_fn or (collate if is_batched else None)
+        chosen = self.collate_fn or (collate if is_batched else default_convert)
         return collate_dict if self.as_dict and chosen is collate else chosen
+
+    @property
+    def tuple_collate(self) -> Callable[[Any], Any]:
+        """What joins samples to named tuples, where ``chosen_collate`` makes dictionaries of these."""
+        chosen = self.chosen_collate
+        return collate if chosen is collate_dict else chosen
+
+    def attributes(self) -> dict[str, Any]:
+        """Return a loader's attributes, beside those that torch's loader has of what it was given."""
+        return {name: getattr(self, name) for name in _OURS_AS_GIVEN} | {
+            "backend": self.chosen_backend,
+            "num_workers": self.chosen_workers,
+            "collate_fn": self.chosen_collate,
+            "seed": self.chosen_seed,
+            "pad": self.chosen_pad,
+        }
 
     def for_torch(self) -> dict[str, Any]:
         """Return what torch's own loader is made with, but for an order of loaders."""
@@ -282,6 +302,35 @@ class LoaderOptions:
             "prefetch_factor": self.prefetch_factor if has_workers else None,
             "persistent_workers": self.persistent_workers and has_workers,
         }
+
+    # -- the device's share ------------------------------------------------------------------------
+
+    def halves(self) -> Served:
+        """Return the dataset to read, and what makes its batches whole on the device, if there is such work."""
+        dataset = self.dataset
+        is_own = self.chosen_backend != "process" and self.tuple_collate is collate
+        if not (is_own and reads_batches(dataset)):
+            if self.augment_on == "device":
+                raise ValueError(
+                    "augment_on='device' is for loaders' datasets, with no __getitem__ of their own, "
+                    "without collate_fn and backend='process'"
+                )
+            return dataset, None  # whole, on the workers
+        device = self.device or dataset.device or torch.device("cpu")
+        read = (dataset.joined or dataset) if isinstance(dataset, Mixture) else dataset
+        if isinstance(read, PackedDataset) and read.augment and read.device is None:
+            if self.augment_on == "host":
+                return dataset, None
+            if self.augment_on == "device":
+                return read.halves(device) or moving_halves(read)
+        sources = read.sources if isinstance(read, Mixture) else ()
+        if self.augment_on == "device" and any(getattr(s, "augment", ()) for s in sources):
+            raise ValueError(
+                "augment_on='device' needs a Mixture whose sources have equal settings"
+            )
+        if device.type == "cpu" and not dataset.finishes_late:
+            return dataset, None
+        return dataset.halves(device) or (dataset, None)
 
 
 def _check_size(order: Any, num_samples: int) -> None:
@@ -353,25 +402,3 @@ def _checked_dataset(dataset: Any) -> Any:
         what = "have __len__ and __getitem__, or be an IterableDataset"
         raise TypeError(f"dataset must {what}, got {shown(dataset)}")
     return dataset
-
-
-# -- the device's share ----------------------------------------------------------------------------
-
-
-def choose_halves(
-    dataset: BatchDataset, device: torch.device | None, augment_on: AugmentOn
-) -> Served:
-    """Return the dataset to read, and what makes its batches whole on the device, if there is such work."""
-    device = device or dataset.device or torch.device("cpu")
-    read = (dataset.joined or dataset) if isinstance(dataset, Mixture) else dataset
-    if isinstance(read, PackedDataset) and read.augment and read.device is None:
-        if augment_on == "host":
-            return dataset, None
-        if augment_on == "device":
-            return read.halves(device) or moving_halves(read)
-    is_apart = isinstance(read, Mixture) and any(getattr(s, "augment", ()) for s in read.sources)
-    if augment_on == "device" and is_apart:
-        raise ValueError("augment_on='device' needs a Mixture whose sources have equal settings")
-    if device.type == "cpu" and not dataset.finishes_late:
-        return dataset, None
-    return dataset.halves(device) or (dataset, None)

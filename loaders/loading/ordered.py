@@ -99,10 +99,6 @@ class OrderedLoader(torch.utils.data.DataLoader[BatchT]):
         """Whether accelerate shall keep the state of this loader with its own."""
         return self._steps is not None
 
-    def __len__(self) -> int:
-        """Return the steps of an epoch, for this rank."""
-        return super().__len__() if self._steps is None else len(self._steps)
-
     def _index_source(self) -> IndexSource:
         """Return an iterable of indices. Torch's iterator takes it, too; it keeps it if its workers persist."""
         loader = weakref.proxy(self)  # or the two would keep each other, and the workers

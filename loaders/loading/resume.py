@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 _KIND = "third_party"
 _NO_RESUME = "an iterable dataset cannot be resumed: use torchdata's StatefulDataLoader"
-_END = object()
 
 
 class ForeignPass:
@@ -166,8 +165,8 @@ class ThirdParty:
         assert current is not None
         with self._drawing_again(current):
             iterator = self._go_on(number(current.epoch), current.resumed)
-            first = next(iterator, _END)
-        for batch in chain([] if first is _END else [first], iterator):
+            first = [*islice(iterator, 1)]
+        for batch in chain(first, iterator):
             if self._stateful is not None:
                 current.taken.append(self._states())
             yield batch

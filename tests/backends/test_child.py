@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 
 from loaders.backends import serving as module
 from loaders.backends.maker import Chunk, Maker
+from loaders.backends.messages import Begin, Message, Put, Turn, from_plain, to_plain
 from loaders.backends.slots import MappedSlots, SharedSlots, make_file
 from tests.waiting import wait_until
 
@@ -59,8 +60,7 @@ class Side:
         self.child = module.Serving(connection, SharedSlots(fd))
         self.held.may_go.set()
         self.child._maker = Maker(data, list, 1, True, 2)  # it has events, which do not pickle
-        self.child.begin(1, None, None)
-        assert self.received() is None
+        self.child._begin(Begin(None, None))
         self.held.may_go.clear()
         self.held.began.clear()
         os.close(fd)
@@ -71,12 +71,17 @@ class Side:
         with suppress(EOFError):
             self.child.listen()
 
-    def ask(self, *message: Any) -> None:
-        self.parent.send_bytes(pickle.dumps((self.slots.free(), *message)))
+    def put(self, *indices: int) -> None:
+        for i in indices:
+            self.ask(Put(self.slots.free(), Chunk([[i]]), 0))
+
+    def ask(self, message: Message) -> None:
+        self.parent.send_bytes(pickle.dumps(to_plain(message)))
 
     def received(self) -> Any:
         assert self.parent.poll(TIMEOUT_S)
-        return self.slots.load(self.parent.recv_bytes())[1]
+        message = from_plain(self.slots.load(self.parent.recv_bytes()))
+        return message.group if isinstance(message, Turn) else message.error
 
     def close(self) -> None:
         self.held.may_go.set()
@@ -99,8 +104,7 @@ def side(monkeypatch: pytest.MonkeyPatch) -> Iterator[Side]:
 def test_what_is_completed_while_another_is_sent_is_sent_after_it(side: Side) -> None:
     """The worker that finds another one sending goes on with its work."""
     side.data.may_end.set()
-    for i in range(5):
-        side.ask("put", Chunk([[i]]), 0)
+    side.put(*range(5))
     assert side.held.began.wait(TIMEOUT_S)
 
     assert all(event.wait(TIMEOUT_S) for event in side.data.read[:5])
@@ -122,7 +126,7 @@ def test_a_worker_that_comes_too_late_sends_nothing(side: Side) -> None:
 
     side.held.may_go.set()
     side.child._sending = Taken()  # type: ignore[assignment]
-    side.ask("put", Chunk([[3]]), 0)
+    side.put(3)
 
     assert side.received() == [[3]]
     assert not side.parent.poll(0.3)
@@ -130,8 +134,7 @@ def test_a_worker_that_comes_too_late_sends_nothing(side: Side) -> None:
 
 def test_a_child_whose_workers_are_busy_listens_all_the_same(side: Side) -> None:
     side.held.may_go.set()
-    for i in (1, 1, 2):
-        side.ask("put", Chunk([[i]]), 0)
+    side.put(1, 1, 2)
     assert side.data.read[1].wait(TIMEOUT_S)
 
     wait_until(lambda: len(side.child._pool) == 3)
@@ -142,14 +145,13 @@ def test_a_child_whose_workers_are_busy_listens_all_the_same(side: Side) -> None
 def test_a_pass_that_begins_gives_up_the_one_before(side: Side) -> None:
     """What a worker completes meanwhile is of a pass that has ended: neither sent for ever nor behind the answer."""
     side.held.may_go.set()
-    for i in (1, 2, 3):
-        side.ask("put", Chunk([[i]]), 0)
+    side.put(1, 2, 3)
     assert side.data.read[1].wait(TIMEOUT_S)
 
-    side.ask("begin", 2, None, None)
+    side.ask(Begin(None, None))
     wait_until(lambda: not side.child._pool._close.alive)
     side.data.may_end.set()
-    side.ask("put", Chunk([[4]]), 0)
+    side.put(4)
 
     answers = list(iter(side.received, None))
     assert len(answers) <= 1

@@ -10,6 +10,7 @@ import torch
 
 from loaders import DataLoader, Mixture, RAMDataset, ShardDataset, augment, concat
 from loaders.backends.maker import Chunk, Maker, chunks
+from loaders.backends.messages import Put
 from loaders.backends.subprocess import child_pool
 from loaders.codecs.picture import encode_jpeg
 from loaders.data.finder import ShardFinder
@@ -402,9 +403,9 @@ def test_the_indices_of_a_chunk_are_sent_to_a_child_once(
     pool = child_pool(None, work, None)
     send = pool.child.send
 
-    def noted(kind: str, chunk: Chunk | None, turn: int) -> None:
-        sent.append((kind, len(chunk.batches) if chunk else 0, turn))
-        send(kind, chunk, turn)
+    def noted(message: Put) -> None:
+        sent.append((len(message.chunk.batches) if message.chunk else 0, message.turn))
+        send(message)
 
     monkeypatch.setattr(pool.child, "send", noted)
     asked = batches(dataset), batches(dataset, epoch=4)
@@ -418,7 +419,7 @@ def test_the_indices_of_a_chunk_are_sent_to_a_child_once(
     finally:
         pool.close()
 
-    assert sent == [("put", 5, 0), *(("put", 0, turn) for turn in range(1, 5))] * 2
+    assert sent == [(5, 0), *((0, turn) for turn in range(1, 5))] * 2
 
 
 class Picky:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -123,6 +124,19 @@ def test_large_messages_both_ways_at_the_same_time_come_through() -> None:
     found = [i for batch in loader for i in batch]
 
     assert found == list(range(200_000))
+
+
+@pytest.mark.slow
+def test_large_messages_are_waited_for_whatever_the_default_timeout_of_sockets() -> None:
+    """Some downloaders set it: sockets that are made then do not block."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(5)
+    try:
+        found = list(child_loader(Texts(), 40, num_workers=1, timeout=20))
+    finally:
+        socket.setdefaulttimeout(before)
+
+    assert [len(batch) for batch in found] == [40] * 100
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 from loaders import DataLoader, Mixture, RAMDataset, ShardDataset, augment
 from loaders.backends import subprocess as backend
 from loaders.backends.maker import Chunk, Maker
+from loaders.backends.messages import Turn
 from loaders.errors import SampleError
 from tests.packdata.packing import pack_samples
 from tests.refusals import At
@@ -388,7 +389,7 @@ def test_a_child_that_cannot_understand_ends_with_an_error(
     """Or its parent would wait for it."""
     pool = pool_of(Maker(Squares(), list, 2, True, 1))
     pool.put(Chunk([[1, 2]]), 0)
-    pool.child.send("make")
+    pool.child.send(Turn([], 0, []))  # which is for the trainer
     pool.put(Chunk([[3, 4]]), 0)
 
     with pytest.raises(RuntimeError):

@@ -1080,3 +1080,32 @@ def test_what_can_change_counts_from_the_next_iteration_on(one: Path) -> None:
     assert loader.stats().backend == "thread"
     loader.sampler.epoch = 4  # type: ignore[attr-defined]
     assert loader.state_dict()["sampler"]["epoch"] == 4
+
+
+@pytest.mark.parametrize("change", [{"stall_warning_s": 5.0}, {"collate_fn": None}, None], ids=str)
+def test_what_was_left_open_stays_as_it_was_chosen_after_a_change(change: Any) -> None:
+    """Also after pickling; single samples become tensors as torch makes them."""
+    loader = DataLoader([np.arange(2), np.arange(3)], None)
+    before = vars(loader)["collate_fn"], vars(loader)["seed"], vars(loader)["backend"]
+
+    if change is None:
+        loader = pickle.loads(pickle.dumps(loader))
+    for name, value in (change or {}).items():
+        setattr(loader, name, value)
+
+    assert [sample.tolist() for sample in loader] == [[0, 1], [0, 1, 2]]
+    assert (vars(loader)["collate_fn"], vars(loader)["seed"], vars(loader)["backend"]) == before
+
+
+def test_worker_processes_follow_a_worker_init_fn_that_is_set_between_epochs() -> None:
+    loader = DataLoader([1, 2], num_workers=1)
+    assert len(list(loader)) == 2
+
+    loader.worker_init_fn = fail
+
+    with pytest.raises(RuntimeError, match="not today"):
+        list(loader)
+
+
+def fail(worker: int) -> None:
+    raise RuntimeError("not today")

@@ -11,7 +11,7 @@ import torch
 
 from loaders import DataLoader, Mixture, RAMDataset, ShardDataset, augment
 from loaders.datasets.base import SamplesOf
-from loaders.loading.options import LoaderOptions, choose_halves
+from loaders.loading.options import LoaderOptions
 from loaders.sampling import BlockShuffled
 from loaders.sampling.order import Sequential, Shuffled
 from loaders.schema import Image
@@ -41,13 +41,17 @@ def options(dataset: Any, **given: Any) -> LoaderOptions:
     return LoaderOptions(dataset=dataset, **rest | {"seed": 7} | given)
 
 
+def halves(dataset: Any, device: torch.device | None, augment_on: str) -> Any:
+    return options(dataset, device=device, augment_on=augment_on).halves()
+
+
 @pytest.mark.parametrize("ops", [[], CROP])
 def test_coefficients_are_finished_where_the_batch_goes(coefficients: Path, ops: Any) -> None:
     dataset = ShardDataset(coefficients, augment=ops)
 
     for device in (None, CPU):
-        assert choose_halves(dataset, device, "auto") == (dataset, None)
-    half, finisher = choose_halves(dataset, ELSEWHERE, "auto")
+        assert halves(dataset, device, "auto") == (dataset, None)
+    half, finisher = halves(dataset, ELSEWHERE, "auto")
 
     assert half is not dataset
     assert finisher is not None
@@ -56,16 +60,16 @@ def test_coefficients_are_finished_where_the_batch_goes(coefficients: Path, ops:
 def test_whoever_says_host_gets_images_that_were_made_there(coefficients: Path) -> None:
     dataset = ShardDataset(coefficients, augment=CROP)
 
-    assert choose_halves(dataset, ELSEWHERE, "host") == (dataset, None)
+    assert halves(dataset, ELSEWHERE, "host") == (dataset, None)
 
 
 @pytest.mark.parametrize("device", [CPU, ELSEWHERE])
 def test_pixels_are_cropped_on_a_device_only_when_told_so(device: torch.device) -> None:
     dataset = pixels(augment=CROP)
 
-    assert choose_halves(dataset, device, "auto") == (dataset, None)
-    assert isinstance(choose_halves(dataset, device, "device")[0], SamplesOf)
-    assert choose_halves(pixels(), device, "device")[1] is None  # there is nothing to do
+    assert halves(dataset, device, "auto") == (dataset, None)
+    assert isinstance(halves(dataset, device, "device")[0], SamplesOf)
+    assert halves(pixels(), device, "device")[1] is None  # there is nothing to do
 
 
 @pytest.mark.parametrize(
@@ -136,11 +140,11 @@ def test_where_a_mixture_is_augmented_is_as_was_said(given: Any) -> None:
     device = torch.device("meta")
     source = pixels().replace(augment=[augment.RandomCrop(2)])
 
-    alone = choose_halves(source, device, given)
-    mixed = choose_halves(Mixture([source, source]), device, given)
+    alone = halves(source, device, given)
+    mixed = halves(Mixture([source, source]), device, given)
 
     assert (mixed[1] is None) == (alone[1] is None) == (given == "host")
     apart = Mixture([source, source.replace(on_error="replace")])
     if given == "device":
         with pytest.raises(ValueError):
-            choose_halves(apart, device, given)
+            halves(apart, device, given)
