@@ -41,7 +41,7 @@ class Sources(BatchDataset):
     plan = ReadPlan(None, ())  # each source has its own
 
     def __init__(self, sources: Sequence[BatchDataset]) -> None:
-        self.sources = sources
+        self.sources, self.device = sources, sources[0].device
         self._begins = np.cumsum([0, *map(len, sources)])
 
     def __len__(self) -> int:
@@ -194,12 +194,19 @@ class SourcesJob:
         first, num_rows = parts[0], sum(map(len, self._rows))
         axes = [0, *sorted(range(1, first.dim()), key=lambda axis: -first.stride()[axis])]
         shape = [num_rows, *(first.shape[axis] for axis in axes[1:])]
-        nbytes = int(np.prod(shape)) * first.element_size()
-        flat = torch.from_numpy(self._memory.take(f"{name} together", nbytes))
-        whole = flat.view(first.dtype).view(shape)
+        if first.device.type == "cpu":
+            nbytes = int(np.prod(shape)) * first.element_size()
+            flat = torch.from_numpy(self._memory.take(f"{name} together", nbytes))
+            whole = flat.view(first.dtype).view(shape)
+        else:
+            whole = torch.empty(shape, dtype=first.dtype, device=first.device)
         into = _as_bytes(whole)
         for rows, part in zip(self._rows, parts, strict=True):
-            into[rows] = _as_bytes(part.permute(axes))  # torch takes ten times as long
+            values = _as_bytes(part.permute(axes))
+            if first.device.type == "cpu":  # where torch takes ten times as long
+                into.numpy()[rows] = values.numpy()
+            else:
+                into.index_copy_(0, torch.from_numpy(rows).to(first.device), values)
         return whole.permute(np.argsort(axes).tolist())
 
     def _check_alike(self, name: str, parts: list[torch.Tensor]) -> None:
@@ -217,6 +224,6 @@ class SourcesJob:
             )
 
 
-def _as_bytes(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
-    """Return the bytes of numbers of any kind: numpy does not know all of torch's."""
-    return tensor.unsqueeze(-1).view(torch.uint8).numpy()
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the bytes of numbers of any kind: neither numpy nor ``index_copy_`` knows all of torch's."""
+    return tensor.unsqueeze(-1).view(torch.uint8)

@@ -66,7 +66,7 @@ class Mixture(Settled, SamplesOf[BatchDataset]):
     Raises:
         ValueError: A weight or option is out of range, or an epoch too short for a weight.
         SchemaError: The sources have different fields, or fields whose values stand for different things (columns,
-            vocabularies, classes, standardization, tokenizers); or one lies in the memory of a device.
+            vocabularies, classes, standardization, tokenizers).
 
     Example::
 
@@ -98,9 +98,6 @@ class Mixture(Settled, SamplesOf[BatchDataset]):
                     "of this package, and no other mixture (pass its sources instead)"
                 )
             check_stored(source, "a mixture")
-            if source.device is not None:
-                what = f"source {number} is on {source.device}, a mixture reads host memory"
-                raise SchemaError(f"{what}: make the RAMDataset without device= and pin=")
         one_of("batch_from", batch_from, ("all", "one"))
         sizes = [len(source) for source in self.sources]
         chosen = sizes if weights is None else as_list("weights", weights, "one number per source")
@@ -178,7 +175,7 @@ class Mixture(Settled, SamplesOf[BatchDataset]):
         if self.joined is not None:
             return self.joined.halves(device)
         for number, source in enumerate(self.sources):
-            if serves_stored(source) and source.halves(device):
+            if serves_stored(source) and source.device is None and source.halves(device):
                 what = f"batches of source {number} are decoded on {device}, which takes sources that can be joined"
                 raise SchemaError(f"{what}: {self._why_not_joined}")
         return None
@@ -202,9 +199,9 @@ class Mixture(Settled, SamplesOf[BatchDataset]):
 
 def _concat(sources: Sequence[BatchDataset]) -> PackedDataset:
     """Return the sources as one dataset; SchemaError if they are too different."""
-    packed = [source for source in sources if serves_stored(source)]
+    packed = [source for source in sources if serves_stored(source) and source.device is None]
     if len(packed) < len(sources):
-        raise SchemaError("datasets of packed samples can be joined, no others")
+        raise SchemaError("datasets of packed samples in host memory can be joined, no others")
     if len({source.store.check for source in packed}) > 1:
         raise SchemaError("their check= differs")
     joined = concat(packed)
@@ -222,3 +219,5 @@ def _check_alike(sources: Sequence[BatchDataset]) -> None:
                 f"{expected}: use replace(fields=...), for windows of tokens the same by="
             )
         check_meaning(first, source, number)
+        if source.device != first.device:
+            raise SchemaError(f"source {number} is on {source.device}, source 0 on {first.device}")

@@ -515,7 +515,7 @@ def test_numbers_from_the_end_mean_the_same_to_every_source() -> None:
 
 
 def test_a_sample_is_drawn_the_same_however_its_source_is_read() -> None:
-    """Joined, and one by one (settings differ)."""
+    """Joined, one by one (settings differ), and in the memory of a device."""
     images = np.arange(128, dtype=np.uint8).reshape(2, 1, 8, 8).repeat(4, 0).repeat(4, 1)
     ops = [augment.RandomCrop(3)]
 
@@ -523,10 +523,14 @@ def test_a_sample_is_drawn_the_same_however_its_source_is_read() -> None:
         fields = ["image", "label", "sample_id"]
         return RAMDataset.from_arrays(image=images, label=np.arange(8), fields=fields, augment=ops)
 
+    def resident() -> RAMDataset[Any]:
+        return RAMDataset(source(), device="cpu", augment=ops)
+
     ways = [
         [source(), source()],
         [source(), source().replace(on_error="replace")],
         [source(), source().replace(max_picture_mb=1)],
+        [resident(), resident()],
     ]
     first, *others = [
         next(iter(DataLoader(Mixture(way, weights=[1, 1]), batch_size=16, num_workers=0)))
@@ -536,13 +540,6 @@ def test_a_sample_is_drawn_the_same_however_its_source_is_read() -> None:
     for other in others:
         assert torch.equal(first.sample_id, other.sample_id)
         assert torch.equal(first.image, other.image)
-
-
-def test_sources_in_the_memory_of_a_device_are_refused() -> None:
-    source = RAMDataset.from_arrays(x=np.arange(4))
-
-    with pytest.raises(SchemaError, match=r"source 1 is on cpu.*without device="):
-        Mixture([source, RAMDataset(source, device="cpu")])
 
 
 def test_sources_that_a_device_decodes_and_that_cannot_be_joined_are_refused_there(
