@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import packdata
 from loaders import DataLoader, Mixture, RAMDataset, ShardDataset, TokenWindows, collate, concat
-from loaders.datasets.tokens.documents import best_fit
+from loaders.datasets.tokens.documents import fit_decreasing
 from loaders.errors import ChecksumError, LoadersError, SchemaError, ShardError, StateError
 from loaders.schema import Array, Tokens
 from packdata.tokens.plan import TokenOptions, pack_tokens
@@ -271,6 +271,7 @@ def test_whatever_changes_the_windows_changes_the_fingerprint(folder: Path) -> N
         {"tail": "pad"},
         {"span": (0, 400)},
         {"by": "document"},
+        {"by": "document", "fit": "first"},
     ]
 
     prints = [TokenWindows(folder, **({"length": 20} | option)).fingerprint for option in options]
@@ -495,6 +496,7 @@ def test_a_part_that_gets_no_document_is_refused(folder: Path, is_cut: bool) -> 
         {"stride": 0},
         {"tail": "keep"},
         {"by": "line"},
+        {"fit": "worst"},
         {"dtype": "int8"},
         {"stride": 4, "by": "document"},
         {"dtype": "stored", "tail": "pad"},
@@ -635,11 +637,12 @@ def check_documents(windows: TokenWindows, documents: Sequence[npt.NDArray[Any]]
     assert sorted(parts) == sorted(expected)
 
 
+@pytest.mark.parametrize("fit", ["first", "best"])
 @pytest.mark.parametrize("length", [1, 16, 500])
 def test_documents_are_packed_without_losing_or_repeating_a_token(
-    folder: Path, documents: list[npt.NDArray[Any]], length: int
+    folder: Path, documents: list[npt.NDArray[Any]], length: int, fit: Any
 ) -> None:
-    windows = TokenWindows(folder, length, by="document")
+    windows = TokenWindows(folder, length, by="document", fit=fit)
 
     check_documents(windows, documents)
     share = 1 - len(stream_of(documents)) / (len(windows) * length)
@@ -668,19 +671,21 @@ def test_rows_of_one_document_each_may_hold_their_ends_as_one_array() -> None:
 @given(
     lengths=st.lists(st.integers(1, 50), min_size=1, max_size=30),
     length=st.integers(1, 40),
+    fit=st.sampled_from(["first", "best"]),
     pieces=st.integers(1, 4),
 )
 def test_any_documents_are_packed_without_losing_or_repeating_a_token(
     tmp_path_factory: pytest.TempPathFactory,
     lengths: list[int],
     length: int,
+    fit: Any,
     pieces: int,
 ) -> None:
     ids = iter(range(1, 60_000))
     documents = [np.array([next(ids) for _ in range(n)], np.uint16) for n in lengths]
     folder = pack(tmp_path_factory.mktemp("any") / "a", documents, pieces=pieces)
 
-    check_documents(TokenWindows(folder, length, by="document"), documents)
+    check_documents(TokenWindows(folder, length, by="document", fit=fit), documents)
 
 
 def test_windows_of_documents_have_four_fields_each_and_six_in_a_batch(folder: Path) -> None:
@@ -711,7 +716,7 @@ def test_attention_masks_of_document_ids_and_of_bounds_agree(folder: Path) -> No
 # -- packing into bins -----------------------------------------------------------------------------
 
 
-def slow_fit(lengths: list[int], size: int) -> list[int]:
+def slow_fit(lengths: list[int], size: int, best: bool) -> list[int]:
     room: list[int] = []
     bins = [0] * len(lengths)
     for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
@@ -719,25 +724,28 @@ def slow_fit(lengths: list[int], size: int) -> list[int]:
         if not fits:
             room.append(size)
             fits = [len(room) - 1]
-        bins[i] = min(fits, key=lambda b: (room[b], b))
+        bins[i] = min(fits, key=lambda b: (room[b], b)) if best else fits[0]
         room[bins[i]] -= lengths[i]
     return bins
 
 
-@given(lengths=st.lists(st.integers(1, 12), max_size=40), extra=st.integers(0, 12))
-def test_bins_are_those_of_the_plain_algorithm(lengths: list[int], extra: int) -> None:
+@given(
+    lengths=st.lists(st.integers(1, 12), max_size=40), extra=st.integers(0, 12), best=st.booleans()
+)
+def test_bins_are_those_of_the_plain_algorithm(lengths: list[int], extra: int, best: bool) -> None:
     size = max(lengths, default=1) + extra
 
-    bins = best_fit(np.array(lengths, np.int64), size)
+    bins = fit_decreasing(np.array(lengths, np.int64), size, "best" if best else "first")
 
-    assert bins.tolist() == slow_fit(lengths, size)
+    assert bins.tolist() == slow_fit(lengths, size, best)
 
 
-def test_many_documents_are_fitted_at_once_and_leave_little_empty() -> None:
+@pytest.mark.parametrize("fit", ["first", "best"])
+def test_many_documents_are_fitted_at_once_and_leave_little_empty(fit: Any) -> None:
     rng = np.random.default_rng(0)
     lengths = np.minimum(rng.lognormal(6, 1, 300_000).astype(np.int64) + 1, 2048)
 
-    bins = best_fit(lengths, 2048)
+    bins = fit_decreasing(lengths, 2048, fit)
 
     filled = np.bincount(bins, lengths)
     assert filled.max() <= 2048

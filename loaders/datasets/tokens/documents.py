@@ -4,13 +4,13 @@ The longest go first. Lengths are whole numbers below a limit, so what is done f
 length at once: the work grows with the number of different lengths.
 
 Source:
-    Best-fit decreasing: Johnson, "Near-optimal bin packing algorithms", MIT, 1973.
+    First-fit and best-fit decreasing: Johnson, "Near-optimal bin packing algorithms", MIT, 1973.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from loaders.datasets.tokens.stream import TokenStream
 
 Indices = npt.NDArray[np.int64]
+Fit = Literal["first", "best"]
 PADDING = -1  # the document of a position that holds none
 SAMPLE_FIELDS = ("tokens", "targets", "position_ids", "document_ids")
 BATCH_FIELDS = (*SAMPLE_FIELDS, "cu_seqlens", "max_seqlen")
@@ -39,13 +40,13 @@ class DocumentPlan:
     ``bounds[i + 1]``: of each its position, its tokens, and whether its document goes on behind it.
     """
 
-    def __init__(self, ends: Indices, start: int, length: int) -> None:
+    def __init__(self, ends: Indices, start: int, length: int, fit: Fit) -> None:
         begins = np.concatenate([np.array([start], np.int64), ends])[: len(ends)]
         counts = -(-(ends - begins) // length)
         first = np.repeat(np.cumsum(counts) - counts, counts)
         starts = np.repeat(begins, counts) + (np.arange(len(first)) - first) * length
         stops = np.minimum(starts + length, np.repeat(ends, counts))
-        windows = best_fit(stops - starts, length)
+        windows = fit_decreasing(stops - starts, length, fit)
         order = np.argsort(windows, kind="stable")
         self.starts, self.lengths = starts[order], (stops - starts)[order]
         self.goes_on = (stops < np.repeat(ends, counts))[order]
@@ -145,13 +146,14 @@ def _laid(
     return tensor
 
 
-def best_fit(lengths: Indices, size: int) -> Indices:
+def fit_decreasing(lengths: Indices, size: int, fit: Fit) -> Indices:
     """Return the bin of each item, from 0 without a gap; a bin holds ``size``, and lengths lie in [1, size].
 
-    The longest first, an item goes to the fullest bin that has room; of equal items the earlier one goes first.
+    By ``"best"`` an item goes to the fullest bin that has room, by ``"first"`` to the first one; of equal items the
+    earlier one goes first.
 
     Example:
-        >>> best_fit(np.array([3, 5, 2, 4]), 7).tolist()
+        >>> fit_decreasing(np.array([3, 5, 2, 4]), 7, "best").tolist()
         [1, 0, 0, 1]
     """
     order = np.argsort(-lengths, kind="stable")
@@ -161,7 +163,8 @@ def best_fit(lengths: Indices, size: int) -> Indices:
     room, done = np.empty(0, np.min_scalar_type(size)), 0
     for length, count in zip(values[::-1].tolist(), counts[::-1].tolist(), strict=True):
         chosen = np.flatnonzero(room >= length)
-        chosen = chosen[np.argsort(room[chosen], kind="stable")]
+        if fit == "best":
+            chosen = chosen[np.argsort(room[chosen], kind="stable")]
         rest = count - int((room[chosen] // length).sum(dtype=np.int64))
         if rest > 0:
             num = -(-rest // (size // length))

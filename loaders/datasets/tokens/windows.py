@@ -18,7 +18,7 @@ from loaders.datasets.base import BatchDataset, SamplesOf, from_start, index_arr
 from loaders.datasets.packed import PackedDataset
 from loaders.datasets.reading.request import ReadPlan, Request
 from loaders.datasets.shard import ShardDataset
-from loaders.datasets.tokens.documents import SAMPLE_FIELDS, DocumentPlan, DocumentReader
+from loaders.datasets.tokens.documents import SAMPLE_FIELDS, DocumentPlan, DocumentReader, Fit
 from loaders.datasets.tokens.reader import WindowReader, tokens_and_targets
 from loaders.datasets.tokens.stream import TokenStream
 from loaders.errors import NoValueError, SchemaError
@@ -66,6 +66,8 @@ class TokenWindows(Settled, BatchDataset):
             there is none), its targets with -100, which ``cross_entropy`` ignores. For
             ``by="stream"``: windows of documents are always filled, with zeros.
         by: ``"stream"``, the default, or ``"document"``.
+        fit: How documents are put together, the longest first: ``"best"``, the default, leaves
+            least empty, ``"first"`` takes the first window that has room. For ``by="document"``.
         dtype: Of tokens and targets: ``"int64"``, the default, ``"int32"``, or ``"stored"``: as
             they are stored, uint8 to uint32, to be widened on the device (``.long()``); targets
             then are a view of the same memory.
@@ -96,7 +98,7 @@ class TokenWindows(Settled, BatchDataset):
         print(windows.decode(tokens[0]))
     """
 
-    _settled = frozenset({"dataset", "length", "stride", "tail", "by", "dtype", "span"})
+    _settled = frozenset({"dataset", "length", "stride", "tail", "by", "fit", "dtype", "span"})
     finishes_late = True
     num_left_out: int
     _documents: DocumentPlan | None
@@ -109,12 +111,13 @@ class TokenWindows(Settled, BatchDataset):
         *,
         tail: Tail = "drop",
         by: By = "stream",
+        fit: Fit = "best",
         dtype: Dtype = "int64",
         span: tuple[int, int] | None = None,
     ) -> None:
         self.dataset = dataset if isinstance(dataset, PackedDataset) else ShardDataset(dataset)
         self.length, self.stride = length, length if stride is None else stride
-        self.tail, self.by, self.dtype = tail, by, dtype
+        self.tail, self.by, self.fit, self.dtype = tail, by, fit, dtype
         self._check_options(stride)
         if dtype != "stored":
             # Making them wide takes the trainer longer than reading; laying documents out is Python.
@@ -143,7 +146,7 @@ class TokenWindows(Settled, BatchDataset):
     def _check_options(self, stride: int | None) -> None:
         for name, value in (("length", self.length), ("stride", self.stride)):
             whole_number(name, value, at_least=1)
-        for name, choice in (("tail", Tail), ("by", By), ("dtype", Dtype)):
+        for name, choice in (("tail", Tail), ("by", By), ("fit", Fit), ("dtype", Dtype)):
             one_of(name, getattr(self, name), get_args(choice))
         if self.by == "document" and stride is not None:
             raise ValueError("stride is for by='stream': with by='document' nothing overlaps")
@@ -180,7 +183,7 @@ class TokenWindows(Settled, BatchDataset):
         begins = np.concatenate([np.zeros(1, np.int64), ends])[: len(ends)]
         first, last = np.searchsorted(begins, self.span).tolist()
         start = int(begins[first]) if first < last else 0
-        plan = self._documents = DocumentPlan(ends[first:last], start, self.length)
+        plan = self._documents = DocumentPlan(ends[first:last], start, self.length, self.fit)
         self._num_windows, self.num_left_out = plan.num_windows, 0
         self._num_padded = self._num_windows * self.length - plan.num_tokens
         dtype = np.dtype(self.dtype)
@@ -282,8 +285,7 @@ class TokenWindows(Settled, BatchDataset):
     @property
     def fingerprint(self) -> str:
         """Identifies the windows and their order; a resumed run must have the same."""
-        # "best" is how documents fill windows: as states of older versions have it.
-        options = [self.length, self.stride, self.tail, self.by, "best", *self.span]
+        options = [self.length, self.stride, self.tail, self.by, self.fit, *self.span]
         text = " ".join(map(str, [self.dataset.fingerprint, *options]))
         return xxhash.xxh3_128_hexdigest(text.encode())
 
