@@ -13,7 +13,8 @@ from loaders.datasets.base import BatchDataset, from_start
 from loaders.datasets.reading.job import BatchJob
 from loaders.datasets.reading.request import ReadPlan
 from loaders.datasets.reading.samples import (
-    LIST,
+    Padded,
+    Ragged,
     SampleBatch,
     TransformedSamples,
     batch_type,
@@ -184,9 +185,11 @@ class SourcesJob:
             for part, rows in zip(parts, self._rows, strict=True)
         ]
         values = self._in_order(each)
-        forms = [getattr(part, "form", LIST) for part in parts]
-        is_alike = len({(form.kind, form.axis) for form in forms}) == 1
-        return in_form(values, forms[0], name) if is_alike else values
+        forms = {part.form for part in parts if isinstance(part, Padded | Ragged)}
+        is_joined = all(isinstance(part, Padded | Ragged) for part in parts)
+        if is_joined and len({(form.kind, form.axis) for form in forms}) == 1:
+            return in_form(values, parts[0].form, name)
+        return values
 
     def _tensor(self, name: str, parts: list[torch.Tensor]) -> torch.Tensor:
         """Copy rows to their places in one tensor, whose axes lie in memory as those of the parts."""

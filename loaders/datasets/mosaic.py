@@ -10,7 +10,7 @@ from torch import nn
 
 from loaders.checks import as_list, real_number, whole_number
 from loaders.datasets.reading.known import check_rows, first_boxes, has_planes, has_rows
-from loaders.datasets.reading.samples import LIST, Padded, Ragged, in_form, shaped_alike
+from loaders.datasets.reading.samples import Padded, Ragged, in_form, shaped_alike
 from loaders.device.mix import batch_word, uniform_of
 from loaders.errors import BatchError
 from loaders.schema import Boxes, Image, Keypoints, Mask
@@ -235,4 +235,4 @@ def _joined(
         counts = [int(part.sum()) for part in keeps.split(counts)]
         values = values[keeps.to(values.device)]
     lists = list(values.split(counts))
-    return in_form(lists, getattr(given, "form", LIST), name)
+    return in_form(lists, given.form, name) if isinstance(given, Padded | Ragged) else lists
