@@ -42,22 +42,51 @@ class Form(NamedTuple):
 LIST = Form()
 
 
-class Padded(NamedTuple("Padded", [("values", torch.Tensor), ("lengths", torch.Tensor)])):
+class Padded(NamedTuple):
     """Arrays of different lengths as one tensor: ``(N, longest, ...)``, padded behind each; int64 ``lengths``.
 
     Those that differ along another ``axis`` of theirs have it there: ``(N, channels, longest)``.
     """
 
-    form = Form("pad", axis=0)  # how they were joined; others have it in the instance
+    values: torch.Tensor
+    lengths: torch.Tensor
+
+    @property
+    def form(self) -> Form:
+        """How they were joined."""
+        return Form("pad", axis=0)
 
 
-class Ragged(NamedTuple("Ragged", [("values", Any), ("offsets", torch.Tensor)])):
+class Ragged(NamedTuple):
     """Arrays of different lengths end to end: array ``i`` is ``values[offsets[i]:offsets[i + 1]]``.
 
     Those that differ along another axis lie end to end along it. Of pictures of different sizes ``values`` is a list.
     """
 
-    form = Form("offsets", axis=0)
+    values: Any
+    offsets: torch.Tensor
+
+    @property
+    def form(self) -> Form:
+        """How they were joined."""
+        return Form("offsets", axis=0)
+
+
+@lru_cache(maxsize=256)
+def _joined_type(form: Form) -> Any:
+    """Return the type of arrays that were joined so; instances pickle."""
+    plain = Padded if form.kind == "pad" else Ragged
+    attributes = {
+        "__slots__": (),
+        "form": form,
+        "__reduce__": lambda value: (_rebuild_joined, (value.form, tuple(value))),
+    }
+    is_plain = form.axis == 0 and not form.value
+    return plain if is_plain else type(plain.__name__, (plain,), attributes)
+
+
+def _rebuild_joined(form: Form, values: tuple[torch.Tensor, ...]) -> Any:
+    return _joined_type(form)(*values)
 
 
 @lru_cache(maxsize=256)
@@ -244,14 +273,11 @@ def in_form(tensors: list[Any], form: Form, name: str) -> Any:
     tensors = tensors if axis else shaped_alike(tensors)
     _check_joined(tensors, form, axis, name)
     lengths = [t.shape[axis] for t in tensors]
-    joined: Padded | Ragged
+    kind = _joined_type(Form(form.kind, form.value, axis))
     if form.kind == "pad":
         padded = _padded(tensors, axis, form.value)
-        joined = Padded(padded, torch.tensor(lengths, dtype=torch.int64, device="cpu"))
-    else:
-        joined = Ragged(torch.cat(tensors, axis), _offsets(lengths))
-    joined.form = Form(form.kind, form.value, axis)
-    return joined
+        return kind(padded, torch.tensor(lengths, dtype=torch.int64, device="cpu"))
+    return kind(torch.cat(tensors, axis), _offsets(lengths))
 
 
 def shaped_alike(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -389,4 +415,6 @@ def _stacked(what: str, values: list[Any]) -> Any:
 
 
 # What batches are pickled by makes named tuples, and nothing else: torch.load(weights_only=True) may call it.
-torch.serialization.add_safe_globals([_rebuild, batch_type, sample_type, Form, Padded, Ragged])
+torch.serialization.add_safe_globals(
+    [_rebuild, _rebuild_joined, batch_type, sample_type, Form, Padded, Ragged]
+)
