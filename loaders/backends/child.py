@@ -13,14 +13,17 @@ import sys
 import threading
 import traceback
 from contextlib import suppress
-from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # launchers send them to whole groups
 MASKED = (*IGNORED, signal.SIGUSR1, signal.SIGUSR2)  # until the child has its handlers
 
 
-def main(connection: int, slots: int, owner: int) -> None:
-    """Serve batches until the trainer, process ``owner``, closes its end, or is gone; the others are descriptors."""
+def main(connection: Connection, slots: int, owner: int) -> None:
+    """Serve batches until the trainer, process ``owner``, closes its end, or is gone; ``slots`` is a descriptor."""
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
@@ -32,7 +35,7 @@ def main(connection: int, slots: int, owner: int) -> None:
         from loaders.backends.serving import Serving
         from loaders.backends.slots import SharedSlots
 
-        Serving(Connection(connection), SharedSlots(slots)).listen()
+        Serving(connection, SharedSlots(slots)).listen()
     except (EOFError, ConnectionError):
         pass  # the trainer has closed its end
     except BaseException:  # or it would wait for us

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from loaders.backends.maker import Maker
-    from loaders.datasets.memory.memfile import Place
+    from loaders.datasets.memory.memfile import Descriptor
 
 # Of the trainer's own reads.
 _COUNTERS = ("epoch", "_is_epoch_set", "_num_untold", "_has_warned")
@@ -67,10 +67,10 @@ class _Packer(pickle.Pickler):
 
 
 # In the child: the trainer names a file again and again.
-_mapped: weakref.WeakValueDictionary[Place, MemoryFile] = weakref.WeakValueDictionary()
+_mapped: weakref.WeakValueDictionary[Descriptor, MemoryFile] = weakref.WeakValueDictionary()
 
 
-def _map_held(path: Path, place: Place) -> HeldShard:
+def _map_held(path: Path, place: Descriptor) -> HeldShard:
     """Return columns that the trainer has in a memory file, in the child."""
     file = _mapped.get(place) or open_memory_file(place)
     if file is None:

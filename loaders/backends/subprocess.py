@@ -57,6 +57,11 @@ STUCK_S = 60
 _START_TIMEOUT_S = 300.0  # of an interpreter that imports torch, also on a crowded machine
 _END_TIMEOUT_S = 5.0
 _LOOK_S = 2.0  # how often a wait looks whether the process is alive
+# The path comes as a message: as an argument it may be too long.
+_BEGIN = (
+    "import sys; from multiprocessing.connection import Connection; connection = Connection({}); "
+    "sys.path[:] = connection.recv(); from loaders.backends.child import main; main(connection, {}, {})"
+)
 
 
 class Child:
@@ -73,6 +78,7 @@ class Child:
     def __init__(self, maker: Maker) -> None:
         self.is_late, self.digest = False, ""
         self._owner = os.getpid()
+        self._why_gone = "the loader's child process was closed: begin a new iteration"
         ours, theirs = socket.socketpair()
         for end in (ours, theirs):
             end.setblocking(True)  # whatever ``socket.setdefaulttimeout`` says
@@ -90,6 +96,7 @@ class Child:
         self.pid: int = self._process.pid
         self.end = weakref.finalize(self, _end, self._process, self._connection, self._owner)
         self._descriptor = self._connection.fileno()
+        self._wholly(self._connection.send_bytes, pickle.dumps(sys.path))
 
     @property
     def is_usable(self) -> bool:
@@ -109,7 +116,7 @@ class Child:
         if os.getpid() != self._owner:
             raise RuntimeError("this child process belongs to the parent of this forked process")
         if not self.end.alive:
-            raise RuntimeError("the loader's child process has ended: begin a new iteration")
+            raise RuntimeError(self._why_gone)
 
     def send(self, message: Message) -> None:
         """Ask it for something; RuntimeError if it died."""
@@ -150,7 +157,7 @@ class Child:
             raise
 
     def _death(self, error: Exception | None) -> RuntimeError:
-        """Return what to raise where the process has ended, or its connection failed."""
+        """Return what to raise, now and later, where the process has ended, or its connection failed."""
         if isinstance(error, BlockingIOError):
             how = f"stood still in the middle of a message for {STUCK_S} s"
         else:
@@ -161,15 +168,13 @@ class Child:
             if code is not None and code < 0:
                 how = f"was killed by {killed_by(-code)}"
         self.end()
-        return RuntimeError(f"the loader's child process (pid {self.pid}) {how}")
+        self._why_gone = f"the loader's child process (pid {self.pid}) {how}"
+        return RuntimeError(self._why_gone)
 
 
 def _start(connection: int, slots: int) -> subprocess.Popen[bytes]:
     """Start an interpreter that runs ``loaders.backends.child.main``; signals wait until it has its handlers."""
-    code = (
-        f"import sys; sys.path[:] = {[*map(os.fspath, sys.path)]!a}; "
-        f"from loaders.backends.child import main; main({connection}, {slots}, {os.getpid()})"
-    )
+    code = _BEGIN.format(connection, slots, os.getpid())
     before = signal.pthread_sigmask(signal.SIG_BLOCK, MASKED)  # the child inherits it
     try:
         return subprocess.Popen(

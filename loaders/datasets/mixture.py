@@ -218,6 +218,10 @@ def _check_alike(sources: Sequence[BatchDataset]) -> None:
                 f"samples of source {number} have the fields {names}, those of source 0 "
                 f"{expected}: use replace(fields=...), for windows of tokens the same by="
             )
+        forms, wanted = getattr(source, "batching", {}), getattr(first, "batching", {})
+        if forms != wanted:
+            what = f"batching of source {number} is {forms}, that of source 0 {wanted}"
+            raise SchemaError(f"{what}: use replace(batching=...)")
         check_meaning(first, source, number)
         if source.device != first.device:
             raise SchemaError(f"source {number} is on {source.device}, source 0 on {first.device}")

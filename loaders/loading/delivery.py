@@ -9,7 +9,7 @@ import weakref
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple
 
 import torch
 from typing_extensions import TypeVar  # of torch: with a default, before Python 3.13
@@ -30,10 +30,6 @@ if TYPE_CHECKING:
     from loaders.device.accelerator import Accelerator
     from loaders.loading.resume import ForeignPass
     from loaders.sampling.plan import Plan
-
-    # A pass over an epoch (foreign: in an order that is not of this package), what yields its batches in host memory,
-    # and what is called when it ends.
-    Started = tuple[Pass | ForeignPass, OrderedBatches | TorchBatches, Callable[[], object]]
 
 BatchT = TypeVar("BatchT", covariant=True, default=Any)
 
@@ -71,6 +67,15 @@ class LoaderStats:
     remote: dict[str, float] | None = None
 
 
+class Started(NamedTuple):
+    """A pass over an epoch that has begun, with all that was asked for until then."""
+
+    current: Pass | ForeignPass  # foreign: in an order that is not of this package
+    batches: OrderedBatches | TorchBatches  # in host memory
+    finish: Callable[[Any], Any]  # brings a batch into its form
+    close: Callable[[], object]  # called when it ends
+
+
 class Delivery(Generic[BatchT]):
     """Hands batches to the trainer in the form it wants, and counts what was handed over.
 
@@ -81,7 +86,6 @@ class Delivery(Generic[BatchT]):
     def __init__(
         self,
         start: Callable[[], Started],
-        finish: Callable[[Any], Any],  # brings a batch into its form
         stats: LoaderStats,  # counters to go on with
         length: Callable[[], int],  # how many batches there are in all
         *,
@@ -90,7 +94,7 @@ class Delivery(Generic[BatchT]):
         ahead: int = 0,  # how many may be copied before they are asked for
         name: str = "",  # of what is served, for reports
     ) -> None:
-        self._start, self._finish, self._stats, self._length = start, finish, stats, length
+        self._start, self._stats, self._length = start, stats, length
         self._accelerator, self._ahead, self._name = accelerator, ahead, name
         self._is_over = False
         self._closed = ""  # why there is no next batch, if it was closed before its end
@@ -104,8 +108,8 @@ class Delivery(Generic[BatchT]):
 
     def _begin(self) -> None:
         """Begin a pass: the first, or another where that was sent elsewhere (``set_epoch``) before it gave a batch."""
-        current, batches, end = self._start()
-        self._on_close = weakref.finalize(self, end)
+        current, batches, self._finish, close = self._start()
+        self._on_close = weakref.finalize(self, close)
         self._pass, self._batches, self._num_counted = current, batches, 0
         self._hook.current, accelerator = current, self._accelerator
         plan = current.plan if getattr(current.plan, "pad", None) == "mark" else None

@@ -29,7 +29,7 @@ from loaders.device.accelerator import accelerator_for, pins
 from loaders.device.pinned import pinned_buffer
 from loaders.dumping import register
 from loaders.loading.agreement import check_ranks_agree, next_number
-from loaders.loading.delivery import BatchT, Delivery, LoaderStats
+from loaders.loading.delivery import BatchT, Delivery, LoaderStats, Started
 from loaders.loading.frameworks import check_no_mesh
 from loaders.loading.options import LoaderOptions, check_alone
 from loaders.loading.ordered import OrderedLoader
@@ -40,12 +40,11 @@ from loaders.sampling.sampler import EpochSampler
 from loaders.system.limits import local_ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from loaders.backends.ordered import Pool
     from loaders.backends.subprocess import Child
     from loaders.device.accelerator import Accelerator
-    from loaders.loading.delivery import Started
     from loaders.loading.options import AugmentOn, MoreArguments
     from loaders.loading.resume import ForeignPass
     from loaders.profiling import profile
@@ -67,7 +66,7 @@ _NOT_PICKLED = frozenset(
     ]
 )
 _OPTIONS = frozenset(each.name for each in fields(LoaderOptions))
-# What may change between epochs. Frameworks set ``worker_init_fn``, too, which torch's workers follow.
+# What may change between epochs.
 _CHANGEABLE = frozenset(
     [
         "collate_fn",
@@ -76,6 +75,7 @@ _CHANGEABLE = frozenset(
         "device_prefetch",
         "timeout",
         "stall_warning_s",
+        "worker_init_fn",
     ]
 )
 
@@ -132,8 +132,8 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
     OpenCV's own threads are switched off for the whole process when threads are first used:
     workers are the threads.
 
-    Assigned later, ``num_workers``, ``collate_fn``, ``prefetch_factor``, ``device_prefetch``, ``timeout`` and
-    ``stall_warning_s`` count from the next iteration on; any other option is refused.
+    Assigned later, ``num_workers``, ``collate_fn``, ``prefetch_factor``, ``device_prefetch``, ``timeout``,
+    ``stall_warning_s`` and ``worker_init_fn`` count from the next iteration on; any other option is refused.
 
     Raises:
         TypeError: An argument is unknown or of another type, or ``dataset`` is no dataset.
@@ -142,7 +142,7 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
         BatchError, SampleError, ShardError: At ``next``: what cannot be read, with its place.
     """
 
-    _settled = _OPTIONS - {*_CHANGEABLE, "worker_init_fn"}
+    _settled = _OPTIONS - _CHANGEABLE
     device: torch.device | None
     device_prefetch: int
     augment_on: AugmentOn
@@ -207,20 +207,19 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute; an option counts from the next iteration on, or is a ValueError."""
         if name in _CHANGEABLE and self._is_made(name):
-            options = replace(self._options, **{name: value})  # which checks it
-            vars(self)[name] = value
-            self._follow(options)
+            given = {"num_workers": self.num_workers, name: value}  # what "auto" chose stays
+            self._follow(replace(self._options, **given), {name: value})
         else:
             super().__setattr__(name, value)
 
-    def _follow(self, options: LoaderOptions) -> None:
-        """Do as options say, and drop what was made of others."""
+    def _follow(self, options: LoaderOptions, given: Mapping[str, Any] | None = None) -> None:
+        """Do as options say from the next iteration on, and drop what was made of others; nothing if they are wrong."""
+        self._served, self._finisher = options.halves()
         self._options = options
         # Not properties: frameworks make loaders anew of ``vars``.
-        vars(self).update(options.attributes())
+        vars(self).update({**(given or {}), **options.attributes()})
         for name in ("_accelerator", "_torch_loader"):
             vars(self).pop(name, None)
-        self._served, self._finisher = options.halves()
 
     def _is_made(self, name: str) -> bool:
         return "_child" in vars(self)
@@ -274,7 +273,6 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
         )
         delivery: Delivery[BatchT] = Delivery(
             self._start,
-            self._finish,
             self._stats,
             self.__len__,
             # Made before the workers, which page-lock memory for its device.
@@ -293,13 +291,13 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
         batches: OrderedBatches | TorchBatches
         if self.backend == "process":
             num = None if current.plan is None else current.plan.num_remaining_steps
-            self._torch_loader.worker_init_fn = self.worker_init_fn
             batches = TorchBatches(iter(self._torch_loader), self.num_workers, num)
         else:
             batches = self._start_own()
         for each in ahead:
             each.start()  # after torch has forked its workers
-        return current, batches, partial(_close_all, ahead)
+        finish = partial(_finished, self._finisher, self._options.as_dict)
+        return Started(current, batches, finish, partial(_close_all, ahead))
 
     @cached_property
     def _accelerator(self) -> Accelerator | None:
@@ -313,7 +311,7 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
         """Torch's own loader, over the indices of this one: it fetches in worker processes, or here."""
         options = self._options.for_torch()
         if not self.num_workers:
-            options |= {"prefetch_factor": None, "persistent_workers": False}
+            options |= {"prefetch_factor": None, "persistent_workers": False, "timeout": 0}
         if self._others is None or not self._others.is_iterable:
             indices = self._index_source()
             order: dict[str, Any] = {"batch_size": None, "sampler": indices, "batch_sampler": None}
@@ -419,12 +417,6 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
             )
             warnings.warn(f"{what}: {remedy}", stacklevel=4)
 
-    def _finish(self, batch: Any) -> Any:
-        """Bring a batch into the form that was asked for."""
-        if self._finisher is not None:
-            batch = self._finisher(batch)
-        return batch._asdict() if self._options.as_dict and hasattr(batch, "_asdict") else batch
-
     def check_worker_number_rationality(self) -> None:
         """Warn of more worker processes than cores; threads are cheap, and cannot freeze a machine."""
         if self.backend == "process":
@@ -487,6 +479,13 @@ def _shares_of_caches(dataset: Any) -> list[int]:
     stores = dataset.stores if _is_remote(dataset) else ()
     origins = (origin for s in stores if not s.is_all_open for origin in s.remotes)
     return [origin.budget() // (8 * local_ranks()) for origin in origins]
+
+
+def _finished(finisher: Callable[[Any], Any] | None, as_dict: bool, batch: Any) -> Any:
+    """Bring a batch into the form that was asked for."""
+    if finisher is not None:
+        batch = finisher(batch)
+    return batch._asdict() if as_dict and hasattr(batch, "_asdict") else batch
 
 
 def _close_all(ahead: list[Ahead]) -> None:

@@ -83,6 +83,17 @@ def test_a_script_needs_no_guard_and_the_child_finds_what_lies_beside_it(tmp_pat
     assert (done.returncode, done.stdout) == (0, "runs\n"), done.stderr
 
 
+def test_a_path_of_any_length_and_kind_is_the_childs_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As build systems make them: longer than an argument of a command may be."""
+    more = [str(tmp_path / f"{number}{'x' * 200}") for number in range(1000)]
+    monkeypatch.setattr(sys, "path", [*sys.path, *more, tmp_path])
+    dataset = RAMDataset.from_arrays(x=torch.zeros(8, 4))
+
+    assert len(list(DataLoader(dataset, 4, num_workers=1, backend="subprocess"))) == 2
+
+
 class Local:
     def __call__(self, sample: Any) -> Any:
         return sample

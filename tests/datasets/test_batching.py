@@ -101,6 +101,11 @@ def test_arrays_are_joined_along_the_axis_that_varies(
             copy = pickle.loads(pickle.dumps(joined))
             assert type(copy) is type(joined)
             assert all(map(torch.equal, copy, joined))
+            assert copy.form == joined.form
+        # As torch, Accelerate and Lightning move them; later pads need the value.
+        assert (
+            type(joined)(*joined).form == joined._replace(values=joined.values).form == joined.form
+        )
         for i, sample in enumerate(read):
             assert torch.equal(getattr(sample, name), getattr(plain[i], name))
 

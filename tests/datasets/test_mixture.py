@@ -430,6 +430,8 @@ def test_what_is_no_mixture_is_refused(alike: Mixture, tmp_path: Path) -> None:
         Mixture([alike, first], [1, 1])
     with pytest.raises(SchemaError):
         Mixture([first, second.replace(fields=["key"])], [1, 1])
+    with pytest.raises(SchemaError):
+        Mixture([first, second.replace(batching={"boxes": "pad"})], [1, 1])
     for shuffle in (False, "block"):
         with pytest.raises(ValueError):
             DataLoader(alike, shuffle=shuffle)

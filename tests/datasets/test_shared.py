@@ -21,7 +21,7 @@ from loaders import RAMDataset, ShardDataset, augment
 from loaders.data.columns import FixedColumn
 from loaders.datasets.memory import loading, memfile, shared
 from loaders.datasets.memory.loading import ColumnToLoad
-from loaders.datasets.memory.memfile import Place, fill_memory_file, open_memory_file
+from loaders.datasets.memory.memfile import Descriptor, fill_memory_file, open_memory_file
 from loaders.errors import CacheError, ChecksumError, LoadersError
 from loaders.remote.folder import VERSION
 from loaders.schema import Array, Field, Image, Label, Text
@@ -392,7 +392,7 @@ def test_what_is_not_sealed_is_refused() -> None:
     os.truncate(fd, 4096)
 
     with pytest.raises(LoadersError):
-        open_memory_file(Place(os.getpid(), fd, os.fstat(fd).st_ino))
+        open_memory_file(Descriptor(os.getpid(), fd, os.fstat(fd).st_ino))
 
     os.close(fd)
 

@@ -1109,3 +1109,53 @@ def test_worker_processes_follow_a_worker_init_fn_that_is_set_between_epochs() -
 
 def fail(worker: int) -> None:
     raise RuntimeError("not today")
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_an_option_that_is_set_in_the_loop_counts_from_the_next_iteration_on(
+    num_workers: int,
+) -> None:
+    dataset = RAMDataset.from_arrays(x=np.arange(40, dtype=np.uint8).reshape(8, 5))
+    loader = DataLoader(dataset, 2, num_workers=num_workers, as_dict=True)
+    served = []
+    for batch in loader:
+        served.append(batch)
+        loader.collate_fn = len
+
+    assert [type(batch) for batch in served] == [dict] * 4
+    assert list(loader) == [2] * 4
+
+
+def test_an_option_that_is_refused_changes_nothing() -> None:
+    images = RAMDataset.from_arrays(image=np.zeros((8, 3, 16, 16), np.uint8))
+    dataset = images.replace(augment=[augment.RandomCrop(4)])
+    loader = DataLoader(dataset, 2, num_workers=0, augment_on="device")
+    before = dict(vars(loader))
+
+    with pytest.raises(ValueError):
+        loader.collate_fn = len
+
+    assert vars(loader) == before
+    assert len(next(iter(loader)).image) == 2
+
+
+def test_what_auto_chose_stays_where_another_option_is_set(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    images = RAMDataset.from_arrays(image=np.zeros((8, 3, 64, 64), np.uint8))
+    loader = DataLoader(images, 2)
+    chosen = loader.num_workers
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(10 * chosen))
+
+    loader.timeout = 5
+
+    assert loader.num_workers == chosen
+
+
+def test_without_workers_no_other_argument_need_be_removed() -> None:
+    loader = DataLoader([1, 2], num_workers=1, timeout=5, persistent_workers=True)
+
+    loader.num_workers = 0
+
+    assert [batch.tolist() for batch in loader] == [[1], [2]]
+    assert len(list(DataLoader([1, 2], num_workers=0, timeout=5))) == 2

@@ -44,7 +44,7 @@ _PAGE = 4096
 _PIECE_BYTES = 64 << 20  # of huge pages, between two steps of the progress bar
 
 
-class Place(NamedTuple):
+class Descriptor(NamedTuple):
     """Where a process has a memory file."""
 
     pid: int
@@ -58,12 +58,12 @@ class MemoryFile:
     identity: str  # what it holds
     fields: dict[str, Field]  # what the records of each column are
     columns: dict[str, Column]  # over the file
-    place: Place  # where ``open_memory_file`` finds it, as long as this lives
+    place: Descriptor  # where ``open_memory_file`` finds it, as long as this lives
 
     def __init__(self, fd: int) -> None:
         weakref.finalize(self, os.close, fd)
         status = os.fstat(fd)
-        self.place = Place(os.getpid(), fd, status.st_ino)
+        self.place = Descriptor(os.getpid(), fd, status.st_ino)
         if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
             raise LoadersError("a memory file that is shared must be sealed")
         map_, start = lay(fd, status.st_size, is_writable=False)
@@ -91,11 +91,11 @@ def _whole_pages(nbytes: int) -> int:
     return -(-nbytes // _PAGE) * _PAGE
 
 
-def _path_of(place: Place) -> str:
+def _path_of(place: Descriptor) -> str:
     return f"/proc/{place.pid}/fd/{place.fd}"
 
 
-def is_at(place: Place) -> bool:
+def is_at(place: Descriptor) -> bool:
     """Whether this process descriptor is still an open memory file with that inode."""
     path = _path_of(place)
     try:
@@ -105,7 +105,7 @@ def is_at(place: Place) -> bool:
         return False
 
 
-def open_memory_file(place: Place) -> MemoryFile | None:
+def open_memory_file(place: Descriptor) -> MemoryFile | None:
     """Open what another process of this user has; None if it is gone, or in another PID namespace."""
     if not is_at(place):
         return None

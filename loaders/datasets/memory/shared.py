@@ -37,8 +37,8 @@ from loaders.datasets.memory.loading import (
     plan_columns,
 )
 from loaders.datasets.memory.memfile import (
+    Descriptor,
     MemoryFile,
-    Place,
     fill_memory_file,
     is_at,
     open_memory_file,
@@ -230,7 +230,7 @@ def _is_stopped(pid: int) -> bool:
     return state in "Tt"
 
 
-def _places(text: str) -> list[Place]:
+def _places(text: str) -> list[Descriptor]:
     lines = [line.split() for line in text.splitlines()]
     whole = [words for words in lines if len(words) == 3 and all(map(str.isdecimal, words))]
-    return [Place._make(map(int, words)) for words in whole]
+    return [Descriptor._make(map(int, words)) for words in whole]
