@@ -353,14 +353,6 @@ def test_json_that_holds_no_list_of_ids_is_refused(tmp_path: Path, line: str) ->
     assert caught.value.path == "a.jsonl, line 3"
 
 
-def test_a_key_beside_the_ids_that_is_not_utf8_is_named_with_its_line(tmp_path: Path) -> None:
-    lines = b'{"input_ids": [1]}\n{"input_ids": [2], "\xe9": 0}\n'
-    source = write(tmp_path / "a.jsonl", lines)
-
-    with pytest.raises(SourceError, check=At("a.jsonl, line 2"), match="UTF-8"):
-        pack(source, tmp_path / "p")
-
-
 @pytest.mark.parametrize("depth", [20_000, pytest.param(500, marks=pytest.mark.slow)])
 def test_values_that_are_nested_deep_do_not_end_the_process(tmp_path: Path, depth: int) -> None:
     nested = "[" * depth + "]" * depth
