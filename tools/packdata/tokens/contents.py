@@ -170,7 +170,8 @@ def _is_list_of_numbers(kind: pa.DataType) -> bool:
 
 
 def _lists_in(schema: pa.Schema) -> list[str]:
-    return [field.name for field in schema if _is_list_of_numbers(field.type)]
+    """Return the columns of lists of numbers, and those that are called as such."""
+    return [f.name for f in schema if f.name in BESIDE_IDS or _is_list_of_numbers(f.type)]
 
 
 def _are_numbers(value: Any) -> bool:
@@ -206,12 +207,12 @@ class Ids(Content):
             raise SourceError(why, path)
 
     def _unused(self, lists: Iterable[str]) -> str:
-        """Say which lists are not used, as they may matter; "" if all are."""
+        """Say which lists are not used, though they may matter: an error; "" if all are."""
         known = {self.column, *self.beside, *self.drop}
-        others = [name for name in lists if name not in known]
-        what = f"lists of numbers beside {self.column!r} that are not used: {others}"
-        hint = f"Pass drop={others} to leave them out; pack files with other lists by themselves"
-        return f"{what}. {hint}" if others else ""
+        if not (others := [name for name in lists if name not in known]):
+            return ""
+        what = f"lists beside {self.column!r} that are not used: {others}"
+        return f"{what}. Pass drop={others} to leave them out; pack files with other lists by themselves"
 
     def _parsed(self, data: bytes) -> pa.Table | None:
         """Let Arrow parse all keys: where a line has lists that are not used, Python says which line."""
@@ -219,7 +220,8 @@ class Ids(Content):
         return None if table is None or self._unused(_lists_in(table.schema)) else table
 
     def _row(self, line: Row) -> Row:
-        if why := self._unused(name for name, value in line.items() if _are_numbers(value)):
+        lists = (n for n, value in line.items() if n in BESIDE_IDS or _are_numbers(value))
+        if why := self._unused(lists):
             raise ValueError(why)
         return super()._row(line)
 
