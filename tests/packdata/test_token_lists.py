@@ -531,33 +531,14 @@ def test_another_list_of_numbers_beside_the_ids_is_an_error_that_names_what_to_d
     columns |= {"tags": [["a"], ["b", "c"]], "length": [3, 2], "nested": [[[1]], [[2]]]}
     source = write_rows(tmp_path / f"a.{kind}", columns)
 
-    line = f", line {1 if lists[0] else 2}" if kind == "jsonl" else ""
-
-    with pytest.raises(SourceError, check=At(f"a.{kind}{line}")) as caught:
+    with pytest.raises(SourceError, check=At(f"a.{kind}")) as caught:
         pack(source, tmp_path / "p")
 
-    assert "drop=['prompt_mask']" in caught.value.what
+    assert "drop=['prompt_mask']" in caught.value.hint
     first = write_rows(tmp_path / f"first.{kind}", {"input_ids": [[5, 6]]})
-    with pytest.raises(SourceError, check=At(f"a.{kind}{line}")):
+    with pytest.raises(SourceError, check=At(f"a.{kind}")):
         pack([first, source], tmp_path / "p")
     assert documents(pack(source, tmp_path / "p", drop=("prompt_mask",))) == [[5, 6, 7], [8, 9]]
-
-
-@pytest.mark.parametrize("other", ['"prompt_mask": [0, null]', '"labels": null'])
-@pytest.mark.parametrize("beside", ["", ', "x": 1'], ids=["by Arrow", "by Python"])
-def test_a_list_that_only_one_of_many_lines_has_is_an_error_that_names_the_line(
-    tmp_path: Path, other: str, beside: str
-) -> None:
-    rows = ['{"input_ids": [5], "x": "text"}'] * 5000
-    rows[3000] = f'{{"input_ids": [6], {other}{beside}}}'
-    source = write(tmp_path / "a.jsonl", "\n".join(rows))
-
-    with pytest.raises(SourceError, check=At("a.jsonl, line 3001")):
-        pack(source, tmp_path / "p")
-
-    summary = pack_tokens(source, tmp_path / "q", on_error="skip")
-    assert [item for item, _ in summary.rejected] == ["a.jsonl, line 3001"]
-    assert documents(tmp_path / "q") == [[5]] * 4999
 
 
 @pytest.mark.parametrize("ids", ["[1, null]", '"x"'], ids=["by Arrow", "by Python"])

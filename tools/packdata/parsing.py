@@ -86,11 +86,9 @@ def arrow_lines(data: bytes, schema: pa.Schema, *, with_others: bool) -> pa.Tabl
     parsing = pa.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior=unknown)
     reading = pa.json.ReadOptions(use_threads=False, block_size=len(data) + 1)
     try:
-        table = pa.json.read_json(pa.BufferReader(data), reading, parsing)
-        _ = table.column_names  # ValueError where one is not UTF-8, which Arrow's parser takes
+        return pa.json.read_json(pa.BufferReader(data), reading, parsing)
     except (pa.ArrowException, ValueError):
         return None
-    return table
 
 
 def _is_nested_deep(data: bytes) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import cache
@@ -18,7 +19,7 @@ from packdata.tokens.documents import Documents, placed
 from packdata.types import flags_of, is_text, kind_of, plain, text_buffers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     import numpy.typing as npt
 
@@ -61,10 +62,6 @@ class Content(ABC):
         """The columns that are read."""
         return (self.column, *self.beside, *self.optional)
 
-    @property
-    def _schema(self) -> pa.Schema:
-        return pa.schema(dict.fromkeys(self.columns, self.type))
-
     def to_json(self) -> dict[str, Any]:
         """Return what the rows are read by, for the identity of a packing."""
         return {"drop": sorted(self.drop)} if self.drop else {}
@@ -104,12 +101,14 @@ class Content(ABC):
         Arrow parses them; where it refuses a line, or a document is bad, Python does, and says why. ``place`` is of a
         byte of the data, which may be no UTF-8.
         """
-        table = self._parsed(data)
-        if table is not None and len(table):
-            starts = cache(lambda: [at for _, at, _ in filled_lines(data)])
-            found = self.of_table(table, lambda row: place(starts()[row]))
-            if not found.rejects:
-                return found
+        if self.type is not None:
+            schema = pa.schema(dict.fromkeys(self.columns, self.type))
+            table = arrow_lines(data, schema, with_others=False)
+            if table is not None and len(table):
+                starts = cache(lambda: [at for _, at, _ in filled_lines(data)])
+                found = self.of_table(table, lambda row: place(starts()[row]))
+                if not found.rejects:
+                    return found
         rows: list[Row] = []
         begins: list[int] = []
         rejects: list[SourceError] = []
@@ -121,12 +120,6 @@ class Content(ABC):
                 rejects.append(SourceError(str(error), place(at)))
         documents = self.of_rows(rows, lambda row: place(begins[row]))
         return replace(documents, rejects=(*rejects, *documents.rejects))
-
-    def _parsed(self, data: bytes) -> pa.Table | None:
-        """Let Arrow parse lines of JSON; None where Python has to."""
-        if self.type is None:
-            return None
-        return arrow_lines(data, self._schema, with_others=False)
 
     def _row(self, line: Row) -> Row:
         """Return the columns of an object; ValueError if it lacks one, or that is no part of a document."""
@@ -169,17 +162,6 @@ def _is_list_of_numbers(kind: pa.DataType) -> bool:
     return kind_of(kind) == "other" and inside in ("number", "flag")
 
 
-def _lists_in(schema: pa.Schema) -> list[str]:
-    """Return the columns of lists of numbers, and those that are called as such."""
-    return [f.name for f in schema if f.name in BESIDE_IDS or _is_list_of_numbers(f.type)]
-
-
-def _are_numbers(value: Any) -> bool:
-    """Tell whether a value of JSON is such a list."""
-    types = {*map(type, value)} - {type(None)} if isinstance(value, list) else set()
-    return bool(types) and types <= {int, float, bool}
-
-
 class Ids(Content):
     """A column of lists of ids, perhaps with some of ``BESIDE_IDS`` beside it.
 
@@ -203,27 +185,17 @@ class Ids(Content):
 
     def check(self, schema: pa.Schema, path: Location) -> None:
         super().check(schema, path)
-        if why := self._unused(_lists_in(schema)):
-            raise SourceError(why, path)
+        self.check_others(schema, path)
 
-    def _unused(self, lists: Iterable[str]) -> str:
-        """Say which lists are not used, though they may matter: an error; "" if all are."""
+    def check_others(self, schema: pa.Schema, path: Location) -> None:
+        """Raise SourceError if there are lists of numbers that are not used: whether they matter is not known."""
         known = {self.column, *self.beside, *self.drop}
-        if not (others := [name for name in lists if name not in known]):
-            return ""
-        what = f"lists beside {self.column!r} that are not used: {others}"
-        return f"{what}. Pass drop={others} to leave them out; pack files with other lists by themselves"
-
-    def _parsed(self, data: bytes) -> pa.Table | None:
-        """Let Arrow parse all keys: where a line has lists that are not used, Python says which line."""
-        table = arrow_lines(data, self._schema, with_others=True)
-        return None if table is None or self._unused(_lists_in(table.schema)) else table
-
-    def _row(self, line: Row) -> Row:
-        lists = (n for n, value in line.items() if n in BESIDE_IDS or _are_numbers(value))
-        if why := self._unused(lists):
-            raise ValueError(why)
-        return super()._row(line)
+        lists = [field.name for field in schema if _is_list_of_numbers(field.type)]
+        others = [name for name in lists if name not in known]
+        if self.column in schema.names and others:
+            what = f"lists of numbers beside {self.column!r} that are not used: {others}"
+            hint = f"Pass drop={others} to pack without them; files with other lists are packed by themselves"
+            raise SourceError(what, path, hint)
 
     def value(self, value: Any, column: str) -> Numbers:
         """Return whole numbers; beside the ids they may be flags, or floats."""
@@ -234,6 +206,13 @@ class Ids(Content):
             hint = "" if column == self.column else f": pass drop={[column]} to leave it out"
             raise ValueError(f"{column!r} is not a list of whole numbers{hint}")
         return np.array(value, np.int64)
+
+    def of_lines(self, data: bytes, place: Place) -> Documents:
+        for name in (each for each in BESIDE_IDS if each not in (*self.beside, *self.drop)):
+            if found := re.search(rb'"%b"\s*:' % name.encode(), data):
+                what = f"unexpected {name!r}, which the first rows lack"
+                raise SourceError(what, place(found.start()), without(name))
+        return super().of_lines(data, place)
 
     def of_table(self, table: pa.Table, place: Place) -> Documents:
         """Return each row as a document, less those with nulls, and those whose lists do not fit.

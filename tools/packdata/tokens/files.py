@@ -9,7 +9,10 @@ import tempfile
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
 
 from loaders.errors import SourceError
 from packdata.copies import opened_in_order
@@ -23,12 +26,12 @@ from packdata.sources.opening import check_folder
 from packdata.sources.row_kinds import ROW_KINDS, listed_files, open_row_file
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from loaders.remote.url import Location
     from packdata.reading import File
 
-_FIRST_BYTES = 1 << 20  # of JSON lines, for the first one's columns
+_FIRST_BYTES, _FIRST_ROWS = 1 << 20, 64  # of JSON lines, for the columns that they have
 BOM = b"\xef\xbb\xbf"
 _KINDS = {
     **dict.fromkeys((".txt", ".text", ".md", ".rst"), "text"),
@@ -167,11 +170,23 @@ def identity_of(files: Iterable[SourceFile]) -> list[Any]:
     return [[file.name, file.size, file.file.mark] for file in files]
 
 
-def names_of(file: SourceFile) -> Collection[str]:
-    """Return the columns of a file; those of JSON lines by the first row that can be read."""
+def columns_of(file: SourceFile) -> pa.Schema:
+    """Return the columns of a file; those of JSON are of type null but for lists of numbers, by its first lines."""
+    if file.kind == "csv":
+        return pa.schema([(name, pa.string()) for name in CsvRows(file.file).columns])
     if file.kind != "jsonl":
-        return (CsvRows(file.file) if file.kind == "csv" else open_row_file(file.file)).columns
-    for line in file.head(_FIRST_BYTES).removeprefix(BOM).split(b"\n"):
+        return open_row_file(file.file).schema
+    lines = file.head(_FIRST_BYTES).removeprefix(BOM).split(b"\n")
+    columns: dict[str, pa.DataType] = {}
+    for line in islice(filter(bytes.strip, lines), _FIRST_ROWS):
         with suppress(ValueError):  # the packing names what cannot be read
-            return json_object(line)
-    return ()
+            for name, value in json_object(line).items():
+                columns.setdefault(name, pa.null())
+                if _is_numbers(value):
+                    columns[name] = pa.list_(pa.float64())
+    return pa.schema(columns)
+
+
+def _is_numbers(value: Any) -> bool:
+    is_list = isinstance(value, list) and len(value) > 0
+    return is_list and all(isinstance(each, int | float) for each in value)

@@ -22,7 +22,7 @@ from packdata.rows import Part
 from packdata.sources.row_kinds import open_row_file
 from packdata.tokens.contents import BESIDE_IDS, LABELS, LOSS_MASKS, Ids, Texts
 from packdata.tokens.documents import Documents, joined
-from packdata.tokens.files import BOM, IDS_KINDS, LINE_KINDS, names_of
+from packdata.tokens.files import BOM, IDS_KINDS, LINE_KINDS, columns_of
 from packdata.tokens.ids import open_ids
 
 if TYPE_CHECKING:
@@ -182,7 +182,8 @@ def content_of(files: Sequence[SourceFile], options: TokenOptions) -> Content:
         template = open_template(options.chat_template, options.tokenizer, options.chat_date)
         optional = tuple(name for name in BESIDE_CHAT if name not in (messages, *options.drop))
         return Chat(messages, optional=optional, drop=options.drop, template=template)
-    names, path = {*names_of(files[0])} - {*options.drop}, files[0].path
+    columns, path = columns_of(files[0]), files[0].path
+    names = {*columns.names} - {*options.drop}
     column = options.ids_column
     if column is None and options.text_column is None and "input_ids" in names:
         if "text" in names and (options.tokenizer or options.train_bpe) is not None:
@@ -191,7 +192,11 @@ def content_of(files: Sequence[SourceFile], options: TokenOptions) -> Content:
         column = "input_ids"
     if column is not None:
         beside = tuple(name for name in BESIDE_IDS if name in names)
-        return Ids(column, beside, drop=options.drop)
+        ids = Ids(column, beside, drop=options.drop)
+        ids.check_others(columns, path)
+        for file in (each for each in files[1:] if each.kind == "jsonl"):
+            ids.check_others(columns_of(file), file.path)  # others declare theirs
+        return ids
     if options.text_column is None and "text" not in names and "messages" in names:
         raise SourceError("conversations ('messages')", path, "Pass chat_template=")
     if unused := names & {*LOSS_MASKS, *([LABELS] if "input_ids" in names else [])}:
