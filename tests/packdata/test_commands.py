@@ -54,7 +54,7 @@ from packdata.inspect.stats import stats
 from packdata.inspect.verify import verify
 from packdata.options import size_from
 from packdata.packed import derive
-from packdata.packed.derive import CopyOptions, copy_dataset, split
+from packdata.packed.derive import CopyOptions, copy_dataset, extend, split
 from packdata.packed.rewrite import ViewContent, write_datasets
 from packdata.packing import store
 from packdata.packing.provenance import PLAN
@@ -645,6 +645,10 @@ def test_extend_adds_shards_after_its_own(
     assert verify(dst).ok
     assert read_manifest(dst).provenance["appended"][0]["name"] == "b"
     assert entries(dst) == ["manifest.json", *names]
+    again = extend(dst, [more])
+    assert (again.samples, again.samples_per_s, len(again.notes)) == (11, 0, 1)
+    with pytest.raises(PackError):
+        extend(dst, [])
 
 
 def test_extending_what_is_no_dataset_says_what_is_there_and_touches_nothing(

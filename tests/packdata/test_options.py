@@ -517,6 +517,13 @@ def test_both_ends_of_a_range_are_in_it(number: int) -> None:
     assert parser.parse_args(["--number", str(number)]).number == number
 
 
+@pytest.mark.parametrize("settings", [{"shard_bytes": True}, {"shard_bytes": "64MB"}], ids=str)
+def test_a_size_of_shards_is_a_whole_number(settings: dict[str, Any]) -> None:
+    with pytest.raises(TypeError):
+        RunSettings(**settings)
+    assert type(RunSettings(shard_bytes=np.int64(1000)).shard_bytes) is int  # type: ignore[arg-type]
+
+
 def test_a_number_of_numpy_becomes_an_int() -> None:
     options = Ranged(np.int64(3))  # type: ignore[arg-type]
 

@@ -682,6 +682,32 @@ def test_a_foreign_folder_is_left_alone(
     assert contents(tmp_path) == {"thesis.txt": b"ten years of work"}
 
 
+def test_foreign_files_beside_an_unfinished_packing_leave_what_is_finished(
+    tmp_path: Path,
+) -> None:
+    interrupted(tmp_path)
+    (tmp_path / "thesis.txt").write_text("ten years of work")
+    before = contents(tmp_path)
+
+    with pytest.raises(PackError):
+        pack(tmp_path, seed=9, overwrite=True)
+
+    assert contents(tmp_path).items() >= before.items() - {(f"{PACKING_NAME}/lock", b"")}
+
+
+def test_folders_of_splits_that_were_killed_are_no_obstacle_to_others(tmp_path: Path) -> None:
+    interrupted(tmp_path, folders=("a", "b"))
+    for folder in "ab":  # as kill -9 leaves it
+        (tmp_path / folder / PACKING_NAME).mkdir(exist_ok=True)
+        (tmp_path / folder / PACKING_NAME / "lock").touch()
+
+    pack(tmp_path, overwrite=True)
+    pack(tmp_path, seed=9, overwrite=True)
+
+    assert not (tmp_path / "a").exists()
+    assert labels(tmp_path) == list(range(100))
+
+
 def test_a_folder_of_other_datasets_is_left_alone(tmp_path: Path) -> None:
     pack(tmp_path / "other", 10)
     before = contents(tmp_path)

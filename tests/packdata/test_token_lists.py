@@ -181,6 +181,17 @@ def test_masks_beside_texts_are_refused_or_dropped(
     assert texts(pack(source, tmp_path / "q", text_column="text", drop=drop)) == ["ab"]
 
 
+@pytest.mark.parametrize("beside", [{"loss_mask": [0, 1]}, {"input_ids": [97]}], ids=str)
+def test_masks_and_ids_beside_texts_are_refused_from_a_later_line_on_too(
+    tmp_path: Path, beside: dict[str, Any]
+) -> None:
+    source = tmp_path / "a.jsonl"
+    source.write_text(f'{{"text": "ab"}}\n{json.dumps({"text": "cd", **beside})}\n')
+
+    with pytest.raises(SourceError, check=At(source)):
+        pack(source, tmp_path / "p", tokenizer="bytes")
+
+
 def test_ids_that_begin_and_end_documents_are_put_where_they_are_missing(tmp_path: Path) -> None:
     columns = {"input_ids": [[1, 5, 2], [6]], "labels": [[-100, 5, 2], [6]]}
     source = write_rows(tmp_path / "a.parquet", columns)

@@ -78,6 +78,7 @@ class ShapeOptions:
         Raises:
             SourceError: There is no such column, or the annotations cannot be read or are of other pictures.
         """
+        given = {*source.labels}
         if self.annotations is not None:
             found = read_annotations(self.annotations, split or source.name)
             source = annotated(source, found, classes or ())
@@ -86,6 +87,9 @@ class ShapeOptions:
         boxes = map(_split_format, self.boxes)
         for column, form in (*boxes, *((column, _KEYPOINTS) for column in self.keypoints)):
             name, path = _find(column, source)
+            if path[0] not in given:
+                what = f"{path[0]!r} is a field of the annotations, and no column"
+                raise SourceError(what, source.name, "Leave out boxes= and keypoints=")
             field = points if form == _KEYPOINTS else Boxes()
             columns[name] = Column("json", form=form, field=field)
             if len(path) > 1:

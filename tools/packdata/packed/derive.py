@@ -29,7 +29,7 @@ from packdata.packed.rewrite import (
     write_datasets,
 )
 from packdata.packed.where import matching
-from packdata.packing.packing import MADE, Made, Packing
+from packdata.packing.packing import Made, Packing
 from packdata.packing.provenance import PLAN, source_of
 from packdata.packing.settings import RunSettings
 from packdata.packing.shards import DEFAULT_SHARD_BYTES
@@ -224,13 +224,15 @@ def extend(
 ) -> Summary:
     """Add the samples of other datasets to one; readers see the old one or the new one whole. See ``merge``.
 
-    What was added last is not added again: the same command finds itself done.
+    What was added last is not added again: the same command, run again, has done it.
 
     Raises:
         SchemaError: They differ in fields or classes, or share a key.
-        PackError: The target is a source, lies inside one or holds one, or cannot be written; or it was replaced
-            meanwhile.
+        PackError: No source; the target is a source, lies inside one or holds one, cannot be written, or was
+            replaced meanwhile.
     """
+    if not sources:
+        raise PackError("there is no source to add", dst, "Name at least one")
     check_outside(dst, sources)
     dst, began = target_at(dst), time.monotonic()
     read_manifest(dst)  # says what is there instead, before anything is touched
@@ -240,7 +242,8 @@ def extend(
         before = read_manifest(dst)
         earlier = before.provenance.get("appended", [])
         if earlier[-len(origins) :] == origins:
-            return summary_of(dst, {"": before}, notes=[MADE])
+            note = "the dataset ends with these samples already; nothing was added"
+            return summary_of(dst, {"": before}, notes=[note])
         joined = _joined([open_view(dst, "never"), *added])
         # What made the dataset does not make it again: the plan goes.
         provenance = {n: value for n, value in before.provenance.items() if n != PLAN}

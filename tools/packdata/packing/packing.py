@@ -219,6 +219,9 @@ class Packing:
                 hint = "Pass the same settings to continue, or overwrite=True to start anew"
                 raise PackError(what, self.dst, hint)
             begun.update(was.folders)
+        if was is not None:  # refuses before anything is dropped
+            is_alone = not self._of_packed
+            check_target(self._store, self.dst, begun, overwrite=True, is_alone=is_alone)
         self._clear()
         self._make_room(begun)
         is_kept = bool(self._plan) and not self._of_packed
@@ -227,6 +230,13 @@ class Packing:
     def _make_room(self, folders: Collection[str]) -> None:
         """Delete what is in the way of a packing that begins."""
         self._delete_unnamed(folders)
+        for folder in {*folders} - {"", *self.folders} if self._owns_shards else ():
+            place = self._work.parent / folder
+            if place.is_dir():
+                with locked(place):  # of a packing that was killed: it goes
+                    pass
+                with suppress(OSError):  # a dataset lies there
+                    place.rmdir()
         clear_parts(self._store)
 
     def _delete_unnamed(self, folders: Collection[str]) -> None:

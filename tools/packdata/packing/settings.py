@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Self, TypedDict, get_args
 
+from loaders.checks import whole_number
 from loaders.system.limits import usable_cores
 from packdata.options import check_options, opt, parse_shuffle, size_from
 from packdata.packing.shards import FORMATS, check_shard_options
@@ -56,6 +57,7 @@ class RunSettings:
     def __post_init__(self) -> None:
         check_options(self)
         if self.shard_bytes is not None:
+            object.__setattr__(self, "shard_bytes", whole_number("shard_bytes", self.shard_bytes))
             # Of no format yet, LMDB has the largest.
             check_shard_options(self.format or "lmdb", self.shard_bytes)
 

@@ -56,7 +56,7 @@ class Part:
     @classmethod
     def parse(cls, text: str) -> Part:
         """Read ``I/N``."""
-        number, slash, of = text.partition("/")
+        number, slash, of = str(text).partition("/")
         if not (slash and number.isdecimal() and of.isdecimal()):
             raise ValueError(f"a part is I/N, such as 0/10 to 9/10, got {text!r}")
         return cls(int(number), int(of))

@@ -44,7 +44,7 @@ class Annotations:
     split: str  # whose pictures are annotated
     files: Mapping[str, File]  # those that are read, by their paths in a folder
     classes: Sequence[str] = ()  # names by number; none where labels are numbers alone
-    # By the path of the picture, as far as it is known, without its suffix: by field a list with a value for each box.
+    # By the path of the picture, as far as it is known (with its suffix in COCO's): by field a list with a value a box.
     # ``boxes`` and ``box_labels``, numbers of classes, are always there.
     pictures: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
     # (height, width) of the pictures that were annotated, where that is said.
@@ -138,7 +138,7 @@ def _number(found: Annotations, classes: Sequence[str]) -> None:
 
 def _name_of(item: Item, found: Annotations) -> str:
     """Return what a picture is called in annotations, "" if it is not: the longest of names in which its path ends."""
-    path = item.key if item.file is None else key_of(str(item.file.path))
-    parts = PurePath(path).parts
+    path = PurePath(item.key if item.file is None else str(item.file.path))
+    parts = (path if found.kind == "COCO" else path.with_suffix("")).parts
     names = ("/".join(parts[i:]) for i in range(len(parts)))
     return next((name for name in names if name in found.pictures), "")

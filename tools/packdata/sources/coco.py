@@ -15,7 +15,6 @@ from packdata.describe import counted, few
 from packdata.parsing import parse_json
 from packdata.sources.annotations import BOXES, NUMBERS, Annotations
 from packdata.sources.columns import BOX_LABELS, Column
-from packdata.sources.names import key_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -28,9 +27,11 @@ _MORE = {
 }
 _NOTHING = {"iscrowd": 0, "area": 0.0}  # what a box without them gets; None in the place of others
 _READ = {*_MORE, "id", "image_id", "category_id", "bbox", _KEYPOINTS, "num_keypoints"}
-# In names such as left_eye, L_Eye, lefteye, eyeLeft, LEye.
-_LEFT = re.compile(r"left|Left|LEFT|(?<![A-Za-z])[lL](?![a-z])")
-_RIGHT = {"left": "right", "Left": "Right", "LEFT": "RIGHT", "l": "r", "L": "R"}
+# Of names such as left_eye, L_Eye, lefteye, eyeLeft, LEye.
+_WORD = re.compile(
+    r"(?i:left|right)|[A-Z]?[a-z]+?(?=[Ll]eft|[Rr]ight|[^a-z]|$)|[A-Z]+(?![a-z])|[0-9]+"
+)
+_OTHER_SIDE = {"left": "right", "l": "r"}
 
 
 def read_coco(found: Annotations) -> None:
@@ -82,16 +83,16 @@ def _add(found: Annotations, _: str, data: bytes) -> None:
     for image in content["images"]:
         # LVIS has the address in the place of the name.
         name = str(image.get("file_name") or PurePath(str(image["coco_url"])).name)
-        if (key := key_of(name)) in found.pictures or image["id"] not in by_image:
+        if name in found.pictures or image["id"] not in by_image:
             raise ValueError(f"duplicate image {name} or id {image['id']}")
         own = by_image.pop(image["id"])
-        found.pictures[key] = {
+        found.pictures[name] = {
             BOXES: [each["bbox"] for each in own],
             BOX_LABELS: [numbers[each["category_id"]] for each in own],
             **{n: [each.get(n, _NOTHING.get(n)) for each in own] for n in found.more},
         }
         if image.get("height") and image.get("width"):
-            found.sizes[key] = int(image["height"]), int(image["width"])
+            found.sizes[name] = int(image["height"]), int(image["width"])
 
 
 def _fill_keypoints(
@@ -119,7 +120,8 @@ def _mirrored(names: Sequence[str]) -> tuple[tuple[int, int], ...]:
         >>> _mirrored(["nose", "L_Eye", "R_Eye"]), _mirrored(["ankleLeft", "ankleRight", "lip"])
         (((1, 2),), ((0, 1),))
     """
-    places = {name: place for place, name in enumerate(names)}
-    others = [_LEFT.sub(lambda found: _RIGHT[found[0]], name) for name in names]
-    pairs = zip(names, others, strict=True)
-    return tuple((places[n], places[o]) for n, o in pairs if n != o and o in places)
+    words = [[word.lower() for word in _WORD.findall(name)] for name in names]
+    places = {tuple(each): i for i, each in enumerate(words)}
+    others = [tuple(_OTHER_SIDE.get(word, word) for word in each) for each in words]
+    pairs = zip(words, others, strict=True)
+    return tuple((i, places[o]) for i, (w, o) in enumerate(pairs) if o != tuple(w) and o in places)

@@ -53,7 +53,8 @@ class _Chosen:
             hint = f"{kind.names.capitalize()} end in {' '.join(sorted(kind.suffixes))}"
             if kind is PICTURES:
                 hint += "; tar, Parquet and IDX files are looked for here alone, not below"
-            raise SourceError(f"no {kind.names}, but {seen or 'no files'}", listing.root, hint)
+            what = f"no {kind.names}, but {seen}" if seen else "no files"
+            raise SourceError(what, listing.root, hint)
 
     def _choose(self, kind: FileKind, without: str) -> Iterator[tuple[str, int, int]]:
         """Note numbers and classes of the files, and yield their paths, sizes and marks."""
