@@ -320,7 +320,9 @@ def reduced_boxes(
     Halves are rounded up; a box has at least one pixel, and is inside the image if it was. ``sizes`` ``(N, 2)`` are
     those of the whole images.
     """
-    factor, (starts, extents) = reductions[:, None], np.split(boxes, 2, axis=1)
+    if reductions.max(initial=1) == 1:
+        return boxes
+    factor, starts, extents = reductions[:, None], boxes[:, :2], boxes[:, 2:]
     ends, lengths = starts + extents, -(-sizes // factor)
     first, last = ((2 * edge + factor) // (2 * factor) for edge in (starts, ends))
     # Less than half a pixel across: the one at its centre.

@@ -69,7 +69,7 @@ def rows_of(heads: Heads) -> Iterator[PictureHead]:
 
 def sizes_of(heads: Heads) -> Ints:
     """Return height and width of each picture, ``(N, 2)``."""
-    return np.stack([heads["height"], heads["width"]], axis=1)
+    return np.array([heads["height"], heads["width"]]).T
 
 
 def picture_heads(

@@ -79,7 +79,7 @@ def parts_of(heads: Heads, boxes: Ints, num_threads: int = 1) -> Ints:
     ends = (boxes[:, 0] + boxes[:, 2]).clip(0) + _MARGIN
     # Less saves too little to be worth a copy of the file.
     can_end = (heads["height_at"] > 0) & (ends * 16 <= heads["height"] * 15)
-    parts[can_end, 2:] = np.stack([ends, heads["width"]], axis=1)[can_end]
+    parts[:, 2], parts[:, 3] = ends * can_end, heads["width"] * can_end
     numbers = np.flatnonzero(heads["interval"])
     if not len(numbers):
         return parts

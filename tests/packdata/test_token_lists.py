@@ -192,6 +192,12 @@ def test_masks_and_ids_beside_texts_are_refused_from_a_later_line_on_too(
         pack(source, tmp_path / "p", tokenizer="bytes")
 
 
+def test_a_first_line_of_megabytes_has_its_columns(tmp_path: Path) -> None:
+    source = write_rows(tmp_path / "a.jsonl", {"input_ids": [[7] * 1_000_000, [8]]})
+
+    assert documents(pack(source, tmp_path / "p")) == [[7] * 1_000_000, [8]]
+
+
 def test_ids_that_begin_and_end_documents_are_put_where_they_are_missing(tmp_path: Path) -> None:
     columns = {"input_ids": [[1, 5, 2], [6]], "labels": [[-100, 5, 2], [6]]}
     source = write_rows(tmp_path / "a.parquet", columns)

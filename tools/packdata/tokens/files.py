@@ -19,7 +19,14 @@ from packdata.copies import opened_in_order
 from packdata.delimited import CsvRows
 from packdata.parsing import json_object
 from packdata.reading import LocalFile, RemoteFile
-from packdata.rows import DELIMITED, JSON_LINES, compression_of, open_text, suffix_inside
+from packdata.rows import (
+    DELIMITED,
+    JSON_LINES,
+    MAX_ROW_BYTES,
+    compression_of,
+    open_text,
+    suffix_inside,
+)
 from packdata.sources.listed import Listing, look_at
 from packdata.sources.names import check_name, foreign_hint, suffix_of
 from packdata.sources.opening import check_folder
@@ -176,7 +183,10 @@ def columns_of(file: SourceFile) -> pa.Schema:
         return pa.schema([(name, pa.string()) for name in CsvRows(file.file).columns])
     if file.kind != "jsonl":
         return open_row_file(file.file).schema
-    lines = file.head(_FIRST_BYTES).removeprefix(BOM).split(b"\n")
+    head = file.head(_FIRST_BYTES)
+    if b"\n" not in head:
+        head = file.head(MAX_ROW_BYTES)
+    lines = head.removeprefix(BOM).split(b"\n")
     columns: dict[str, pa.DataType] = {}
     for line in islice(filter(bytes.strip, lines), _FIRST_ROWS):
         with suppress(ValueError):  # the packing names what cannot be read
