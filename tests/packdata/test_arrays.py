@@ -293,7 +293,7 @@ def test_a_listed_file_that_is_missing_is_named_with_its_line(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda path: path.mkdir(), "but no files"),
+        (lambda path: path.mkdir(), ": no arrays"),
         (lambda path: (path / "a").mkdir(parents=True), "no arrays"),
         (lambda path: save(path, {"a": [1.0], "b/c": [1.0]}), "beside folders of arrays"),
         (lambda path: path.write_bytes(b""), "this kind of source is not known"),

@@ -53,7 +53,7 @@ class _Chosen:
             hint = f"{kind.names.capitalize()} end in {' '.join(sorted(kind.suffixes))}"
             if kind is PICTURES:
                 hint += "; tar, Parquet and IDX files are looked for here alone, not below"
-            what = f"no {kind.names}, but {seen}" if seen else "no files"
+            what = f"no {kind.names}" + (f", but {seen}" if seen else "")
             raise SourceError(what, listing.root, hint)
 
     def _choose(self, kind: FileKind, without: str) -> Iterator[tuple[str, int, int]]:
