@@ -124,9 +124,8 @@ class TokensRecipe(Recipe):
             documents = self._enclose(documents)
         labels = documents.labels
         if labels is not None and len(documents):
-            learned = np.append(0, np.cumsum(labels != IGNORED))
-            is_none = learned[documents.ends] == learned[documents.starts]
-            self.tally.add(NO_TARGET, int(is_none.sum()))
+            has_target = np.logical_or.reduceat(labels != IGNORED, documents.starts)
+            self.tally.add(NO_TARGET, len(documents) - int(has_target.sum()))
         return block_of(documents.data, documents.ends, self.field.row_tokens, labels)
 
     def _enclose(self, documents: Documents) -> Documents:
@@ -144,6 +143,8 @@ class TokensRecipe(Recipe):
             behind &= ids[ends - 1] != eod
         # Where one document ends the next one begins: its end comes first.
         at = np.concatenate([ends[behind], starts[before]])
+        if not len(at):
+            return documents
         added = np.repeat([eod or 0, bos or 0], [behind.sum(), before.sum()])
         if labels is not None:
             # An end is a target where what stands before it is one; a begin follows from nothing.
