@@ -103,7 +103,13 @@ def audit(
 def audit_plans(
     plans: Sequence[Plan], *, order: Order | None = None, epoch: int = 0
 ) -> AuditReport:
-    """Audit one plan per rank, however they were made; the first one says what is promised."""
+    """Audit plans, however they were made.
+
+    Args:
+        plans: One for each rank; the first one says what is promised.
+        order: Checked as well, if it is given: no two positions may have the same sample and draw.
+        epoch: Of the order.
+    """
     plan, steps = plans[0], tuple(each.num_remaining_steps for each in plans)
     counts = _delivered_counts(plans)
     excess = counts.astype(np.int64) - _promised_counts(plan)

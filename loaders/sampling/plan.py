@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     Int64s = npt.NDArray[np.int64]
     Bools = npt.NDArray[np.bool_]
 
+# How ranks come to equal lengths: True wraps around, False leaves them uneven, ``"mark"`` wraps and tells real rows.
 Pad: TypeAlias = bool | Literal["mark"]
 # Positions that an order evaluates at once: enough to hide a call's cost, 0.5 MiB of indices.
 CHUNK = 1 << 16

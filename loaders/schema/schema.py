@@ -81,7 +81,14 @@ class Schema:
 
 
 def field_from_json(data: Mapping[str, Any]) -> Field:
-    """Build the field that ``Field.to_json`` described; SchemaError if it is none."""
+    """Build a field.
+
+    Args:
+        data: What ``Field.to_json`` returned: ``kind`` and the field's arguments.
+
+    Raises:
+        SchemaError: It is of no kind that is known, or has other arguments.
+    """
     kind = data.get("kind")
     cls = FIELD_KINDS.get(kind) if isinstance(kind, str) else None
     if cls is None:
