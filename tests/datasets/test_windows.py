@@ -923,3 +923,17 @@ def test_of_many_windows_few_that_lie_over_two_pieces_take_no_memory(tmp_path: P
 
     assert np.array_equal(tokens.reshape(-1).long(), stream_of(documents)[: tokens.numel()])
     assert peak < 3 * tokens.numel() * 2
+
+
+def test_what_is_set_in_the_loop_leaves_the_batches_of_this_iteration_whole(folder: Path) -> None:
+    """Windows are finished when they are handed over."""
+    windows = TokenWindows(folder, 10)
+    expected = [type(batch)._fields for batch in DataLoader(windows, 4, num_workers=0)]
+    loader, fields = DataLoader(windows, 4, num_workers=0), []
+
+    for batch in loader:
+        fields.append(type(batch)._fields)
+        loader.collate_fn = len
+
+    assert fields == expected
+    assert set(loader) <= {1, 2, 3, 4}
