@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class Begin(NamedTuple):
-    """Begin a pass; what is left of the one before is given up."""
+    """Begin a pass, and drop what is left of the previous one."""
 
     payload: bytes | None  # the pickled maker; None: that of the pass before
-    epoch: int | None  # of the maker's dataset; None: as it is
+    epoch: int | None  # to set on the maker's dataset; None: leave it
 
 
 class Begun(NamedTuple):

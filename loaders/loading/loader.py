@@ -213,7 +213,7 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
             super().__setattr__(name, value)
 
     def _follow(self, options: LoaderOptions, given: Mapping[str, Any] | None = None) -> None:
-        """Do as options say from the next iteration on, and drop what was made of others; nothing if they are wrong."""
+        """Use these options from the next iteration on; ValueError, and nothing is changed, if they are invalid."""
         self._served, self._finisher = options.halves()
         self._options = options
         # Not properties: frameworks make loaders anew of ``vars``.

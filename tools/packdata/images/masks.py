@@ -139,7 +139,7 @@ def _label_map(label_map: Location | str) -> dict[int, int]:
 class Masks:
     """The masks of a source, all stored as ``dtype``.
 
-    That is what the class map says, or what is asked for; else uint16 if one of the first masks is, and uint8 if not.
+    That is the dtype of the class map, or the given one; by default uint16 if one of the first masks is, else uint8.
     """
 
     def __init__(

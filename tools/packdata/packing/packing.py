@@ -100,12 +100,12 @@ class Packing:
         dst: The destination, a folder or a URL.
         folders: The datasets below it that will be filled; "" is the destination itself.
         plan: All that decides the output, flat (``flatten_plan``): the same one goes on where it was killed, and finds
-            itself done. Empty where nothing can do that, as where a program gives the samples.
+            itself done. Empty where a packing cannot be continued, as when a program passes the samples.
         overwrite: Replace the datasets that are there, and drop an unfinished packing of another
             plan.
         of_packed: The samples are those of packed datasets, whose provenance says what packed them; none is rejected,
-            and other datasets may be below the destination. They are soon there again: as without a plan, an error
-            leaves nothing, and any packing drops what a kill leaves. Else all that is left is kept for the same plan.
+            and other datasets may be below the destination. Copying them again is cheap: as without a plan, an error
+            leaves nothing, and any packing deletes what a kill left. Otherwise the same plan continues.
         adds: Add to the dataset that is there (``Made.before``).
         link: Link whole shards where the file system has links.
 
@@ -155,7 +155,7 @@ class Packing:
         with explained(self.dst, "cannot be packed into"), ExitStack() as opened:
             place = opened.enter_context(self._working_place())
             self._work = place.absolute() / PACKING_NAME
-            # Who has its lock in the destination packs alone: shards that no manifest names are of others that ended.
+            # With the lock in the destination no other packing runs there: unnamed shards are leftovers.
             self._owns_shards = place == self.dst
             self._begin(opened)
             self._open = opened.pop_all()
@@ -184,7 +184,7 @@ class Packing:
             self._seen = marks_at(self._store, self.folders)
 
     def _find_made(self) -> bool:
-        """Tell whether the datasets are there, as the same plan has made them; take over what they say."""
+        """Return whether the same plan has published the datasets; read their manifests and rejects."""
         if self._plan and not self._overwrite:
             self.manifests = made_at(self._store, self.folders, self._plan)
             self.is_published = bool(self.manifests)
@@ -233,7 +233,7 @@ class Packing:
         for folder in {*folders} - {"", *self.folders} if self._owns_shards else ():
             place = self._work.parent / folder
             if place.is_dir():
-                with locked(place):  # of a packing that was killed: it goes
+                with locked(place):  # removes the lock of a killed packing
                     pass
                 with suppress(OSError):  # a dataset lies there
                     place.rmdir()

@@ -1,4 +1,4 @@
-"""What is asked of a packing, whatever it packs: options of commands, and keyword arguments of functions.
+"""Settings of a packing, whatever its source: options of commands, and keyword arguments of functions.
 
 The dataclasses declare them. Type checkers and editors know them by a TypedDict, which ``Unpack`` takes in a signature:
 it has the fields of its dataclass, and a test says so.
@@ -25,9 +25,9 @@ OnError = Literal["fail", "skip"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """What is asked of all that packs; what stands in braces is filled in by a command.
+    """Settings of every run. A command fills in the braces in their help.
 
-    The bytes depend on format and size of the shards alone, which None leaves to what is packed.
+    The bytes depend on format and size of the shards alone; None: the default of that kind of data.
 
     Raises:
         ValueError: One is none of its choices, or out of range.
@@ -50,7 +50,7 @@ class RunSettings:
         "at a {item} that cannot be packed: stop (default), or skip it, list it in rejected.jsonl, and exit with 3",
         choices=get_args(OnError),
     )
-    # What is there can be read until all that replaces it is complete.
+    # The old dataset can be read until the new one is complete.
     overwrite: bool = opt(False, "replace {old}")
     progress: Progress | None = opt(None, "called for every sample")
 
@@ -58,7 +58,7 @@ class RunSettings:
         check_options(self)
         if self.shard_bytes is not None:
             object.__setattr__(self, "shard_bytes", whole_number("shard_bytes", self.shard_bytes))
-            # Of no format yet, LMDB has the largest.
+            # Without a format: the larger limit, that of LMDB.
             check_shard_options(self.format or "lmdb", self.shard_bytes)
 
     def or_usual(self, format: Format, shard_bytes: int | None = None) -> Self:
@@ -75,9 +75,9 @@ class RunSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackSettings(RunSettings):
-    """The same, and what is asked where a source is packed."""
+    """Settings of packing a source: order and part, beside those of every run."""
 
-    # Left out, the plan knows; None is the order of the source.
+    # Default: chosen by the plan. None: the order of the source.
     shuffle: int | EllipsisType | None = opt(
         ...,
         "pack {drawn} in a random order drawn from this seed (default: {order})",
