@@ -427,6 +427,7 @@ def test_names_of_defaults_are_a_list(tmp_path: Path) -> None:
     [
         (pack_images, {"size": 256}, "sizes"),
         (pack_images, {"column": "a"}, "image_column"),
+        (pack_images, {"array_column": "a"}, "image_column"),
         (pack_images, {"zzz": 1}, "sizes, fit"),
         (pack_images, {"sizes": 1.5}, "sizes"),
         (pack_images, {"boxes": 3}, "boxes"),

@@ -258,7 +258,7 @@ def plan_arrays(
         SchemaError: The options contradict each other, or do not fit the source.
     """
     settings = take(PackSettings, options)
-    source = take(SourceOptions, options, column="array_column")
+    source = take(SourceOptions, options)
     array_options = ArrayOptions(**options)
     sources = listed_sources(src)
     open_again = partial(open_splits, sources, source, ARRAYS)
@@ -268,7 +268,7 @@ def plan_arrays(
     return FilesPlan(sources, splits, settings.or_usual(usual), ARRAYS, open_again)
 
 
-@takes(ArrayOptions, SourceOptions, PackSettings, column="array_column")
+@takes(ArrayOptions, SourceOptions, PackSettings, without="image_column")
 def pack_arrays(
     src: Location | str | Sequence[Location | str],
     dst: Location | str,
@@ -280,9 +280,9 @@ def pack_arrays(
         src: A folder of ``.npy`` and ``.npz`` files, or of one folder per class; a ``.csv``,
             ``.tsv`` or ``.jsonl`` list of such files; or a folder of splits.
         dst: A folder that is new or empty.
-        options: Those of ``ArrayOptions`` (``packdata.arrays``), ``SourceOptions`` (``packdata.files.splits``;
-            their ``column`` is ``array_column`` here) and ``PackSettings`` (``packdata.packing.settings``). By default
-            the format is LMDB for arrays of 1 MiB and more, else Parquet.
+        options: Those of ``ArrayOptions`` (``packdata.arrays``), ``SourceOptions`` (``packdata.files.splits``)
+            and ``PackSettings`` (``packdata.packing.settings``). By default the format is LMDB for arrays of 1 MiB and
+            more, else Parquet.
 
     Raises:
         SourceError: The source, or an array in it, cannot be packed.

@@ -9,7 +9,6 @@ import math
 from dataclasses import field, fields
 from functools import wraps
 from inspect import Parameter, signature
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -42,7 +41,7 @@ def opt(
         default: ``True`` or ``False`` make a switch, ``()`` without ``metavar`` names.
         help: What the option does, for ``--help``.
         metavar: What it takes.
-        name: How it is called on the command line, if not as the field.
+        name: Of the option on the command line, if not that of the field.
         within: The least and the largest whole number that it may be; None for no limit.
         argument: What else ``add_argument`` gets; ``choices`` hold in Python, too.
     """
@@ -58,45 +57,35 @@ def opt(
     return field(default=default, metadata=about)
 
 
-def add_options(group: Any, kind: type, **names: str) -> None:
-    """Add the options of a dataclass to a parser or a group of one.
-
-    Args:
-        group: A parser, or a group of one.
-        kind: The dataclass.
-        names: Other names of fields, in Python and on the command line.
-    """
+def add_options(group: Any, kind: type, without: str = "") -> None:
+    """Add the options of a dataclass, all but that of the field ``without``, to a parser or a group of one."""
     for each in fields(kind):
-        if "argument" in each.metadata:
-            add_option(group, each, names.get(each.name, each.name))
+        if each.metadata and each.name != without:
+            add_option(group, each)
 
 
-def add_option(group: Any, option: Field[Any], dest: str, **words: str) -> None:
+def add_option(group: Any, option: Field[Any], **words: str) -> None:
     """Add the option that a field is; ``words`` stand in its help, for what is there in braces."""
     argument = {**option.metadata["argument"]}
     argument["help"] = argument["help"].format(**words)
-    flag = f"--{option.metadata['name'] or dest.replace('_', '-')}"
+    flag = f"--{option.metadata['name'] or option.name.replace('_', '-')}"
     default = [] if option.default == () else option.default
-    group.add_argument(flag, dest=dest, default=default, **argument)
+    group.add_argument(flag, dest=option.name, default=default, **argument)
 
 
-def takes(*kinds: type, hint: str = "", **names: str | None) -> Callable[[_FunctionT], _FunctionT]:
+def takes(*kinds: type, without: str = "", hint: str = "") -> Callable[[_FunctionT], _FunctionT]:
     """Return a decorator for a function whose ``**options`` are fields of ``kinds``: its signature shows them.
 
-    Any other argument is a TypeError, which ends in ``hint``. ``names`` are other names of fields, as for
-    ``add_options``; None of one that is not taken.
+    All but the field ``without``. Any other argument is a TypeError, which ends in ``hint``.
     """
 
     def decorate(function: Any) -> Any:
         own = signature(function)
         shown = {p.name: p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD}
-        for each in chain.from_iterable(map(fields, kinds)):
-            name = names.get(each.name, each.name)
-            if name is not None and "argument" in each.metadata:
-                made = Parameter(
-                    name, Parameter.KEYWORD_ONLY, default=each.default, annotation=each.type
-                )
-                shown.setdefault(name, made)
+        for kind in kinds:
+            for name, each in signature(kind).parameters.items():
+                if name != without:
+                    shown[name] = each.replace(kind=Parameter.KEYWORD_ONLY)
 
         @wraps(function)
         def checked(*args: Any, **options: Any) -> Any:
@@ -111,8 +100,8 @@ def takes(*kinds: type, hint: str = "", **names: str | None) -> Callable[[_Funct
     return decorate
 
 
-def take(kind: type[_OptionsT], options: dict[str, Any], **names: str) -> _OptionsT:
-    """Make a dataclass of the ``options`` that are its fields; the others are left. ``names`` as for ``add_options``.
+def take(kind: type[_OptionsT], options: dict[str, Any]) -> _OptionsT:
+    """Make a dataclass of the ``options`` that are its fields; the others are left.
 
     Example:
         >>> from packdata.packing.settings import RunSettings
@@ -120,8 +109,8 @@ def take(kind: type[_OptionsT], options: dict[str, Any], **names: str) -> _Optio
         >>> take(RunSettings, options).workers, options
         (2, {'quality': 80})
     """
-    taken = {name: names.get(name, name) for name in signature(kind).parameters}
-    return kind(**{name: options.pop(n) for name, n in taken.items() if n in options})
+    names = [name for name in signature(kind).parameters if name in options]
+    return kind(**{name: options.pop(name) for name in names})
 
 
 def check_options(options: Any) -> None:

@@ -76,7 +76,7 @@ def seed(what: str) -> Argument:
 def setting(name: str, **words: str) -> Argument:
     """Return the option that one of the ``PackSettings`` is; ``words`` stand in its help."""
     (declared,) = (each for each in fields(PackSettings) if each.name == name)
-    return lambda parser: add_option(parser, declared, name, **words)
+    return lambda parser: add_option(parser, declared, **words)
 
 
 JSON = switch("--json", "print the result as JSON")
@@ -84,10 +84,10 @@ WORKERS = setting("workers")
 DATASETS = place("dataset", "folder or URL of the dataset, or a folder of several")
 
 
-def given(args: argparse.Namespace, *kinds: type, **names: str) -> dict[str, Any]:
-    """Return the arguments that are fields of dataclasses; ``names`` as of ``add_options``."""
-    found = (names.get(each.name, each.name) for each in chain.from_iterable(map(fields, kinds)))
-    return {name: getattr(args, name) for name in found if name in args}
+def given(args: argparse.Namespace, *kinds: type) -> dict[str, Any]:
+    """Return the arguments that are fields of dataclasses."""
+    names = (each.name for each in chain.from_iterable(map(fields, kinds)))
+    return {name: getattr(args, name) for name in names if name in args}
 
 
 def with_options(text: str, args: argparse.Namespace) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import wraps
 from pkgutil import resolve_name
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from loaders.errors import SourceError
@@ -86,7 +85,7 @@ def _packs(
     *,
     src: str,  # what SRC is
     options: Mapping[str, str],  # dataclasses by title, as module:name: imported when needed
-    names: Mapping[str, str] = MappingProxyType({}),  # other names of their fields
+    without: str = "",  # a field of theirs that is of other data
     item: str = "file",  # what may be bad: file, row, ...
     unit: str,  # what is counted while it packs
     usual: str,  # the format, if none is given, or what it depends on
@@ -109,7 +108,7 @@ def _packs(
 
     def add(parser: Any) -> None:
         for title, kind in options.items():
-            add_options(parser.add_argument_group(title), resolve_name(kind), **names)
+            add_options(parser.add_argument_group(title), resolve_name(kind), without)
         group = parser.add_argument_group("packing")
         for each in packing:
             each(group)
@@ -120,7 +119,7 @@ def _packs(
         @wraps(make_plan)
         def run(args: Namespace) -> int:
             kinds = map(resolve_name, options.values())
-            return _run(args, make_plan, given(args, PackSettings, *kinds, **names))
+            return _run(args, make_plan, given(args, PackSettings, *kinds))
 
         run.__doc__ = f"{make_plan.__doc__}{_AGAIN}"
         places = argument("src", src, nargs="+", metavar="SRC", type=parse_target), _DST
@@ -177,7 +176,7 @@ def _show(args: Namespace, result: SourcePlan | Summary) -> int:
         "source": "packdata.files.splits:SourceOptions",
         "shapes": "packdata.images.shapes:ShapeOptions",
     },
-    names={"column": "image_column"},
+    without="array_column",
     unit="images",
     usual="lmdb for files, else parquet",
     shuffles="the pictures of folders and lists",
@@ -204,7 +203,7 @@ def images(args: Namespace, options: dict[str, Any]) -> SourcePlan:
         "arrays": "packdata.arrays:ArrayOptions",
         "source": "packdata.files.splits:SourceOptions",
     },
-    names={"column": "array_column"},
+    without="image_column",
     unit="arrays",
     usual="lmdb for arrays of 1 MB and more, else parquet",
     shuffles="the arrays of folders and lists",

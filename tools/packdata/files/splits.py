@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from packdata.reading import File
     from packdata.sources.base import Source
 
+_COLUMN = "column of files or their paths (default: guessed)"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
@@ -49,7 +51,9 @@ class SourceOptions:
         "FILE|DATASET",
         type=parse_target,
     )
-    column: str | None = opt(None, "column of files or their paths (default: guessed)", "NAME")
+    # The first is an option of pictures, the second of arrays.
+    image_column: str | None = opt(None, _COLUMN, "NAME")
+    array_column: str | None = opt(None, _COLUMN, "NAME")
     mask_column: str | None = opt(
         None, "column of masks (default: 'mask', if there is one)", "NAME"
     )
@@ -91,7 +95,9 @@ def open_splits(
     options = options or SourceOptions()
     parts, beside = _parts_of(listed_sources(src), kind)
     without = split_suffix(options.mask_suffix)[1] if options.masks is None else ""
-    columns = ColumnNames(options.column, options.mask_column, options.label_column)
+    columns = ColumnNames(
+        options.image_column or options.array_column, options.mask_column, options.label_column
+    )
     opened = partial(open_source, kind=kind, without=without, columns=columns)
     sources = {name: opened(each) for name, each in parts.items()}
     in_folders = [s for s in sources.values() if isinstance(s, FolderSource) and s.labels]

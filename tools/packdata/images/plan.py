@@ -54,7 +54,7 @@ def plan_images(src: Location | str | Sequence[Location | str], **options: Any) 
     """
     settings = take(PackSettings, options)
     sources, shapes = listed_sources(src), take(ShapeOptions, options)
-    source = take(SourceOptions, options, column="image_column")
+    source = take(SourceOptions, options)
     image_options, has_annotations = ImageOptions(**options), shapes.annotations is not None
     extend = shapes.extend
     if source.classes is not None and (has_annotations or shapes.box_labels is not None):
@@ -78,7 +78,7 @@ def _usual_format(splits: Sequence[tuple[str, ImagesRecipe]]) -> Format:
     return "parquet" if is_ours else "lmdb"
 
 
-@takes(ImageOptions, SourceOptions, ShapeOptions, PackSettings, column="image_column")
+@takes(ImageOptions, SourceOptions, ShapeOptions, PackSettings, without="array_column")
 def pack_images(
     src: Location | str | Sequence[Location | str],
     dst: Location | str,
@@ -90,10 +90,10 @@ def pack_images(
         src: A folder, list, tar, Parquet or IDX source, or a folder of splits; several tars or Parquet files are one,
             in their order.
         dst: A folder that is new or empty.
-        options: Those of ``ImageOptions`` (``packdata.images.recipe``), ``SourceOptions`` (``packdata.files.splits``;
-            their ``column`` is ``image_column`` here), ``ShapeOptions`` (``packdata.images.shapes``) and
-            ``PackSettings`` (``packdata.packing.settings``). By default the format is Parquet for raw pixels, else
-            LMDB. To a URL the pictures of folders and lists are packed in a random order, unless ``shuffle`` is None.
+        options: Those of ``ImageOptions`` (``packdata.images.recipe``), ``SourceOptions`` (``packdata.files.splits``),
+            ``ShapeOptions`` (``packdata.images.shapes``) and ``PackSettings`` (``packdata.packing.settings``). By
+            default the format is Parquet for raw pixels, else LMDB. To a URL the pictures of folders and lists are
+            packed in a random order, unless ``shuffle`` is None.
 
     Raises:
         SourceError: The source, or a picture in it, cannot be packed.

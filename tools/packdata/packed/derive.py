@@ -75,7 +75,7 @@ class CopyOptions(Recoding):
             raise SchemaError(f"fields must be different names, at least one, got {list(kept)}")
 
 
-@takes(RunSettings, on_error=None)
+@takes(RunSettings, without="on_error")
 def copy_dataset(
     src: Location | str,
     dst: Location | str,
@@ -109,7 +109,7 @@ def copy_dataset(
     return write_datasets(dst, "copy", [view], {"": content}, asked, run_settings)
 
 
-@takes(RunSettings, on_error=None)
+@takes(RunSettings, without="on_error")
 def split(
     src: Location | str,
     dst: Location | str,

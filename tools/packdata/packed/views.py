@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from packdata.packing.summary import Summary
 
 
-@takes(RunSettings, on_error=None)
+@takes(RunSettings, without="on_error")
 def write(
     view: Any,
     dst: Location | str,
