@@ -24,12 +24,13 @@ from loaders.system.limits import usable_cores
 from packdata import pack, write
 from packdata.arrays import ArrayOptions, pack_arrays
 from packdata.cli import COMMANDS, main
+from packdata.commands.common import options_of
 from packdata.delimited import CsvOptions
 from packdata.files.splits import SourceOptions
 from packdata.images.plan import pack_images
 from packdata.images.recipe import ImageOptions
 from packdata.images.shapes import ShapeOptions
-from packdata.options import add_options, check_options, opt
+from packdata.options import check_options, opt
 from packdata.packed.derive import CopyOptions, copy_dataset, split
 from packdata.packing.engine import pack_recipes
 from packdata.packing.settings import PackArguments, PackSettings, RunArguments, RunSettings
@@ -512,7 +513,8 @@ class Ranged:
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_both_ends_of_a_range_are_in_it(number: int) -> None:
     parser = argparse.ArgumentParser()
-    add_options(parser, Ranged)
+    parser.set_defaults(declared={})
+    options_of(f"{__name__}:Ranged")(parser)
 
     check_options(Ranged(number))
     assert parser.parse_args(["--number", str(number)]).number == number

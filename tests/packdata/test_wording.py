@@ -35,7 +35,8 @@ from tests.packdata.test_tokens import documents, write
 def test_the_command_line_adds_the_options_of_arguments_that_a_message_names(
     text: str, named: str
 ) -> None:
-    options = argparse.Namespace(row_tokens=2, overwrite=False, shard_bytes=1)
+    declared = {"shard_bytes": "--shard-size"}
+    options = argparse.Namespace(row_tokens=2, overwrite=False, shard_bytes=1, declared=declared)
 
     expected = f"{text} (option: {named})" if named else text
     assert with_options(text, options) == expected

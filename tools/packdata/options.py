@@ -20,7 +20,6 @@ from loaders.text import parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from dataclasses import Field
 
 _FunctionT = TypeVar("_FunctionT")
 _OptionsT = TypeVar("_OptionsT")
@@ -53,24 +52,8 @@ def opt(
         argument["metavar"] = metavar
     if within is not None:
         argument["type"] = number_from(within[0], within[1] or math.inf)
-    about = {"argument": {"help": help, **argument}, "name": name, "within": within}
-    return field(default=default, metadata=about)
-
-
-def add_options(group: Any, kind: type, without: str = "") -> None:
-    """Add the options of a dataclass, all but that of the field ``without``, to a parser or a group of one."""
-    for each in fields(kind):
-        if each.metadata and each.name != without:
-            add_option(group, each)
-
-
-def add_option(group: Any, option: Field[Any], **words: str) -> None:
-    """Add the option that a field is; ``words`` stand in its help, for what is there in braces."""
-    argument = {**option.metadata["argument"]}
-    argument["help"] = argument["help"].format(**words)
-    flag = f"--{option.metadata['name'] or option.name.replace('_', '-')}"
-    default = [] if option.default == () else option.default
-    group.add_argument(flag, dest=option.name, default=default, **argument)
+    argument |= {"help": help, "default": [] if default == () else default}
+    return field(default=default, metadata={"argument": argument, "name": name, "within": within})
 
 
 def takes(*kinds: type, without: str = "", hint: str = "") -> Callable[[_FunctionT], _FunctionT]:

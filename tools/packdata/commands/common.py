@@ -7,16 +7,17 @@ import re
 import sys
 from contextlib import contextmanager
 from dataclasses import fields
+from functools import partial
 from inspect import cleandoc
-from itertools import chain
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from loaders.commandline import Command, number_from, show
 from loaders.errors import LoadersError, SchemaError
 from loaders.remote.url import URL, Location
 from loaders.text import printable
-from packdata.options import add_option, parse_source
-from packdata.packing.settings import PackSettings
+from packdata.options import parse_source
+from packdata.packing.shards import DEFAULT_SHARD_BYTES
 
 if TYPE_CHECKING:
     import argparse
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     Argument = Callable[[Any], object]  # adds one to a parser, or to a group of one
 
-_FLAGS = {"shard_bytes": "--shard-size", "sizes": "--size", "header": "--no-header"}
+SHARD_SIZE = f"{DEFAULT_SHARD_BYTES >> 20}MB"  # by default
 _NAMED = re.compile(r"(?<![\w'\"/.-])([a-z]+(?:_[a-z]+)*)\b(?:(=)|(?![\w'\"/.-]))")
 
 
@@ -34,6 +35,7 @@ def command(
     """Return a decorator that makes a command of a function: its name and docstring are what ``--help`` shows."""
 
     def add(parser: Any) -> None:
+        parser.set_defaults(declared={})  # by ``options_of``
         for each in arguments:
             each(parser)
 
@@ -73,21 +75,54 @@ def seed(what: str) -> Argument:
     return argument("--seed", help, type=int, default=0, metavar="N")
 
 
-def setting(name: str, **words: str) -> Argument:
-    """Return the option that one of the ``PackSettings`` is; ``words`` stand in its help."""
-    (declared,) = (each for each in fields(PackSettings) if each.name == name)
-    return lambda parser: add_option(parser, declared, **words)
+def group(title: str, *arguments: Argument) -> Argument:
+    """Return arguments that ``--help`` lists below a title."""
+
+    def add(parser: Any) -> None:
+        titled = parser.add_argument_group(title)
+        for each in arguments:
+            each(titled)
+
+    return add
+
+
+def options_of(
+    kind: str, *names: str, without: str = "", help: str = "", **words: str
+) -> Argument:
+    """Return the options that the fields of a dataclass are.
+
+    Parsed arguments have them as ``declared``: by name of the field, how its option is typed.
+
+    Args:
+        kind: The dataclass, as module:name, imported when it is needed.
+        names: Its fields, if not all.
+        without: A field to leave out.
+        help: What the option does here, if not what its field says.
+        words: What stands in the help, for what is there in braces.
+    """
+
+    def add(parser: Any) -> None:
+        known = {each.name: each.metadata for each in fields(resolve_name(kind)) if each.metadata}
+        known.pop(without, None)
+        for name in names or known:
+            flag = f"--{known[name]['name'] or name.replace('_', '-')}"
+            argument = {"dest": name, **known[name]["argument"]}
+            argument["help"] = (help or argument["help"]).format(**words)
+            parser.add_argument(flag, **argument)
+            parser.get_default("declared")[name] = flag
+
+    return add
 
 
 JSON = switch("--json", "print the result as JSON")
+setting = partial(options_of, "packdata.packing.settings:PackSettings")
 WORKERS = setting("workers")
 DATASETS = place("dataset", "folder or URL of the dataset, or a folder of several")
 
 
-def given(args: argparse.Namespace, *kinds: type) -> dict[str, Any]:
-    """Return the arguments that are fields of dataclasses."""
-    names = (each.name for each in chain.from_iterable(map(fields, kinds)))
-    return {name: getattr(args, name) for name in names if name in args}
+def given(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the values of all options that fields of dataclasses declare."""
+    return {name: getattr(args, name) for name in args.declared}
 
 
 def with_options(text: str, args: argparse.Namespace) -> str:
@@ -95,12 +130,12 @@ def with_options(text: str, args: argparse.Namespace) -> str:
 
     Example:
         >>> from argparse import Namespace
-        >>> with_options("Pass overwrite=True to replace it", Namespace(overwrite=False))
+        >>> with_options("Pass overwrite=True to replace it", Namespace(overwrite=False, declared={}))
         'Pass overwrite=True to replace it (option: --overwrite)'
     """
     # A single word is one of English, too, unless a value follows.
     found = [name for name, equals in _NAMED.findall(text) if equals or "_" in name]
-    named = [_FLAGS.get(n, f"--{n.replace('_', '-')}") for n in vars(args) if n in found]
+    named = [args.declared.get(n, f"--{n.replace('_', '-')}") for n in vars(args) if n in found]
     word = "option" if len(named) == 1 else "options"
     return f"{text} ({word}: {', '.join(named)})" if named else text
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import argparse
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from loaders.progress import Meter
 from loaders.remote.options import add_remote
 from packdata.commands.common import (
     JSON,
+    SHARD_SIZE,
     WORKERS,
     argument,
     command,
     given,
+    options_of,
     place,
     seed,
     setting,
@@ -23,9 +25,7 @@ from packdata.commands.common import (
     switch,
     usage_errors,
 )
-from packdata.options import add_options, size_from
-from packdata.packing.settings import RunSettings
-from packdata.packing.shards import DEFAULT_SHARD_BYTES
+from packdata.options import take
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _WRITING = (
     setting("format", usual="that of the source"),
-    setting("shard_bytes", size=f"{DEFAULT_SHARD_BYTES >> 20}MB"),
+    setting("shard_bytes", size=SHARD_SIZE),
     setting("overwrite", old="a dataset at the target"),
     JSON,
     add_remote,
@@ -65,16 +65,10 @@ def _show(args: Namespace, made: Summary) -> int:
     return 0
 
 
-def _copy_options(parser: Any) -> None:
-    from packdata.packed.derive import CopyOptions
-
-    add_options(parser, CopyOptions)
-
-
 @command(
     place("src"),
     place("dst", "folder of the copy, or its URL in a store"),
-    _copy_options,
+    options_of("packdata.packed.derive:CopyOptions"),
     WORKERS,
     *_WRITING,
     example="packdata copy packed/all packed/cats --where 'label == \"cat\"' --fields image,key",
@@ -89,11 +83,11 @@ def copy(args: Namespace) -> int:
     """
     from packdata.packed.derive import CopyOptions, copy_dataset
 
+    settings, meter = given(args), Meter("writing", "samples")
     with usage_errors(args, schema=True):
-        options = CopyOptions(**given(args, CopyOptions))
-    settings, meter = given(args, RunSettings), Meter("writing", "samples")
+        changes = take(CopyOptions, settings)
     with usage_errors(args, schema=False):
-        made = copy_dataset(args.src, args.dst, options, **settings, progress=meter)
+        made = copy_dataset(args.src, args.dst, changes, **settings, progress=meter)
     return _show(args, made)
 
 
@@ -140,7 +134,6 @@ def split(args: Namespace) -> int:
     parts = dict(args.parts)
     if len(parts) < len(args.parts):
         args.parser.error(f"duplicate part in --parts, got {', '.join(n for n, _ in args.parts)}")
-    settings, meter = given(args, RunSettings), Meter("writing", "samples")
     with usage_errors(args, schema=False):
         made = derive.split(
             args.src,
@@ -149,8 +142,8 @@ def split(args: Namespace) -> int:
             by=args.by,
             stratify=args.stratify,
             seed=args.seed,
-            **settings,
-            progress=meter,
+            **given(args),
+            progress=Meter("writing", "samples"),
         )
     return _show(args, made)
 
@@ -160,12 +153,9 @@ def split(args: Namespace) -> int:
     place("dst", "folder of the new dataset"),
     *_JOINING,
     setting("overwrite", old="a dataset that merge has made in DST"),
-    argument(
-        "--shard-size",
-        "rewrite shards to this size, to join many small ones (default: keep them)",
-        dest="shard_bytes",
-        type=size_from,
-        metavar="SIZE",
+    setting(
+        "shard_bytes",
+        help="rewrite shards to this size, to join many small ones (default: keep them)",
     ),
     example="packdata merge packed/train packed/val packed/all",
 )
@@ -177,13 +167,7 @@ def merge(args: Namespace) -> int:
     """
     from packdata.packed import derive
 
-    made = derive.merge(
-        args.dst,
-        args.src,
-        link=not args.no_link,
-        overwrite=args.overwrite,
-        shard_bytes=args.shard_bytes,
-    )
+    made = derive.merge(args.dst, args.src, link=not args.no_link, **given(args))
     return _show(args, made)
 
 

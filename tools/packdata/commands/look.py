@@ -25,6 +25,7 @@ from packdata.commands.common import (
     number,
     place,
     seed,
+    setting,
     show_result,
     switch,
 )
@@ -216,7 +217,7 @@ def _how(parser: Any) -> None:
 @command(
     DATASETS,
     _how,
-    number("--workers", "shards at once (default: all usable cores)"),
+    setting("workers", help="shards at once (default: all usable cores)"),
     JSON,
     add_remote,
     example="packdata verify packed/train",
