@@ -33,7 +33,7 @@ from packdata.images.shapes import ShapeOptions
 from packdata.options import check_options, opt
 from packdata.packed.derive import CopyOptions, copy_dataset, split
 from packdata.packing.engine import pack_recipes
-from packdata.packing.settings import PackArguments, PackSettings, RunArguments, RunSettings
+from packdata.packing.settings import PackSettings, RunSettings
 from packdata.tables import pack_tables
 from packdata.tables.options import TableOptions
 from packdata.tokens.plan import TokenOptions, pack_tokens
@@ -447,15 +447,6 @@ def test_a_wrong_option_is_told_what_may_be_meant(
 ) -> None:
     with pytest.raises(TypeError, match=meant):
         packs(tmp_path / "none", tmp_path / "out", **options)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "kind"), [(RunArguments, RunSettings), (PackArguments, PackSettings)]
-)
-def test_type_checkers_know_the_settings_as_they_are_declared(arguments: Any, kind: Any) -> None:
-    hints = {name: hint.__forward_arg__ for name, hint in arguments.__annotations__.items()}
-
-    assert hints == {each.name: each.type for each in dataclasses.fields(kind)}
 
 
 @pytest.mark.parametrize(

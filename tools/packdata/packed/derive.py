@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -40,11 +40,9 @@ from packdata.tokens.rows import document_hashes, has_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from typing import Unpack
 
     from loaders.data.view import View
     from packdata.packed.rewrite import Content
-    from packdata.packing.settings import RunArguments
     from packdata.packing.summary import Summary
 
 By = Literal["shuffle", "key-hash"]
@@ -80,7 +78,7 @@ def copy_dataset(
     src: Location | str,
     dst: Location | str,
     options: CopyOptions | None = None,
-    **settings: Unpack[RunArguments],
+    **settings: Any,
 ) -> Summary:
     """Write a changed copy of a packed dataset; what is not to be changed is copied byte for byte.
 
@@ -118,7 +116,7 @@ def split(
     by: By = "shuffle",
     stratify: str | None = None,
     seed: int = 0,
-    **settings: Unpack[RunArguments],
+    **settings: Any,
 ) -> Summary:
     """Write each part of a dataset as a dataset, ``dst/<part>``: all parts, or none; records stay as they are.
 

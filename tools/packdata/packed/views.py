@@ -33,11 +33,9 @@ from packdata.values import Preparer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from typing import Unpack
 
     from loaders.data.columns import Column
     from packdata.images.fit import Size
-    from packdata.packing.settings import RunArguments
     from packdata.packing.summary import Summary
 
 
@@ -52,7 +50,7 @@ def write(
     quality: int | None = None,
     add: Mapping[str, Any] | None = None,
     link: bool = True,
-    **settings: Unpack[RunArguments],
+    **settings: Any,
 ) -> Summary:
     """Write the samples of a view as a dataset; records that nothing is asked of stay as they are.
 

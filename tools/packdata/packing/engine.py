@@ -36,10 +36,8 @@ from packdata.recipe import Block, nbytes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-    from typing import Unpack
 
     from loaders.remote.url import Location
-    from packdata.packing.settings import RunArguments
     from packdata.recipe import Recipe, Records, Target
 
 _MAX_BLOCK_BYTES = 64 << 20  # of blocks in flight
@@ -61,7 +59,7 @@ def pack_recipes(
     dst: Location | str,
     *,
     is_unchanged: Callable[[], bool] = lambda: True,
-    **settings: Unpack[RunArguments],
+    **settings: Any,
 ) -> Summary:
     """Pack recipes into one destination and publish their datasets together.
 

@@ -1,13 +1,9 @@
-"""Settings of a packing, whatever its source: options of commands, and keyword arguments of functions.
-
-The dataclasses declare them. Type checkers and editors know them by a TypedDict, which ``Unpack`` takes in a signature:
-it has the fields of its dataclass, and a test says so.
-"""
+"""Settings of a packing, whatever its source: options of commands, and keyword arguments of functions."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, Self, TypedDict, get_args
+from typing import TYPE_CHECKING, Literal, Self, get_args
 
 from loaders.checks import whole_number
 from loaders.system.limits import usable_cores
@@ -89,21 +85,3 @@ class PackSettings(RunSettings):
         "pack only part I of N (I counts from 0), on any machine; 'packdata finish DST' joins them",
         "I/N",
     )
-
-
-class RunArguments(TypedDict, total=False):
-    """``RunSettings`` as keyword arguments."""
-
-    format: Format | None
-    shard_bytes: int | None
-    workers: int | None
-    on_error: OnError
-    overwrite: bool
-    progress: Progress | None
-
-
-class PackArguments(RunArguments, total=False):
-    """``PackSettings`` as keyword arguments."""
-
-    shuffle: int | EllipsisType | None
-    part: str | None

@@ -36,9 +36,7 @@ from packdata.tokens.tokenizer import (
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from typing import Unpack
 
-    from packdata.packing.settings import PackArguments
     from packdata.packing.summary import Summary
     from packdata.tokens.options import Eod
     from packdata.tokens.tokenizer import Tokenizer
@@ -95,7 +93,7 @@ def plan_tokens(
     options: TokenOptions | None = None,
     *,
     plan: Location | str | None = None,
-    **settings: Unpack[PackArguments],
+    **settings: Any,
 ) -> TokensPlan:
     """List sources and say what would become of them; trains the tokenizer, if that is asked for.
 
@@ -228,7 +226,7 @@ def pack_tokens(
     options: TokenOptions | None = None,
     *,
     plan: Location | str | None = None,
-    **settings: Unpack[PackArguments],
+    **settings: Any,
 ) -> Summary:
     """Pack text or ids as ``packdata tokens`` does.
 
