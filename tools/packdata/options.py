@@ -9,13 +9,12 @@ import math
 from dataclasses import field, fields
 from functools import wraps
 from inspect import Parameter, signature
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from loaders.checks import as_list, did_you_mean, whole_number
 from loaders.commandline import number_from
 from loaders.errors import RemoteError, SchemaError
-from loaders.remote.url import URL, Location, is_url, url_of
+from loaders.remote.url import URL, Location, is_url, place_of, url_of
 from loaders.text import parse_size
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ _OptionsT = TypeVar("_OptionsT")
 def opt(
     default: Any,
     help: str,
-    metavar: str = "",
+    metavar: str | None = None,
     *,
     name: str = "",
     within: tuple[int, int | None] | None = None,
@@ -46,9 +45,9 @@ def opt(
     """
     if isinstance(default, bool):
         argument["action"] = "store_false" if default else "store_true"
-    elif default == () and not metavar:
+    elif default == () and metavar is None:
         argument |= {"type": parse_names, "action": "extend", "metavar": "NAMES"}
-    elif metavar:
+    else:
         argument["metavar"] = metavar
     if within is not None:
         argument["type"] = number_from(within[0], within[1] or math.inf)
@@ -67,8 +66,8 @@ def takes(*kinds: type, without: str = "", hint: str = "") -> Callable[[_Functio
         shown = {p.name: p for p in own.parameters.values() if p.kind is not p.VAR_KEYWORD}
         for kind in kinds:
             for name, each in signature(kind).parameters.items():
-                if name != without:
-                    shown[name] = each.replace(kind=Parameter.KEYWORD_ONLY)
+                shown[name] = each.replace(kind=Parameter.KEYWORD_ONLY)
+        shown.pop(without, None)
 
         @wraps(function)
         def checked(*args: Any, **options: Any) -> Any:
@@ -179,8 +178,7 @@ def parse_target(text: str) -> URL | str:
 
 def parse_source(text: str) -> Location:
     """Read the path or URL of a dataset."""
-    place = parse_target(text)
-    return Path(place) if isinstance(place, str) else place
+    return place_of(parse_target(text))
 
 
 def unescaped(text: str) -> str:
