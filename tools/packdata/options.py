@@ -51,8 +51,9 @@ def opt(
         argument["metavar"] = metavar
     if within is not None:
         argument["type"] = number_from(within[0], within[1] or math.inf)
-    argument |= {"help": help, "default": [] if default == () else default}
-    return field(default=default, metadata={"argument": argument, "name": name, "within": within})
+    argument["default"] = [] if default == () else default
+    about = {"help": help, "name": name, "within": within, "argument": argument}
+    return field(default=default, metadata=about)
 
 
 def takes(*kinds: type, without: str = "", hint: str = "") -> Callable[[_FunctionT], _FunctionT]:

@@ -56,7 +56,7 @@ def argument(name: str, help: str, **options: Any) -> Argument:
 
 def place(name: str, help: str = "folder or URL of the dataset", **options: Any) -> Argument:
     """Return the place of a packed dataset, or of several."""
-    return argument(name, help, **{"metavar": name.upper(), "type": parse_source} | options)
+    return argument(name, help, metavar=name.upper(), type=parse_source, **options)
 
 
 def switch(name: str, help: str) -> Argument:
@@ -105,10 +105,10 @@ def options_of(
         known = {each.name: each.metadata for each in fields(resolve_name(kind)) if each.metadata}
         known.pop(without, None)
         for name in names or known:
-            flag = f"--{known[name]['name'] or name.replace('_', '-')}"
-            argument = {"dest": name, **known[name]["argument"]}
-            argument["help"] = (help or argument["help"]).format(**words)
-            parser.add_argument(flag, **argument)
+            about = known[name]
+            flag = f"--{about['name'] or name.replace('_', '-')}"
+            said = (help or about["help"]).format(**words)
+            argument(flag, said, dest=name, **about["argument"])(parser)
             parser.get_default("declared")[name] = flag
 
     return add
