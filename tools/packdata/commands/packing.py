@@ -17,6 +17,7 @@ from packdata.commands.common import (
     group,
     number,
     options_of,
+    place,
     setting,
     show_note,
     show_result,
@@ -54,8 +55,7 @@ _PLAN = argument(
 def _places(src: str) -> tuple[Argument, Argument]:
     """Return SRC, which may be several, and DST."""
     source = argument("src", src, nargs="+", metavar="SRC", type=parse_target)
-    target = "folder or URL to pack into: new or empty"
-    return source, argument("dst", target, metavar="DST", type=parse_target)
+    return source, place("dst", "folder or URL to pack into: new or empty")
 
 
 def _packing(
@@ -257,7 +257,7 @@ def tokens(args: Namespace) -> int:
 
 
 @command(
-    argument("dst", "where the parts were packed", metavar="DST", type=parse_target),
+    place("dst", "where the parts were packed"),
     setting("overwrite", old="a dataset in DST"),
     switch(
         "--delete-old",

@@ -10,7 +10,6 @@ from loaders.remote.options import add_remote
 from loaders.text import describe_size
 from packdata.commands.common import JSON, argument, command, place, show_result, switch
 from packdata.describe import counted
-from packdata.options import parse_source
 
 if TYPE_CHECKING:
     from argparse import Namespace
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 @command(
     place("url", "of the dataset"),
-    argument("folder", "folder or URL to copy it to", nargs="?", metavar="DST", type=parse_source),
+    place("dst", "folder or URL to copy it to", nargs="?"),
     add_remote,
     example="packdata fetch s3://bucket/packed/train",
 )
@@ -33,9 +32,9 @@ def fetch(args: Namespace) -> int:
 
     num, size = remote.fetch(args.url, Meter("fetching", "bytes"))
     show(f"{counted(num, 'shard')}, {describe_size(size)}: all here")
-    if args.folder is not None:
-        write(open_view(args.url), args.folder)
-        show(f"copied to {args.folder}")
+    if args.dst is not None:
+        write(open_view(args.url), args.dst)
+        show(f"copied to {args.dst}")
     return 0
 
 
