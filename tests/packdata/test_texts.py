@@ -11,6 +11,7 @@ from packdata.sources.listed import files_at
 from packdata.tokens.documents import Documents
 from packdata.tokens.files import SourceFile
 from packdata.tokens.options import TokenOptions
+from packdata.tokens.plan import pack_tokens
 from packdata.tokens.source import TokenSource, split_at
 from tests.packdata.test_tokens import pack, texts, write
 from tests.refusals import At
@@ -34,6 +35,25 @@ def test_characters_across_cuts_are_text(tmp_path: Path, character: str, first: 
 
     assert documents.data.tobytes() == data
     assert not documents.rejects
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.txt", b"abc\xc3\n\xa9def\n\ngood\n"),
+        ("a.jsonl", b'{"text":"abc\xc3"}\n{"text":"\xa9def"}\n{"text":"good"}\n'),
+    ],
+)
+def test_halves_of_a_character_in_two_documents_are_no_text(
+    tmp_path: Path, name: str, data: bytes
+) -> None:
+    source, options = write(tmp_path / name, data), TokenOptions(documents="line")
+    options = options if name == "a.txt" else TokenOptions()
+
+    summary = pack_tokens(source, tmp_path / "p", options, on_error="skip")
+
+    assert [item for item, _ in summary.rejected] == [f"{name}, line 1", f"{name}, line 2"]
+    assert texts(tmp_path / "p") == ["good"]
 
 
 def test_a_bad_byte_far_behind_is_found_in_its_line(tmp_path: Path) -> None:

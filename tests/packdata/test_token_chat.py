@@ -596,6 +596,30 @@ def test_a_message_that_the_template_leaves_out_is_refused(tmp_path: Path, role:
         )
 
 
+@pytest.mark.parametrize(
+    ("template", "chat"),
+    [
+        (
+            "{% for m in messages if m.role != 'tool' %}{{ m.role }}:{{ m.content }};{% endfor %}",
+            [("user", "2+2?"), ("tool", "4"), ("assistant", "It is 4.")],
+        ),
+        (
+            "{% for m in messages %}{{ m.role }}:{{ m.value }};{% endfor %}",
+            [("user", "hi"), ("assistant", "yo")],
+        ),
+    ],
+    ids=["found in a later one", "another key"],
+)
+def test_a_content_that_only_seems_to_be_written_is_refused(
+    tmp_path: Path, template: str, chat: list[tuple[str, str]]
+) -> None:
+    messages = [{"role": role, "content": content} for role, content in chat]
+    source = write_chats(tmp_path / "a.jsonl", messages)
+
+    with pytest.raises(SourceError, check=At("a.jsonl, line 1")):
+        pack(source, tmp_path / "p", chat_template=write(tmp_path / "c.jinja", template))
+
+
 def test_text_beside_a_call_may_be_left_out_by_the_template(tmp_path: Path) -> None:
     """Llama 3.1's writes the call alone: that is the target, as transformers renders it."""
     call = {"role": "assistant", "content": "Let me look.", "tool_calls": [{"name": "f"}]}

@@ -1,6 +1,8 @@
 """Files of ids by their headers and sizes, and text where ids are expected."""
 
 import gzip
+import os
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,8 @@ import pytest
 import zstandard
 
 from loaders.errors import SourceError
+from packdata.tokens.options import TokenOptions
+from packdata.tokens.plan import plan_tokens
 from tests.packdata.test_tokens import documents, pack, texts, write
 from tests.refusals import At
 
@@ -19,6 +23,38 @@ def llmc(ids: Any, magic: int = 20240520, dtype: str = "<u2") -> bytes:
     header = np.zeros(256, "<i4")
     header[:3] = magic, 1, len(ids)
     return header.tobytes() + np.asarray(ids, dtype).tobytes()
+
+
+@pytest.mark.parametrize("suffix", ["npy", "bin"])
+def test_no_file_stays_open_between_its_reads(tmp_path: Path, suffix: str) -> None:
+    """Else a corpus of more files than a process may open is none."""
+    for number in range(40):
+        write(tmp_path / f"src/{number}.bin", np.array([number, 9], "<u2").tobytes())
+        if suffix == "npy":
+            (tmp_path / f"src/{number}.bin").unlink()
+            np.save(tmp_path / f"src/{number:02}.npy", np.array([number, 9], "<u2"))
+    before = len(os.listdir("/proc/self/fd"))
+
+    plan = plan_tokens(tmp_path / "src")
+
+    assert len(os.listdir("/proc/self/fd")) < before + 10
+    assert len(plan.recipe.source.files) == 40
+    assert len(documents(pack(tmp_path / "src", tmp_path / "p"))) == 40
+
+
+def test_two_of_many_compressed_files_are_unpacked_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(6):
+        write(tmp_path / f"{number}.csv.gz", gzip.compress(b"text\n" + b"word\n" * number))
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+
+    plan = plan_tokens(sorted(tmp_path.glob("*.gz")), TokenOptions())
+    read = [len(piece.read()) for piece in plan.recipe.source.pieces()]
+
+    assert sum(read) == 15
+    assert len(list((tmp_path / "tmp").iterdir())) <= 2
 
 
 # -- read ------------------------------------------------------------------------------------------

@@ -192,6 +192,29 @@ def test_masks_and_ids_beside_texts_are_refused_from_a_later_line_on_too(
         pack(source, tmp_path / "p", tokenizer="bytes")
 
 
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "jsonl", "csv"])
+def test_masks_beside_texts_of_a_later_file_or_behind_the_first_lines_are_refused(
+    tmp_path: Path, kind: str
+) -> None:
+    first = write_rows(tmp_path / "a.jsonl", {"text": ["ab"]})
+    masks: dict[str, Any] = {"text": ["cd"] * 99, "loss_mask": [[0, 1]] * 99}
+    later = tmp_path / f"b.{kind}"
+    if kind == "csv":
+        later.write_text("text,loss_mask\ncd,1\n")
+    else:
+        write_rows(later, masks)
+    behind = tmp_path / "c.jsonl"
+    behind.write_text('{"text": "ab"}\n' * 99 + '{"text": "cd", "loss_mask" : [1, 0]}\n')
+
+    line = ", line 1" if kind == "jsonl" else ""
+    for source, at in (([first, later], f"b.{kind}{line}"), ([behind], "c.jsonl, line 100")):
+        with pytest.raises(SourceError, check=At(at)) as caught:
+            pack(source, tmp_path / "p")
+        assert "drop=['loss_mask']" in str(caught.value)
+    dropped = pack([behind, first], tmp_path / "q", drop=("loss_mask",))
+    assert texts(dropped) == [*["ab"] * 99, "cd", "ab"]
+
+
 def test_a_first_line_of_megabytes_has_its_columns(tmp_path: Path) -> None:
     source = write_rows(tmp_path / "a.jsonl", {"input_ids": [[7] * 1_000_000, [8]]})
 
@@ -327,6 +350,76 @@ def test_rows_that_are_no_document_are_named_and_may_be_skipped(
     assert documents(tmp_path / "q") == [[1]]
 
 
+@pytest.mark.parametrize(
+    ("kind", "bad"),
+    [
+        *[(kind, {"labels": [-1, 7]}) for kind in ("jsonl", "parquet")],
+        *[(kind, {"input_ids": [1, 99]}) for kind in ("jsonl", "parquet")],
+        ("jsonl", {"loss_mask": [1, 1]}),
+    ],
+    ids=str,
+)
+def test_a_bad_row_costs_no_other_row(tmp_path: Path, kind: str, bad: dict[str, Any]) -> None:
+    rows = [{"input_ids": [1, 2], "labels": [-100, 2]} for _ in range(100)]
+    rows[70] |= bad
+    source = tmp_path / f"a.{kind}"
+    if kind == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), source)
+    else:
+        source.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+    options = TokenOptions(vocab_size=50)
+    summary = pack_tokens(source, tmp_path / "p", options, on_error="skip")
+
+    place = "line 71" if kind == "jsonl" else "row 70"
+    assert [item for item, _ in summary.rejected] == [f"a.{kind}, {place}"]
+    assert documents(tmp_path / "p") == [[1, 2]] * 99
+
+
+def test_keys_inside_of_others_are_no_columns(tmp_path: Path) -> None:
+    row = {"input_ids": [1, 2], "meta": {"labels": 3, "loss_mask": [1]}}
+    source = write_rows(tmp_path / "a.jsonl", {name: [value] for name, value in row.items()})
+
+    assert documents(pack(source, tmp_path / "p")) == [[1, 2]]
+
+
+@pytest.mark.parametrize("row", ['{"input_ids": [3]} {"input_ids": [4]}', '{"input_ids":\n[3]}'])
+def test_a_line_of_json_is_one_object(tmp_path: Path, row: str) -> None:
+    """Arrow reads two on a line, and one on two lines: places would be those of other rows."""
+    source = write(tmp_path / "a.jsonl", f'{{"input_ids": [1]}}\n{row}\n')
+
+    with pytest.raises(SourceError, check=At("a.jsonl, line 2")):
+        pack(source, tmp_path / "p")
+
+
+def test_a_text_that_a_null_hides_is_not_packed(tmp_path: Path) -> None:
+    texts_ = pa.array(["keep", "SECRET", "me"])
+    hidden = [pa.py_buffer(b"\x05"), *texts_.buffers()[1:]]
+    table = pa.table({"text": pa.Array.from_buffers(pa.string(), 3, hidden)})
+    with pa.ipc.new_file(tmp_path / "a.arrow", table.schema) as writer:
+        writer.write_table(table)
+
+    summary = pack_tokens(tmp_path / "a.arrow", tmp_path / "p", TokenOptions(), on_error="skip")
+
+    assert [item for item, _ in summary.rejected] == ["a.arrow, row 1"]
+    assert texts(tmp_path / "p") == ["keep", "me"]
+
+
+def test_columns_with_a_dot_are_cut_into_pieces_as_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("packdata.tokens.source._PIECE_BYTES", 1000)
+    pieces = []
+    for name in ("text", "meta.text"):
+        rows = {name: ["x" * 100] * 50, "meta": ["y" * 10_000] * 50}
+        pq.write_table(pa.table(rows), tmp_path / "a.parquet", use_dictionary=False)
+        pieces.append(
+            len(plan_tokens(tmp_path / "a.parquet", TokenOptions(text_column=name)).recipe)
+        )
+
+    assert pieces[0] == pieces[1] > 1
+
+
 def test_each_bad_row_is_listed_and_those_behind_it_keep_their_places(tmp_path: Path) -> None:
     columns: dict[str, Any] = {"input_ids": [None, [1], [2, None], [3, 4], [9]]}
     columns["labels"] = [[1], [1], [2, 2, 2], [3], [9]]
@@ -340,8 +433,9 @@ def test_each_bad_row_is_listed_and_those_behind_it_keep_their_places(tmp_path: 
         ("a.parquet, row 3", True),
     ]
     assert labels_of(tmp_path / "p") == documents(tmp_path / "p") == [[1], [9]]
-    with pytest.raises(SourceError, check=At("a.parquet, row 4")):
-        pack(source, tmp_path / "q", vocab_size=9)
+    fewer = pack_tokens(source, tmp_path / "q", TokenOptions(vocab_size=9), on_error="skip")
+    assert fewer.rejected[-1][0] == "a.parquet, row 4"
+    assert documents(tmp_path / "q") == [[1]]
 
 
 def test_an_id_too_large_is_named_by_its_line_also_where_lines_are_read_one_by_one(

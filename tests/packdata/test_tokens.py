@@ -260,7 +260,7 @@ def test_no_document_is_cut_where_bad_ones_are_left_out(
     summary = pack_tokens(tmp_path / "a.npy", tmp_path / "p", options, on_error="skip")
 
     assert len(summary.rejected) == 1
-    assert documents(tmp_path / "p") == [[*range(1, 10), 0]] * 8
+    assert documents(tmp_path / "p") == [[*range(1, 10), 0]] * 9
 
 
 def test_a_tokenizer_learns_from_texts_that_are_spread_over_the_source(

@@ -75,6 +75,8 @@ def filled_lines(data: bytes) -> Iterator[tuple[int, int, bytes]]:
 def arrow_lines(data: bytes, schema: pa.Schema, *, with_others: bool) -> pa.Table | None:
     """Let Arrow parse whole lines of JSON, without the GIL; None where it refuses one, or cannot be trusted with it.
 
+    None, too, unless each line holds one object: Arrow takes several on a line, and one over several lines.
+
     Args:
         data: The lines; blank ones become no rows.
         schema: Columns whose type is known.
@@ -86,9 +88,12 @@ def arrow_lines(data: bytes, schema: pa.Schema, *, with_others: bool) -> pa.Tabl
     parsing = pa.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior=unknown)
     reading = pa.json.ReadOptions(use_threads=False, block_size=len(data) + 1)
     try:
-        return pa.json.read_json(pa.BufferReader(data), reading, parsing)
+        table = pa.json.read_json(pa.BufferReader(data), reading, parsing)
     except (pa.ArrowException, ValueError):
         return None
+    num_lines = data.count(b"\n") + (not data.endswith(b"\n"))
+    is_right = len(table) == num_lines or len(table) == sum(1 for _ in filled_lines(data))
+    return table if is_right else None
 
 
 def _is_nested_deep(data: bytes) -> bool:

@@ -149,7 +149,8 @@ class ParquetRows(TypedRows):
     def nbytes(self, group: Part, columns: Sequence[str]) -> int:
         metadata = self._metadata.row_group(group.start)
         chunks = [metadata.column(i) for i in range(metadata.num_columns)]
-        mine = [c for c in chunks if c.path_in_schema.split(".")[0] in columns]
+        inside = tuple(f"{name}." for name in columns)  # of lists and structs
+        mine = (c for c in chunks if f"{c.path_in_schema}.".startswith(inside))
         return sum(c.total_uncompressed_size for c in mine)
 
     def batches(

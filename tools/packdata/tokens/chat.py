@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from loaders.remote.url import Location
     from packdata.tokens.contents import Row
     from packdata.tokens.documents import Place
+    from packdata.tokens.options import TokenOptions
 
     Message = Mapping[str, Any]
     Tools = list[dict[str, Any]] | None
@@ -121,7 +122,9 @@ class Chat(Content):
         said = value if isinstance(value, list) else []
         roles = [m.get("role") if isinstance(m, dict) else None for m in said]
         if not roles or not all(isinstance(role, str) for role in roles):
-            raise ValueError(f"{self.column!r} is no list of messages with 'role' and 'content'")
+            raise ValueError(
+                f"{self.column!r} is not a list of messages with 'role' and 'content'"
+            )
 
         def is_used(name: str, value: Any) -> bool:
             return name not in self.drop and (value is not None or name == "content")
@@ -144,7 +147,7 @@ def _tools(value: Any) -> Tools:
         raise ValueError(f"'tools' is not JSON ({error})") from error
     is_list = isinstance(tools, list) and all(isinstance(each, dict) for each in tools)
     if tools and not is_list:
-        raise ValueError("'tools' is no list of objects, each a function")
+        raise ValueError("'tools' is not a list of objects, each a function")
     return tools or None
 
 
@@ -203,8 +206,8 @@ class ChatTemplate:
         try:
             return "".join(self._template.root_render_func(context))
         except Exception as error:  # it is a program: whatever it raises is about these messages
-            what = "the conversation" if messages else f"to open a first answer: {_USE_MARKS}"
-            what = f"the chat template refuses {what} ({type(error).__name__}: {error})"
+            what = "the conversation" if messages else f"add_generation_prompt alone: {_USE_MARKS}"
+            what = f"the chat template failed on {what} ({type(error).__name__}: {error})"
             raise ValueError(what) from error
 
     def turns(
@@ -217,8 +220,7 @@ class ChatTemplate:
         not known.
         """
         text, marked = _without_marks(self.render(messages, tools))
-        if "content" in self._words:
-            self._check_written(messages, tools, text)
+        self._check_written(messages, tools, text)
         answers = [n for n, message in enumerate(messages) if message.get("role") == "assistant"]
         learned = [n for n in answers if _is_learned(messages[n])]
         if not self.has_marks:
@@ -235,13 +237,21 @@ class ChatTemplate:
         beside = set[str]().union(*messages).intersection(_BESIDE)
         given = {name for name in beside if any(m.get(name) for m in messages)}
         given |= {"tools"} if tools else set()
-        if unused := sorted(given - self._words):
+        # A template that does not name 'content' may write whole messages.
+        if "content" in self._words and (unused := sorted(given - self._words)):
             what = f"the chat template does not use {unused[0]!r}"
             raise ValueError(f"{what}: pass one that does, or drop={unused[:1]} to leave it out")
+        at, unsure = 0, list[int]()
         for number, message in enumerate(messages):
-            content = message.get("content")
-            if not isinstance(content, str) or content.strip() not in text:
-                self._check_content(number, messages, tools, text)
+            if not isinstance(message.get("content"), str):
+                unsure.append(number)
+            elif (at := text.find(said := _said(message), at)) >= 0:
+                at += len(said)
+            else:  # what was found of others may have been said elsewhere
+                unsure = [*range(len(messages))]
+                break
+        for number in unsure:
+            self._check_content(number, messages, tools, text)
 
     def _check_content(
         self, number: int, messages: Sequence[Message], tools: Tools, text: str
@@ -276,8 +286,8 @@ class ChatTemplate:
         start = len(opened)
         if not text.startswith(opened):
             start = self._begin(text, upto, opened, self.render(earlier, tools))
-        said = str(messages[number].get("content") or "").rpartition("</think>")[2].strip()
-        # What is behind a short answer is written otherwise, too.
+        said = _said(messages[number])
+        # Of a short answer, what follows it may change.
         head = text[start : start + (min(len(said), _HEAD_CHARS) or _HEAD_CHARS)]
         # The end token may stand behind the last message alone.
         for end in (upto, upto.removesuffix(self._end)):
@@ -317,13 +327,17 @@ def _without_marks(text: str) -> tuple[str, list[tuple[int, int]]]:
     return "".join(inside), [*zip(bounds[::2], bounds[1::2], strict=False)]
 
 
+def _said(message: Message) -> str:
+    """Return the content without the thought before it."""
+    return str(message.get("content") or "").rpartition("</think>")[2].strip()
+
+
 def _is_learned(message: Message) -> bool:
     """Tell whether a turn is a target; ValueError if it is one in part."""
-    flags, content = [message.get(name) for name in _FLAGS], message.get("content")
-    parts = content if isinstance(content, list) else []
-    in_part = any(isinstance(part, dict) and part.keys() & {*_FLAGS} for part in parts)
-    in_part |= bool(message.get("train_detail"))
-    masked = message.get("masked")
+    flags, masked = [message[name] for name in _FLAGS if name in message], message.get("masked")
+    in_part, content = bool(message.get("train_detail")), message.get("content")
+    if isinstance(content, list):
+        in_part |= any(isinstance(part, dict) and part.keys() & {*_FLAGS} for part in content)
     if in_part or any(flag not in (None, 0, 1) for flag in (*flags, masked)):
         what = "a turn that is trained in part, or with a weight other than 0 and 1"
         raise ValueError(f"{what}: leave that out, or use turns of weight 0 and 1")
@@ -356,6 +370,15 @@ def _environment(day: date) -> jinja2.Environment:
     now = datetime.combine(day, time()).strftime
     environment.globals |= {"raise_exception": raise_exception, _NOW: now}
     return environment
+
+
+def chat_of(options: TokenOptions) -> Chat:
+    """Return what rows of conversations hold; errors are those of ``ChatTemplate``."""
+    assert options.chat_template is not None
+    column = options.messages_column or "messages"
+    template = open_template(options.chat_template, options.tokenizer, options.chat_date)
+    optional = tuple(name for name in BESIDE_CHAT if name not in (column, *options.drop))
+    return Chat(column, optional=optional, drop=options.drop, template=template)
 
 
 def open_template(

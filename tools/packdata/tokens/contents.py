@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import cache
@@ -30,14 +29,15 @@ if TYPE_CHECKING:
     Numbers = npt.NDArray[np.int64]
 
 # As Hugging Face's tokenizers, TRL, transformers, Megatron-LM and verl name what they put beside ids.
-LABELS, ATTENTION_MASK, SEQ_LENGTHS = "labels", "attention_mask", "seq_lengths"
+INPUT_IDS, LABELS = "input_ids", "labels"
+ATTENTION_MASK, SEQ_LENGTHS = "attention_mask", "seq_lengths"
 LOSS_MASKS = ("completion_mask", "assistant_masks", "loss_mask")  # 0: no target
 MASKS = (ATTENTION_MASK, *LOSS_MASKS)
 BESIDE_IDS = (LABELS, SEQ_LENGTHS, *MASKS)
 _LEAST_USED = 8  # labels that tell whether they are shifted
 
 
-def without(name: str) -> str:
+def drop_hint(name: str) -> str:
     """Return what to do with a column beside the documents that only some files have, or of another type."""
     return f"Pack files with and without it one after the other, or pass drop={[name]}"
 
@@ -50,6 +50,7 @@ class Content(ABC):
     type: ClassVar[pa.DataType | None]  # that columns are cast to; None: they are read as they are
     holds: ClassVar[str]  # what columns have, for messages
     option: ClassVar[str]  # that names another column
+    known: ClassVar[tuple[str, ...]] = ()  # columns that change what is learned
     has_labels: ClassVar[bool] = False  # of documents
 
     column: str  # where the documents are
@@ -66,16 +67,33 @@ class Content(ABC):
         """Return what the rows are read by, for the identity of a packing."""
         return {"drop": sorted(self.drop)} if self.drop else {}
 
+    def unused(self, schema: pa.Schema) -> list[str]:
+        """Return the columns beside those that are read that would change what is learned."""
+        return [name for name in self.known if name in schema.names and name not in self.columns]
+
+    @property
+    def _lost(self) -> list[str]:
+        """What no row of JSON may have."""
+        return [name for name in self.known if name not in (*self.columns, *self.drop)]
+
+    def check_unused(self, schema: pa.Schema, path: Location) -> None:
+        """Raise SourceError if there are such columns that are not dropped."""
+        if others := [name for name in self.unused(schema) if name not in self.drop]:
+            what = f"columns beside {self.column!r} that are not used: {others}"
+            hint = f"Pass drop={others} to pack without them, or ids_column= where there are lists of ids"
+            raise SourceError(what, path, hint)
+
     def check(self, schema: pa.Schema, path: Location) -> None:
-        """Raise SourceError if a file's columns cannot be read."""
+        """Raise SourceError if the columns that a file declares cannot be read, or not all that matter are."""
         for name in (self.column, *self.beside):
             hint = f"Pass {self.option}, one of {', '.join(schema.names[:12])}"
-            hint = hint if name == self.column else without(name)
+            hint = hint if name == self.column else drop_hint(name)
             if (num := schema.names.count(name)) != 1:
                 what = f"{'duplicate' if num else 'missing'} column {name!r}"
                 raise SourceError(what, path, hint)
             if not self.takes(kind := schema.field(name).type):
                 raise SourceError(f"column {name!r} holds {kind}, not {self.holds}", path, hint)
+        self.check_unused(schema, path)
 
     @staticmethod
     @abstractmethod
@@ -101,7 +119,7 @@ class Content(ABC):
         Arrow parses them; where it refuses a line, or a document is bad, Python does, and says why. ``place`` is of a
         byte of the data, which may be no UTF-8.
         """
-        if self.type is not None:
+        if self.type is not None and not any(b'"%b"' % n.encode() in data for n in self._lost):
             schema = pa.schema(dict.fromkeys(self.columns, self.type))
             table = arrow_lines(data, schema, with_others=False)
             if table is not None and len(table):
@@ -126,6 +144,9 @@ class Content(ABC):
         if missing := {self.column, *self.beside} - {*line}:
             what = f"missing {min(missing)!r} among {sorted(line)[:8]}"
             raise ValueError(f"{what}; see {self.option}")
+        if lost := [name for name in self._lost if name in line]:
+            what = f"unexpected {lost[0]!r}, which the first rows lack"
+            raise ValueError(f"{what}: {drop_hint(lost[0])}")
         return {name: self.value(line[name], name) for name in self.columns if name in line}
 
 
@@ -133,6 +154,12 @@ class Texts(Content):
     """A column of strings."""
 
     kind, option, holds, type = "text", "text_column=", "text", pa.large_string()
+    known = LOSS_MASKS
+
+    def unused(self, schema: pa.Schema) -> list[str]:
+        """Return masks, and labels of ids that are there, too."""
+        labels = [LABELS] if {INPUT_IDS, LABELS} <= {*schema.names} else []
+        return labels + super().unused(schema)
 
     @staticmethod
     def takes(kind: pa.DataType) -> bool:
@@ -146,12 +173,13 @@ class Texts(Content):
 
     def of_table(self, table: pa.Table, place: Place) -> Documents:
         """Return each row as a document, less those that are null or not UTF-8."""
-        texts = plain(table[self.column])
+        column = plain(table[self.column])
+        texts = column.fill_null("")  # under a null there may be a text, which a mask hides
         starts, stops, data = text_buffers(texts)
         first = starts[:1].sum()
         data, ends = data[first : stops[-1:].sum()], stops - first
         documents = Documents(data, ends, placed(ends, place)).only_utf8()
-        nulls = np.flatnonzero(flags_of(texts.is_null())).tolist()
+        nulls = np.flatnonzero(flags_of(column.is_null())).tolist()
         bad = [SourceError(f"{self.column!r} is null", where) for where in map(place, nulls)]
         return replace(documents, rejects=(*documents.rejects, *bad))
 
@@ -170,6 +198,7 @@ class Ids(Content):
     """
 
     kind, option, holds, type = "lists", "ids_column=", "lists of ids", pa.list_(pa.int64())
+    known = BESIDE_IDS
     takes = staticmethod(_is_list_of_numbers)
 
     @property
@@ -183,19 +212,10 @@ class Ids(Content):
         labels = {"ids_column": self.column, LABELS: LABELS in self.beside}
         return {**labels, **used, **super().to_json()}
 
-    def check(self, schema: pa.Schema, path: Location) -> None:
-        super().check(schema, path)
-        self.check_others(schema, path)
-
-    def check_others(self, schema: pa.Schema, path: Location) -> None:
-        """Raise SourceError if there are lists of numbers that are not used: whether they matter is not known."""
-        known = {self.column, *self.beside, *self.drop}
+    def unused(self, schema: pa.Schema) -> list[str]:
+        """Return all other lists of numbers: whether they matter is not known."""
         lists = [field.name for field in schema if _is_list_of_numbers(field.type)]
-        others = [name for name in lists if name not in known]
-        if self.column in schema.names and others:
-            what = f"lists of numbers beside {self.column!r} that are not used: {others}"
-            hint = f"Pass drop={others} to pack without them; files with other lists are packed by themselves"
-            raise SourceError(what, path, hint)
+        return [name for name in lists if name not in self.columns]
 
     def value(self, value: Any, column: str) -> Numbers:
         """Return whole numbers; beside the ids they may be flags, or floats."""
@@ -206,13 +226,6 @@ class Ids(Content):
             hint = "" if column == self.column else f": pass drop={[column]} to leave it out"
             raise ValueError(f"{column!r} is not a list of whole numbers{hint}")
         return np.array(value, np.int64)
-
-    def of_lines(self, data: bytes, place: Place) -> Documents:
-        for name in (each for each in BESIDE_IDS if each not in (*self.beside, *self.drop)):
-            if found := re.search(rb'"%b"\s*:' % name.encode(), data):
-                what = f"unexpected {name!r}, which the first rows lack"
-                raise SourceError(what, place(found.start()), without(name))
-        return super().of_lines(data, place)
 
     def of_table(self, table: pa.Table, place: Place) -> Documents:
         """Return each row as a document, less those with nulls, and those whose lists do not fit.
@@ -254,12 +267,12 @@ def _faults(name: str, lists: pa.Array, lengths: Numbers) -> Iterator[tuple[int,
     numbers = pc.fill_null(values, 0).to_numpy(zero_copy_only=False)
     covered = _sums(np.abs(numbers), own) if name == SEQ_LENGTHS else own
     for row in np.flatnonzero(covered != lengths).tolist():
-        yield row, f"is for {covered[row]} ids, and there are {lengths[row]}"
+        yield row, f"is for {covered[row]} ids of {lengths[row]}"
     for row in np.flatnonzero(has_null).tolist():
         yield row, "has a null"
     if name in MASKS:  # not numbers of documents
         for row in np.flatnonzero(_sums(numbers >> 1 != 0, own)).tolist():
-            yield row, "has other numbers than 0 and 1"
+            yield row, "has values other than 0 and 1"
 
 
 def _are_next(ids: Numbers, labels: Numbers, ends: Numbers) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
@@ -80,12 +81,13 @@ class Documents:
 
     def only_utf8(self) -> Documents:
         """Leave out documents that are not UTF-8."""
-        whole = replace(self, ends=np.array([len(self.data)]))
-        try:  # Arrow makes no strings to find that there is nothing to find
-            whole._binary(self.data).cast(pa.large_string())
-            return self
-        except pa.ArrowInvalid:
-            good, rejects = [], [*self.rejects]
+        good, rejects = [], [*self.rejects]
+        firsts = self.data[self.starts[self.starts < self.ends]]
+        if not (firsts & 0xC0 == 0x80).any():  # then all are, if their bytes together are
+            whole = replace(self, ends=np.array([len(self.data)]))
+            with suppress(pa.ArrowInvalid):  # Arrow makes no strings for that
+                whole._binary(self.data).cast(pa.large_string())
+                return self
         for number, text in enumerate(self.slices()):
             try:
                 text.decode()

@@ -50,7 +50,7 @@ _KINDS = {
     **ROW_KINDS,
 }
 IDS_KINDS = ("npy", "bin", "ds")
-LINE_KINDS = frozenset({"jsonl", "csv", *ROW_KINDS.values()})  # of named columns
+COLUMN_KINDS = frozenset({"jsonl", "csv", *ROW_KINDS.values()})  # of named columns
 _COMPRESSED = ("text", "jsonl", "csv")
 _NOT_READ = (
     *(".npz", ".pt", ".pkl", ".safetensors", ".h5", ".hdf5", ".idx"),
@@ -132,7 +132,7 @@ def list_files(sources: Sequence[Location]) -> tuple[list[SourceFile], Counter[s
             files += [_source_file(file, file.path.name) for file in found]
     if not files:
         hint = f"Known suffixes are {', '.join(_KINDS)}; '*.py' takes others as text"
-        raise SourceError("there is no text and there are no ids", str(sources[0]), hint)
+        raise SourceError("no text or token files found", str(sources[0]), hint)
     for path, num in Counter(file.path for file in files).items():
         if num > 1:
             raise SourceError("duplicate file", path)
@@ -152,7 +152,7 @@ def _list_folder(listing: Listing, ignored: Counter[str]) -> Iterator[SourceFile
     data: list[str] = []
     for path in sorted(paths):
         # A plain .json or .csv beside others is often no data: it is read by its own path.
-        if _KINDS.get(suffix_inside(path), "csv") != "csv" and suffix_of(path) != ".json":
+        if _KINDS.get(suffix_inside(path)) not in (None, "csv") and suffix_of(path) != ".json":
             data.append(path)
         elif suffix_of(path) != ".idx":  # of a .bin
             ignored[suffix_inside(path)] += 1
@@ -165,7 +165,7 @@ def _source_file(file: File, name: str) -> SourceFile:
     is_packed = made.is_compressed and made.kind not in _COMPRESSED
     if suffix in _NOT_READ or is_packed or foreign_hint(path.name):
         hint = "Unpack archives, save ids with numpy.save; of .bin and .idx pass the .bin"
-        raise SourceError("files of this kind are not read", path, foreign_hint(path.name) or hint)
+        raise SourceError("unsupported file type", path, foreign_hint(path.name) or hint)
     check_name(name, path)
     if isinstance(file, LocalFile):
         file.local()  # a pipe is refused

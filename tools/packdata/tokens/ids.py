@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,20 +39,35 @@ _DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}  # 6 and 7 
 _SCAN = 1 << 16
 _MIN_TEXT_BYTES = 32
 
-# The ids of a file, 1-D and mapped; positions behind each document, or None where no index or row tells.
-_Opened = tuple[npt.NDArray[Any], npt.NDArray[np.int64] | None]
+
+class StoredIds(NamedTuple):
+    """The ids of a file, 1-D; it is mapped for as long as some of them are used."""
+
+    file: SourceFile
+    dtype: np.dtype[Any]
+    length: int
+    offset: int = 0  # bytes before the first
+    ends: npt.NDArray[np.int64] | None = None  # behind each document, where an index or rows tell
+
+    def read(self, start: int, stop: int) -> npt.NDArray[Any]:
+        """Return the ids of a range, mapped; SourceError if the file cannot be read."""
+        if not self.length:
+            return np.empty(0, self.dtype)
+        path = self.file.file.local()
+        try:
+            return np.memmap(path, self.dtype, "r", self.offset, (self.length,))[start:stop]
+        except (OSError, ValueError) as error:
+            raise SourceError(f"the file cannot be mapped ({error})", self.file.path) from error
 
 
-def open_ids(file: SourceFile, bin_dtype: str | None) -> _Opened:
-    """Return the ids of a file, and where its documents end; SourceError if it cannot be read."""
+def open_ids(file: SourceFile, bin_dtype: str | None) -> StoredIds:
+    """Find the ids of a file, and where its documents end; SourceError if it cannot be read."""
     name, folder = file.path.name, file.path.parent
     index = folder / f"{key_of(name)}.idx"
     mask = folder / name.replace("token_ids", "labels_mask")  # of OLMo-core's targets
     if "mask" in re.split(r"[\W_]", name.lower()) or (mask != file.path and is_file(mask)):
         hint = "Pack rows of input_ids and loss_mask (Parquet), or move the masks away"
-        raise SourceError(
-            f"masks in files are not read, and {mask.name} has some", file.path, hint
-        )
+        raise SourceError(f"mask files are not supported: {mask.name}", file.path, hint)
     if file.kind == "ds":
         return _open_ds(file)
     if file.kind == "bin" and is_file(index):
@@ -63,7 +78,7 @@ def open_ids(file: SourceFile, bin_dtype: str | None) -> _Opened:
     head = file.read(0, _LLMC_BYTES)
     if (dtype := _LLMC.get(head[:4])) is not None:
         (length,) = struct.unpack_from("<i", head.ljust(12, b"\0"), 8)
-        return _map(file, np.dtype(dtype), max(0, length), _LLMC_BYTES), None
+        return _sized(StoredIds(file, np.dtype(dtype), max(0, length), _LLMC_BYTES))
     if head.startswith(_NPY_MAGIC):
         return _open_npy(file, bin_dtype)
     if file.kind == "npy" and bin_dtype is None:
@@ -72,7 +87,7 @@ def open_ids(file: SourceFile, bin_dtype: str | None) -> _Opened:
     return _open_flat(file, bin_dtype, head)
 
 
-def _open_npy(file: SourceFile, bin_dtype: str | None) -> _Opened:
+def _open_npy(file: SourceFile, bin_dtype: str | None) -> StoredIds:
     path = file.file.local()
     try:
         ids = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -84,10 +99,10 @@ def _open_npy(file: SourceFile, bin_dtype: str | None) -> _Opened:
         hint = "Ids are 1-D, or 2-D with one document a row, in C order"
         raise SourceError(f"unexpected array of shape {ids.shape}", file.path, hint)
     ends = np.arange(1, len(ids) + 1) * ids.shape[1] if ids.ndim == 2 else None
-    return ids.reshape(-1), ends
+    return StoredIds(file, ids.dtype, ids.size, ids.offset, ends)
 
 
-def _open_flat(file: SourceFile, dtype: str | None, head: bytes) -> _Opened:
+def _open_flat(file: SourceFile, dtype: str | None, head: bytes) -> StoredIds:
     item = np.dtype(dtype or DEFAULT_DTYPE).newbyteorder("<")
     text = head.decode("utf-8", "ignore")
     is_whole = len(text.encode()) > len(head) - 4  # but for a character that the cut goes through
@@ -95,26 +110,28 @@ def _open_flat(file: SourceFile, dtype: str | None, head: bytes) -> _Opened:
     if item.itemsize > 1 and len(head) >= _MIN_TEXT_BYTES and is_text:
         hint = "Call the file .txt or .jsonl, or pass bin_dtype='uint8' for bytes as ids"
         raise SourceError("the file is text, not plain ids", file.path, hint)
-    ids = _map(file, item, file.size // item.itemsize)
+    ids = _sized(StoredIds(file, item, file.size // item.itemsize))
     # Wider ids, read as 16 bits, have a second half that is next to nothing.
-    low, high = ids[0:_SCAN:2], ids[1:_SCAN:2]
+    first = ids.read(0, _SCAN)
+    low, high = first[0::2], first[1::2]
     if dtype is None and len(high) >= 8 and int(high.max()) * 64 < int(low.max()):
         what = f"the ids look like uint32: as uint16, every second is below {int(high.max()) + 1}"
         raise SourceError(what, file.path, "Pass bin_dtype= with the type of the ids")
-    return ids, None
+    return ids
 
 
-def _open_ds(file: SourceFile) -> _Opened:
+def _open_ds(file: SourceFile) -> StoredIds:
     index = file.path.parent / f"{file.path.name}.index"
     data = read_file(index, "datatrove writes that file: copy it beside the .ds")
     ends = np.frombuffer(data[: len(data) // 8 * 8], "<u8").astype(np.int64)
     if (np.diff(ends, prepend=0) < 0).any():
         raise SourceError("the ends of documents are not in order", index)
     length = int(ends.max(initial=0))
-    return _map(file, np.dtype("<u4" if file.size == 4 * length else "<u2"), length), ends
+    dtype = np.dtype("<u4" if file.size == 4 * length else "<u2")
+    return _sized(StoredIds(file, dtype, length, ends=ends))
 
 
-def _open_pair(file: SourceFile, index: Location) -> _Opened:
+def _open_pair(file: SourceFile, index: Location) -> StoredIds:
     data = read_file(index)
     try:
         magic, version, code, num_sequences, num_bounds = _HEADER.unpack_from(data)
@@ -138,15 +155,14 @@ def _open_pair(file: SourceFile, index: Location) -> _Opened:
     if not is_right:
         hint = "Version 1 is read, with documents of the sequences of the .bin, in order"
         raise SourceError("Megatron-LM's index is damaged or of another version", index, hint)
-    return _map(file, dtype, int(ends[-1])), ends[bounds[1:]]
+    return _sized(StoredIds(file, dtype, int(ends[-1]), ends=ends[bounds[1:]]))
 
 
-def _map(file: SourceFile, dtype: Any, length: int, offset: int = 0) -> npt.NDArray[Any]:
-    """Map so many ids behind a header; SourceError if the file has not as many."""
-    if file.size != offset + length * dtype.itemsize:
-        what = f"{file.size} bytes, for {length} ids of {dtype.itemsize} bytes"
+def _sized(ids: StoredIds) -> StoredIds:
+    """Return ids as they are; SourceError if their file has not as many."""
+    file, itemsize = ids.file, ids.dtype.itemsize
+    if file.size != ids.offset + ids.length * itemsize:
+        what = f"{file.size} bytes, for {ids.length} ids of {itemsize} bytes"
         hint = "Are the file and its index complete? Of plain ids bin_dtype= gives the type"
         raise SourceError(what, file.path, hint)
-    if not length:
-        return np.empty(0, dtype)
-    return np.memmap(file.file.local(), dtype, "r", offset, (length,))
+    return ids

@@ -63,7 +63,7 @@ class TokenOptions:
     )
     tokenizer: Location | str | None = opt(
         None,
-        "bytes (default), or a tokenizer.json, which is kept with the dataset; of ids: what made them",
+        "bytes (default), or a tokenizer.json, which is kept with the dataset; for ids: the tokenizer that made them",
         "bytes|FILE",
         type=parse_target,
     )
@@ -88,7 +88,7 @@ class TokenOptions:
     )
     vocab_size: int | None = opt(
         None,
-        "for ids: all are below it (default: the tokenizer's, else all that their type can hold)",
+        "for ids: size of the vocabulary, above every id (default: the tokenizer's, else all that their type can hold)",
         "N",
         within=(1, 1 << 32),
     )
@@ -127,7 +127,8 @@ class TokenOptions:
         given = [name for name in _CONTENTS if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"a row is one document: leave out {' or '.join(given)}")
-        if self.messages_column is not None and self.chat_template is None:
-            raise ValueError("messages_column needs a chat_template")
+        for name in ("messages_column", "chat_date"):
+            if getattr(self, name) is not None and self.chat_template is None:
+                raise ValueError(f"{name} needs a chat_template")
         if self.chat_date is not None:
             date.fromisoformat(self.chat_date)

@@ -22,7 +22,7 @@ from packdata.packing.firstpass import FirstPass
 from packdata.packing.settings import PackSettings
 from packdata.plan import SourcePlan, pack_plan
 from packdata.sources.listed import listed_sources
-from packdata.tokens.files import LINE_KINDS, identity_of, list_files
+from packdata.tokens.files import COLUMN_KINDS, identity_of, list_files
 from packdata.tokens.options import TokenOptions as TokenOptions
 from packdata.tokens.rows import NO_TARGET, TokensRecipe, count
 from packdata.tokens.source import TokenSource
@@ -136,9 +136,9 @@ def _check_used(options: TokenOptions, kinds: set[str]) -> None:
     usual = TokenOptions()
     for names, suited, what in (
         (("documents",), {"text"}, "plain text"),
-        (("text_column", "ids_column", "chat_template", "drop"), LINE_KINDS, "files of rows"),
+        (("text_column", "ids_column", "chat_template", "drop"), COLUMN_KINDS, "files of rows"),
         (("bin_dtype",), {"bin", "npy"}, "ids without a header"),
-        (("bos",), {"text", *LINE_KINDS}, "text and lists of ids"),
+        (("bos",), {"text", *COLUMN_KINDS}, "text and lists of ids"),
     ):
         used = [name for name in names if getattr(options, name) != getattr(usual, name)]
         if used and not suited & kinds:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from packdata.recipe import Draw
     from packdata.tokens.source import Piece, TokenSource
     from packdata.tokens.tokenizer import Tokenizer
+    from packdata.types import Flags
 
 NO_TARGET = "no target"  # of documents that are counted
 _ALL_IN_ONE = (
@@ -98,7 +99,11 @@ class TokensRecipe(Recipe):
     def encode(self, item: Piece, draw: Draw | None = None) -> list[Block]:
         """Return the rows of a piece for each target, and the documents that are left out; SourceError."""
         if draw is not None and self.source.cut is not None:
-            raise SourceError("documents are cut", item.where, "Plan with shuffle=")
+            raise SourceError(
+                "this plan cuts documents, and cannot be shuffled",
+                item.where,
+                "Plan with shuffle=",
+            )
         documents = item.read().without_empty()
         rejects, parts = [*documents.rejects], [replace(documents, rejects=())]
         if draw is not None:
@@ -114,12 +119,12 @@ class TokensRecipe(Recipe):
             parts = [parts[0].take(np.flatnonzero(some)) for some in (~is_val, is_val)]
         if not self.source.has_ids and self.tokenizer is not None:
             parts = [_encoded(part, self.tokenizer) for part in parts]
+        parts = [_narrow(part, self.field) for part in parts]
         rejects += [reject for part in parts for reject in part.rejects]
         first, *more = map(self._block, parts)
         return [replace(first, rejects=tuple(rejects)), *more]
 
     def _block(self, documents: Documents) -> Block:
-        documents = _narrow(documents, self.field)
         if self.source.kind != "ids":
             documents = self._enclose(documents)
         labels = documents.labels
@@ -172,21 +177,34 @@ def _encoded(documents: Documents, tokenizer: Tokenizer) -> Documents:
 
 
 def _narrow(documents: Documents, field: Tokens) -> Documents:
-    """Return documents with ids as they are stored; SourceError with the place of an id or label that does not fit."""
+    """Return documents with ids as they are stored, less those with an id or label that does not fit."""
     ids, labels, dtype = documents.data, documents.labels, np.dtype(field.dtype)
-    limit = field.vocab_size or int(np.iinfo(dtype).max) + 1
+    limit, faults = field.vocab_size or int(np.iinfo(dtype).max) + 1, dict[int, SourceError]()
     if labels is not None:
         most = min(limit, 1 << 31)  # labels are int32
-        bad = ((labels < 0) | (labels >= most)) & (labels != IGNORED)
-        if bad.any():
-            at = int(bad.argmax())
+        is_bad = ((labels < 0) | (labels >= most)) & (labels != IGNORED)
+        for number, at in _first_of_each(documents, is_bad):
             what = f"label {int(labels[at])} is not {IGNORED}, and not in [0, {most})"
-            raise SourceError(what, documents.place(at))
+            faults[number] = SourceError(what, documents.place(at))
     if len(ids) and (int(ids.max()) >= limit or int(ids.min()) < 0):
-        at = int(np.argmax((ids >= limit) | (ids < 0)))
-        what = f"id {int(ids[at])} is not in [0, {limit})"
-        raise SourceError(what, documents.place(at), "Pass vocab_size=, bin_dtype=")
-    return replace(documents, data=ids.astype(dtype, copy=False))
+        for number, at in _first_of_each(documents, (ids >= limit) | (ids < 0)):
+            what, hint = (
+                f"id {int(ids[at])} is not in [0, {limit})",
+                "Pass vocab_size=, bin_dtype=",
+            )
+            faults[number] = SourceError(what, documents.place(at), hint)
+    if not faults:
+        return replace(documents, data=ids.astype(dtype, copy=False))
+    good = documents.take(np.setdiff1d(np.arange(len(documents)), [*faults]))
+    rejects = (*documents.rejects, *(faults[number] for number in sorted(faults)))
+    return replace(good, data=good.data.astype(dtype), rejects=rejects)
+
+
+def _first_of_each(documents: Documents, is_bad: Flags) -> Iterator[tuple[int, int]]:
+    """Yield the documents with something bad, by number, and the position of the first."""
+    bad = np.flatnonzero(is_bad)
+    numbers, firsts = np.unique(np.searchsorted(documents.ends, bad, "right"), return_index=True)
+    return zip(numbers.tolist(), bad[firsts].tolist(), strict=True)
 
 
 def _ends_dtype(row_tokens: int) -> str:

@@ -20,9 +20,9 @@ from packdata.packing.pool import OrderedPool
 from packdata.reading import RemoteFile
 from packdata.rows import Part
 from packdata.sources.row_kinds import open_row_file
-from packdata.tokens.contents import BESIDE_IDS, LABELS, LOSS_MASKS, Ids, Texts
+from packdata.tokens.contents import BESIDE_IDS, INPUT_IDS, Ids, Texts
 from packdata.tokens.documents import Documents, joined
-from packdata.tokens.files import BOM, IDS_KINDS, LINE_KINDS, columns_of
+from packdata.tokens.files import BOM, COLUMN_KINDS, IDS_KINDS, columns_of
 from packdata.tokens.ids import open_ids
 
 if TYPE_CHECKING:
@@ -46,18 +46,23 @@ _SCAN = 1 << 16  # ids
 
 
 class Range(NamedTuple):
-    """What is read of a file at once."""
+    """The part of a file that is read at once."""
 
     file: DocumentFile
     where: str  # for messages
     start: int  # bytes, ids, or rows
     stop: int
-    nbytes: int  # about what it holds
-    group: Part  # what is read for it from its beginning: itself, an unpacked file, or a group of rows
+    nbytes: int  # about what it holds: pieces get as much
+    # What must be read from its beginning for it: an unpacked file, a group of rows; None: nothing.
+    group: Part | None = None
     stored: RemoteFile | None = None  # what has its bytes, if it lies in a store
 
-    def unfetched(self) -> Range:
-        """Return it for a piece, which keeps what is fetched: the plan does not."""
+    def continues(self, other: Range) -> bool:
+        """Tell whether both are read of the same beginning."""
+        return self.group is not None and (self.file, self.group) == (other.file, other.group)
+
+    def fetchable(self) -> Range:
+        """Return it for a piece, in which what is fetched is kept: a plan lasts longer."""
         stored = self.stored and replace(self.stored, start=self.start, end=self.stop)
         return self._replace(stored=stored)
 
@@ -101,13 +106,13 @@ class TokenSource:
         self, files: Sequence[SourceFile], options: TokenOptions, *, may_cut: bool = False
     ) -> None:
         self.files, self.options, self._recent = files, options, _Recent()
-        rows = [file for file in files if file.kind in LINE_KINDS]
+        rows = [file for file in files if file.kind in COLUMN_KINDS]
         self.content = content_of(rows, options) if rows else None
-        others = {file.kind for file in files} - LINE_KINDS
+        others = {file.kind for file in files} - COLUMN_KINDS
         kinds = {"ids" if kind in IDS_KINDS else "text" for kind in others}
         kinds |= {self.content.kind} if self.content else set()
         if len(kinds) > 1:
-            what = "plain text beside ids or conversations"
+            what = "text, ids and conversations cannot be mixed"
             raise SourceError(what, files[0].path, "Pack them one after the other")
         (self.kind,) = kinds
         self.has_ids = self.kind in ("ids", "lists")
@@ -117,19 +122,18 @@ class TokenSource:
         self.cut = max(1, _PIECE_TOKENS // row) * row if may_cut and self.kind == "ids" else None
         self._plan: list[list[Range]] = []
         self.runs: list[int] = []
-        self._add()
+        self._list_pieces()
         read = (parts[0].file for parts in self._plan)
         self.itemsize = max((f.itemsize for f in read if isinstance(f, IdsFile)), default=4)
 
-    def _add(self) -> None:
+    def _list_pieces(self) -> None:
         """List the ranges of all files: many are looked at where that is waiting for answers of a store."""
         are_stored = any(isinstance(file.file, RemoteFile) for file in self.files)
         num_threads, size = _AT_ONCE if are_stored else usable_cores(), 0
         with OrderedPool(self._ranges, num_threads) as pool:
             for part in chain.from_iterable(pool.map(self.files)):
                 if not self._plan or size >= _PIECE_BYTES:
-                    before = self._plan[-1][0] if self._plan else None
-                    goes_on = before and (before.file, before.group) == (part.file, part.group)
+                    goes_on = self._plan and part.continues(self._plan[-1][0])
                     self.runs.append(self.runs[-1] if goes_on else len(self._plan))
                     self._plan.append([])
                     size = 0
@@ -148,9 +152,11 @@ class TokenSource:
             return TextFile(file, options.documents, None, self._recent)
         assert content is not None
         if file.kind == "jsonl":
+            if self.has_ids:  # of texts and conversations each row is looked at
+                content.check_unused(columns_of(file), file.path)
             return TextFile(file, "line", content, self._recent)
         if file.kind == "csv":
-            return CsvFile(file, content)
+            return CsvFile(file, content, self._recent)
         return TableFile(file, content, self._recent)
 
     def __len__(self) -> int:
@@ -160,49 +166,43 @@ class TokenSource:
     def pieces(self, start: int = 0, step: int = 1) -> Iterator[Piece]:
         """Yield the pieces from number ``start`` on."""
         for number in range(start, len(self), step):
-            yield Piece([part.unfetched() for part in self._plan[number]])
+            yield Piece([part.fetchable() for part in self._plan[number]])
 
     def texts(self, limit: int) -> Iterator[str]:
-        """Yield the texts of pieces spread evenly over it, ``limit`` bytes or a little more; SourceError."""
+        """Yield the texts of pieces spread evenly over it, ``limit`` to twice as many bytes; SourceError."""
         wanted = max(1, limit // _PIECE_BYTES)
         for piece in self.pieces(step=max(1, len(self) // wanted)):
             yield from map(bytes.decode, piece.read().slices())
 
 
 def content_of(files: Sequence[SourceFile], options: TokenOptions) -> Content:
-    """Return what the rows of files hold; SourceError if that is not used, or not known."""
+    """Return what the rows of files hold, by the columns of the first; SourceError if not all that matter are used."""
     pa.array([])  # imports pandas, where that is installed: not on a thread that packs
     if options.chat_template is not None:
         try:
-            from packdata.tokens.chat import BESIDE_CHAT, Chat, open_template
+            from packdata.tokens.chat import chat_of
         except ImportError as error:
             what = "a chat template needs the package 'jinja2': pip install 'loaders[text]'"
             raise LoadersError(what) from error
-        messages = options.messages_column or "messages"
-        template = open_template(options.chat_template, options.tokenizer, options.chat_date)
-        optional = tuple(name for name in BESIDE_CHAT if name not in (messages, *options.drop))
-        return Chat(messages, optional=optional, drop=options.drop, template=template)
+        return chat_of(options)
     columns, path = columns_of(files[0]), files[0].path
-    names = {*columns.names} - {*options.drop}
+    names, is_chosen = {*columns.names} - {*options.drop}, options.text_column is not None
     column = options.ids_column
-    if column is None and options.text_column is None and "input_ids" in names:
+    if column is None and not is_chosen and INPUT_IDS in names:
         if "text" in names and (options.tokenizer or options.train_bpe) is not None:
             hint = "Pass text_column= or ids_column="
             raise SourceError("'text' beside 'input_ids': which is to be packed?", path, hint)
-        column = "input_ids"
+        column = INPUT_IDS
+    if column is None and not is_chosen and "text" not in names and "messages" in names:
+        raise SourceError(
+            "the rows are conversations (column 'messages')", path, "Pass chat_template="
+        )
+    content: Content = Texts(options.text_column or "text", drop=options.drop)
     if column is not None:
         beside = tuple(name for name in BESIDE_IDS if name in names)
-        ids = Ids(column, beside, drop=options.drop)
-        ids.check_others(columns, path)
-        for file in (each for each in files[1:] if each.kind == "jsonl"):
-            ids.check_others(columns_of(file), file.path)  # others declare theirs
-        return ids
-    if options.text_column is None and "text" not in names and "messages" in names:
-        raise SourceError("conversations ('messages')", path, "Pass chat_template=")
-    if unused := names & {*LOSS_MASKS, *([LABELS] if "input_ids" in names else [])}:
-        hint = f"Pass ids_column= where there are lists of ids, or drop={sorted(unused)}"
-        raise SourceError(f"{min(unused)!r} beside texts is not used", path, hint)
-    return Texts(options.text_column or "text")
+        content = Ids(column, beside, drop=options.drop)
+    content.check_unused(columns, path)
+    return content
 
 
 class _Recent:
@@ -250,13 +250,16 @@ class TextFile:
             head = read(0, _WINDOW_BYTES)
             if 0 < head.count(b"\n") == head.count(b"\r\n"):
                 wanted = documents.replace("\n", "\r\n")
-                raise SourceError(r"lines end in \r\n", file.path, f"Pass documents={wanted!r}")
+                raise SourceError(
+                    r"lines end in \r\n, so the separator never matches",
+                    file.path,
+                    f"Pass documents={wanted!r}",
+                )
         while start < size:
             least = start + _PIECE_BYTES if self._mark else size
             stop = _end_behind(read, start, least, size, self._mark)
             where = file.name if stop - start == size else f"{file.name}, bytes {start} to {stop}"
-            group = whole or Part(0, start, stop, 1)
-            yield Range(self, where, start, stop, stop - start, group, stored)
+            yield Range(self, where, start, stop, stop - start, whole, stored)
             start = stop
 
     def read(self, part: Range) -> Documents:
@@ -352,9 +355,15 @@ def _stops(data: bytes, separator: bytes) -> npt.NDArray[np.int64]:
 class CsvFile:
     """A CSV file, of which a column holds texts; an empty cell is an empty document."""
 
-    def __init__(self, file: SourceFile, content: Content) -> None:
-        self._name, self._content, self._rows = file.name, content, CsvRows(file.file)
-        content.check(pa.schema([(n, pa.string()) for n in self._rows.columns]), file.path)
+    def __init__(self, file: SourceFile, content: Content, recent: _Recent) -> None:
+        self._file, self._name, self._content = file.file, file.name, content
+        self._recent = recent
+        content.check(columns_of(file), file.path)
+
+    @property
+    def _rows(self) -> CsvRows:
+        """The rows, of which a compressed file keeps a copy below ``TMPDIR``."""
+        return self._recent.get(self, lambda: CsvRows(self._file))
 
     def ranges(self) -> Iterator[Range]:
         for part in self._rows.parts():
@@ -362,6 +371,7 @@ class CsvFile:
             yield Range(self, where, part.start, part.stop, part.stop - part.start, part)
 
     def read(self, part: Range) -> Documents:
+        assert part.group is not None
         name = self._content.column
         (rows,) = self._rows.read(part.group, [name])
         texts = pa.table({name: pc.fill_null(rows.table[name], "").cast(pa.large_string())})
@@ -391,6 +401,7 @@ class TableFile:
                 yield Range(self, where, start, stop, nbytes, group)
 
     def read(self, part: Range) -> Documents:
+        assert part.group is not None
         group = part.group
         read = partial(self._rows.table, group, self._columns)
         table = self._recent.get((self, group), read)
@@ -414,41 +425,42 @@ class IdsFile:
         self, file: SourceFile, bin_dtype: str | None, eod: int | None, cut: int | None
     ) -> None:
         self._name, self._cut, self._eod = file.name, cut, eod
-        self._ids, self._ends = open_ids(file, bin_dtype)
+        self._ids = open_ids(file, bin_dtype)
         self.itemsize = self._ids.dtype.itemsize
 
     def ranges(self) -> Iterator[Range]:
-        start, size = 0, len(self._ids)
+        start, size = 0, self._ids.length
         while start < size:
             stop = min(start + (self._cut or _PIECE_TOKENS), size)
             stop = stop if self._cut else self._next_end(stop)
             where = f"{self._name}, ids {start} to {stop - 1}"
-            group = Part(0, start, stop, 0)
-            yield Range(self, where, start, stop, _PIECE_BYTES, group)  # a piece by itself
+            yield Range(self, where, start, stop, _PIECE_BYTES)  # a piece by itself
             start = stop
 
     def _next_end(self, position: int) -> int:
         """Return the first position from ``position`` on behind which no document goes on."""
-        for first in range(position - 1, len(self._ids), _SCAN):  # an end right before it will do
+        for first in range(
+            position - 1, self._ids.length, _SCAN
+        ):  # an end right before it will do
             if len(found := self._ends_behind(first, first + _SCAN)):
                 return int(found[0])
-        return len(self._ids)
+        return self._ids.length
 
     def _ends_behind(self, start: int, stop: int) -> npt.NDArray[np.int64]:
         """Return the positions behind the documents that end with an id from ``start`` to before ``stop``."""
-        if self._ends is not None:
-            first, last = np.searchsorted(self._ends, [start, stop], "right")
-            return self._ends[first:last]
+        if (ends := self._ids.ends) is not None:
+            first, last = np.searchsorted(ends, [start, stop], "right")
+            return ends[first:last]
         if self._eod is not None:
-            return start + 1 + np.flatnonzero(self._ids[start:stop] == self._eod)
+            return start + 1 + np.flatnonzero(self._ids.read(start, stop) == self._eod)
         return np.empty(0, np.int64)
 
     def read(self, part: Range) -> Documents:
         """Return the ids of a range, and where documents end among them."""
         ends = self._ends_behind(part.start, part.stop) - part.start
-        if part.stop == len(self._ids):
+        if part.stop == self._ids.length:
             ends = np.append(ends, part.stop - part.start)
-        ids = self._ids[part.start : part.stop]
+        ids = self._ids.read(part.start, part.stop)
         return Documents(ids, np.unique(ends), lambda at: f"{self._name}, id {part.start + at}")
 
 
