@@ -212,15 +212,13 @@ class Writer:
 
     def _block(self, arrays: Mapping[str, Any]) -> Block | None:
         """Return the records of many samples; None where a row is wrong, or threads have to encode."""
+        columns = {name: self._preparers[name].column(arrays[name]) for name in self._fields}
+        made = {name: column for name, column in columns.items() if column is not None}
         keys = arrays[KEY] if isinstance(self._fields.get(KEY), Text) else ()
+        if len(made) < len(columns) or len({*keys} - self._keys) < len(keys):
+            return None
+        block, fields = Block(made), self._fields
         try:
-            columns = {name: self._preparers[name].column(arrays[name]) for name in self._fields}
-            made = {name: column for name, column in columns.items() if column is not None}
-            if len(made) < len(columns):
-                return None
-            if len({*keys}) < len(keys) or not self._keys.isdisjoint(keys):
-                return None
-            block, fields = Block(made), self._fields
             check_sizes({n: getattr(f, "size", None) for n, f in fields.items()}, fields)
             check_records(block, self._schema, self._run.format)
         except CodecError:
