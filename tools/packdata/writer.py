@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sized
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -445,11 +445,9 @@ def pack(
         on_error=on_error,
         provenance=provenance,
     ) as writer:
-        try:
+        with closing(progress):
             if isinstance(source, Mapping):
                 _add_columns(writer, source, progress)
             else:
                 _add_samples(writer, source, progress)
-        finally:
-            progress.close()
         return writer.close()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from loaders.errors import SchemaError, SourceError
+from loaders.errors import SourceError
 from loaders.schema import Array, Categories, Features, Field, Label, Schema
 from packdata.moments import Moments
 from packdata.sources.columns import identifier_of
@@ -113,8 +113,6 @@ def plan_columns(scan: Scan, files: TableFiles, options: TableOptions) -> Column
         known = scan.columns[column].known_texts()
         classes = files[0].classes.get(column) or _names(files[0], column, known)
         fields[name] = Label(classes=classes) if how == "label" else Array(dtype=dtype)
-    if not fields:
-        raise SchemaError("no column is left to pack")
     return Columns(Schema(fields), targets)
 
 
@@ -122,9 +120,8 @@ def _hows(scan: Scan, files: TableFiles, options: TableOptions) -> dict[str, str
     """Return how each column that is packed is: ``number``, ``flag``, ``days`` or ``label``, of categories too."""
     hows: dict[str, str] = {}
     problems: list[SourceError] = []
-    dropped = {*options.drop}
     given = dict.fromkeys(options.numeric, "number") | dict.fromkeys(options.categorical, "label")
-    for name in options.wanted or [name for name in scan.columns if name not in dropped]:
+    for name in options.wanted or scan.columns:
         try:
             hows[name] = _how(name, scan.columns[name], files, options, given.get(name))
         except SourceError as error:
