@@ -21,7 +21,6 @@ from loaders.errors import LoadersError, SchemaError
 from loaders.schema import Array, Categories, Features, Label, MultiLabel, Text
 from loaders.schema.tables import column_names, find_column
 from packdata.describe import few
-from packdata.moments import standardized
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,7 +47,7 @@ def matching(view: View, condition: str) -> npt.NDArray[np.bool_]:
     A condition names fields of one value and columns of tables, those that are no plain word in backticks:
     ```income, EUR` > 3``. A label compares with numbers and with class names; ``"cat" in tags`` asks whether a
     multi-label has a class, ``"x" in text`` finds a part. A category is its text, ``""`` where it is missing or
-    unknown. A number of a standardized column compares as it was in the source; NaN compares as in Python.
+    unknown. NaN compares as in Python.
 
     Raises:
         SchemaError: It is not such an expression, names what is not there, or compares what is never equal.
@@ -75,7 +74,6 @@ class _Operand(NamedTuple):
     kind: Literal["number", "text", "multi-label"]
     values: Any
     words: tuple[str, ...] = ()  # the classes or categories of a column
-    scale: tuple[float, float, str] | None = None  # mean, deviation, dtype: standardized
 
     @property
     def is_class(self) -> bool:
@@ -150,6 +148,9 @@ def _column(view: View, name: str) -> _Operand:
         records = enumerate(view.all_records(name))
         texts = [view.decode(i, name, record[name]) for i, record in records]
         return _Operand(name, "text", np.array(texts, object))
+    if isinstance(field, Features) and field.standardized:
+        what = f"{name!r} is stored as (value - {field.mean[at]:g}) / {field.std[at] or 1:g}"
+        raise SchemaError(f"{what}: use dataset.select(dataset.column({name!r}) > ...)")
     values = view.column(name)
     if isinstance(field, MultiLabel):
         return _Operand(name, "multi-label", values, field.classes)
@@ -158,9 +159,6 @@ def _column(view: View, name: str) -> _Operand:
         words = ("", *field.vocabularies[at])  # what is missing or unknown comes first
         numbers = np.where(values < len(words), values, 0)
         return _Operand(name, "text", np.array(words, object)[numbers], words)
-    if isinstance(field, Features) and field.standardized:
-        scale = field.mean[at], field.std[at], field.dtype
-        return _Operand(name, "number", values, scale=scale)
     classes = field.classes if isinstance(field, Label) else None
     return _Operand(name, "number", values, classes or ())
 
@@ -187,17 +185,11 @@ def _related(one: _Operand, op: ast.cmpop, other: _Operand) -> Any:
 
 
 def _stored(one: _Operand, other: _Operand) -> Any:
-    """Return the values of an operand as they are stored in the column that they are compared with."""
+    """Return the values of an operand; of the name of a class its number in the column that it is compared with."""
     if isinstance(one.values, str) and other.words:
         number = _number_of(one.values, other)
         return number if other.is_class else one.values
-    if other.scale is None or one.scale == other.scale:
-        return one.values
-    if one.scale is not None:
-        raise SchemaError(f"{one.name} and {other.name} are standardized, each by its own scale")
-    mean, std, dtype = other.scale
-    with np.errstate(over="ignore", invalid="ignore"):
-        return standardized(np.asarray(one.values, np.float64), mean, std).astype(dtype)
+    return one.values
 
 
 def _number_of(word: str, column: _Operand) -> int:
