@@ -153,6 +153,7 @@ def test_any_column_is_named_in_backticks(tmp_path: Path) -> None:
     assert kept(view, "`income, EUR` > 1 and `in` == 'a' and `_0` > 6") == [2]
     assert kept(view, "'`' in `in` or _0 == 5") == [0]
     assert kept(view, "`in` == 'b'") == [1]
+    assert kept(view, "`in` > 'aa'") == [1]
     with pytest.raises(SchemaError):
         matching(view, "`income, USD` > 1")
 

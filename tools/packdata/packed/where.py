@@ -72,13 +72,14 @@ class _Operand(NamedTuple):
 
     name: str  # as the condition has it
     kind: Literal["number", "text", "multi-label"]
-    values: Any
-    words: tuple[str, ...] = ()  # the classes or categories of a column
+    values: Any  # of classes and categories their numbers
+    words: tuple[str, ...] = ()  # the classes or categories of a column, by their numbers
 
     @property
-    def is_class(self) -> bool:
-        """True for a label that has names of classes."""
-        return self.kind == "number" and bool(self.words)
+    def plain(self) -> Any:
+        """What it compares as where no name is compared: of categories their texts."""
+        is_category = self.kind == "text" and self.words
+        return np.array(self.words, object)[self.values] if is_category else self.values
 
 
 def _mask(view: View, node: ast.expr) -> Any:
@@ -115,7 +116,7 @@ def _contains(whole: _Operand, part: _Operand) -> Any:
         return whole.values[:, _number_of(part.values, whole)] != 0
     if whole.kind != "text" or part.kind != "text":
         raise SchemaError(f"{part.name} in {whole.name} cannot be compared")
-    return _CONTAINS(whole.values, part.values).astype(bool)
+    return _CONTAINS(whole.plain, part.plain).astype(bool)
 
 
 def _operand(view: View, node: ast.expr) -> _Operand:
@@ -157,8 +158,7 @@ def _column(view: View, name: str) -> _Operand:
     values = values.reshape(-1)
     if isinstance(field, Categories):
         words = ("", *field.vocabularies[at])  # what is missing or unknown comes first
-        numbers = np.where(values < len(words), values, 0)
-        return _Operand(name, "text", np.array(words, object)[numbers], words)
+        return _Operand(name, "text", np.where(values < len(words), values, 0), words)
     classes = field.classes if isinstance(field, Label) else None
     return _Operand(name, "number", values, classes or ())
 
@@ -171,25 +171,18 @@ def _has_one_value(field: Field) -> bool:
 
 
 def _related(one: _Operand, op: ast.cmpop, other: _Operand) -> Any:
-    """Compare two operands, each as the other is stored."""
-    pairs, kinds = ((one, other), (other, one)), {one.kind, other.kind}
-    is_named = any(isinstance(a.values, str) and b.is_class for a, b in pairs)
-    is_right = isinstance(op, ast.Eq | ast.NotEq) if is_named else len(kinds) == 1
-    if not is_right or "multi-label" in kinds or type(op) not in _COMPARE:
+    """Compare two operands; a column equals the name of a class or category where it has its number."""
+    compare, kinds = _COMPARE.get(type(op)), {one.kind, other.kind}
+    for name, column in ((one, other), (other, one)):
+        is_name = isinstance(name.values, str) and column.words and column.kind != "multi-label"
+        if is_name and compare in (operator.eq, operator.ne):
+            return compare(column.values, _number_of(name.values, column))
+    if compare is None or len(kinds) > 1 or "multi-label" in kinds:
         what = f"{one.name} is a {one.kind}, {other.name} is a {other.kind}, and do not compare so"
         hint = "quote texts; names of classes take == and !=, multi-labels 'name' in tags"
         raise SchemaError(f"{what}: {hint}")
-    left, right = (_stored(a, b) for a, b in pairs)
     with np.errstate(invalid="ignore", over="ignore"):
-        return np.asarray(_COMPARE[type(op)](left, right), bool)
-
-
-def _stored(one: _Operand, other: _Operand) -> Any:
-    """Return the values of an operand; of the name of a class its number in the column that it is compared with."""
-    if isinstance(one.values, str) and other.words:
-        number = _number_of(one.values, other)
-        return number if other.is_class else one.values
-    return one.values
+        return np.asarray(compare(one.plain, other.plain), bool)
 
 
 def _number_of(word: str, column: _Operand) -> int:
