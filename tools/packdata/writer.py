@@ -36,7 +36,6 @@ from packdata.values import Preparer, check_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from types import TracebackType
 
     from loaders.remote.url import Location
     from packdata.packing.settings import OnError
@@ -338,12 +337,7 @@ class Writer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None and not self._is_aborted:
             self.close()  # which raises if an error has ended the writer
         elif os.getpid() == self._process:
