@@ -138,7 +138,7 @@ class Preparer:
     def _class_number(self, name: str) -> int:
         if name not in self._classes:
             known = few(self._classes, 8) or "none is declared"
-            raise CodecError(f"class {name!r} is unknown (known: {known})")
+            raise CodecError(f"class {str(name)!r} is unknown (known: {known})")
         return self._classes[name]
 
     def _label(self, value: Any, field: Label) -> int:
