@@ -136,6 +136,13 @@ BAD: list[tuple[str, Field, Any, int]] = [
 ]
 
 
+def test_a_class_of_an_array_that_is_unknown_is_named_as_text(tmp_path: Path) -> None:
+    with pytest.raises(CodecError, match=r"class 'cow' is unknown \(known: cat, dog\)"):
+        packdata.pack(
+            {"x": np.array(["cat", "cow"])}, tmp_path / "out", {"x": Label(classes=("cat", "dog"))}
+        )
+
+
 @pytest.mark.parametrize(("field", "values", "bad"), [b[1:] for b in BAD], ids=[b[0] for b in BAD])
 def test_a_wrong_row_is_named_or_left_out(
     tmp_path: Path, field: Field, values: list[Any], bad: int

@@ -193,8 +193,8 @@ def test_copy_keeps_the_records_of_a_codec_and_encodes_them_no_second_time(
     packed: Path, tmp_path: Path
 ) -> None:
     assert main(["copy", str(packed), str(tmp_path / "same"), "--codec", "dct"]) == 0
-    for option in (["--quality", "40"], ["--compression", "zstd"]):
-        assert main(["copy", str(packed), str(tmp_path / "a"), "--codec", "dct", *option]) == 1
+    quality = ["--codec", "dct", "--quality", "40"]
+    assert main(["copy", str(packed), str(tmp_path / "a"), *quality]) == 1
 
     assert read_manifest(tmp_path / "same").fingerprint == read_manifest(packed).fingerprint
     assert not (tmp_path / "a").exists()

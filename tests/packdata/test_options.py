@@ -129,10 +129,6 @@ MAKING: list[tuple[str, str, str, dict[str, Any]]] = [
     ("copy", "packed", "--fields label,key", {"fields": ["label", "key"]}),
     ("copy", "packed", "--codec webp", {"codec": "webp"}),
     ("copy", "packed --codec jpeg", "--quality 20", {"codec": "jpeg", "quality": 20}),
-    ("copy", "packed --fields pixels --codec dct", "--subsampling 444",
-     {"fields": ["pixels"], "codec": "dct", "subsampling": "444"}),
-    ("copy", "packed --fields pixels --codec dct", "--compression zstd",
-     {"fields": ["pixels"], "codec": "dct", "compression": "zstd"}),
     ("copy", "packed", "--format parquet", {"format": "parquet"}),
     ("copy", "packed", "--shard-size 1kB", {"shard_bytes": 1024}),
 ]  # fmt: skip

@@ -42,7 +42,7 @@ def test_a_lazy_frame_is_packed_as_the_frame_that_it_makes(tmp_path: Path) -> No
     frames: dict[str, Any] = {"frame": pl.DataFrame(COLUMNS), "lazy": pl.LazyFrame(COLUMNS)}
 
     for name, frame in frames.items():
-        packdata.pack(frame, tmp_path / name, target="y")
+        packdata.pack_tables(frame, tmp_path / name, target="y")
 
     made, expected = (ShardDataset(tmp_path / name).fingerprint for name in ("lazy", "frame"))
     assert made == expected
@@ -50,7 +50,7 @@ def test_a_lazy_frame_is_packed_as_the_frame_that_it_makes(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("kind", [pd, pl])
 def test_a_series_is_a_table_of_one_column(tmp_path: Path, kind: Any) -> None:
-    packdata.pack(kind.DataFrame(COLUMNS)["x"], tmp_path / "p")
+    packdata.pack_tables(kind.DataFrame(COLUMNS)["x"], tmp_path / "p")
 
     assert ShardDataset(tmp_path / "p")[1].features.tolist() == [1.5]
 
@@ -63,7 +63,7 @@ def test_of_a_dataset_of_hugging_face_its_selection_is_packed(tmp_path: Path) ->
     frames: dict[str, Any] = {"frame": pl.DataFrame(COLUMNS), "hf": selected}
 
     for name, frame in frames.items():
-        packdata.pack(frame, tmp_path / name, target="y")
+        packdata.pack_tables(frame, tmp_path / name, target="y")
 
     made, expected = (ShardDataset(tmp_path / name).fingerprint for name in ("hf", "frame"))
     assert made == expected
@@ -90,7 +90,7 @@ def test_a_frame_is_packed_as_a_file_of_it(
     packdata.pack_tables(tmp_path / "t.parquet", tmp_path / "file", **OPTIONS)
     source = frame if kind == "pandas" else pa.Table.from_pandas(frame, preserve_index=False)
 
-    summary = packdata.pack(source, tmp_path / "frame", **OPTIONS)
+    summary = packdata.pack_tables(source, tmp_path / "frame", **OPTIONS)
 
     assert summary.samples == 300
     made, expected = (PackedReader(tmp_path / name) for name in ("frame", "file"))
@@ -105,7 +105,7 @@ def test_a_frame_is_packed_as_a_file_of_it(
 
 
 def test_a_frame_is_served_as_it_would_be_packed(tmp_path: Path, frame: pd.DataFrame) -> None:
-    packdata.pack(frame, tmp_path / "packed", **OPTIONS)
+    packdata.pack_tables(frame, tmp_path / "packed", **OPTIONS)
 
     served = RAMDataset.from_arrays(**packdata.arrays_of(frame, **OPTIONS))
 
@@ -135,7 +135,7 @@ def test_categories_in_an_order_are_the_classes_of_a_target(tmp_path: Path, kind
         frame.to_parquet(tmp_path / "a.parquet")
         packdata.pack_tables(tmp_path / "a.parquet", tmp_path / "p", target="y")
     else:
-        packdata.pack(frame, tmp_path / "p", target="y")
+        packdata.pack_tables(frame, tmp_path / "p", target="y")
 
     made = PackedReader(tmp_path / "p")
     assert made.schema.fields["y"] == Label(classes=tuple(order))
@@ -154,16 +154,15 @@ def test_rows_of_a_frame_that_cannot_be_packed_are_named_or_left_out(
     assert len(packdata.arrays_of(frame, **OPTIONS, on_error="skip")["y"]) == 299
 
 
-def test_what_is_no_frame_needs_fields(tmp_path: Path, frame: pd.DataFrame) -> None:
-    with pytest.raises(TypeError):
-        packdata.pack([{"x": 1}], tmp_path / "out")
-    with pytest.raises(TypeError):
-        packdata.pack([{"x": 1}], tmp_path / "out", {}, target=("x",))
-    for options in ({"quality": 80}, {"provenance": {"a": 1}}, {"defaults": {"y": 1}}):
-        with pytest.raises(TypeError):
-            packdata.pack(frame, tmp_path / "out", **options, target="y")
+def test_a_frame_is_packed_as_a_table_and_by_no_other_function(
+    tmp_path: Path, frame: pd.DataFrame
+) -> None:
+    pack: Any = packdata.pack
+    for source, options in ((frame, {"target": "y"}), ([{"x": 1}], {"fields": {}, "target": "x"})):
+        with pytest.raises(TypeError, match="a DataFrame is packed by"):
+            pack(source, tmp_path / "out", **options)
     with pytest.raises(SourceError, check=At("DataFrame")):
-        packdata.pack(pd.DataFrame({"x": [1, "a", b"b"]}), tmp_path / "out")
+        packdata.pack_tables(pd.DataFrame({"x": [1, "a", b"b"]}), tmp_path / "out")
     with pytest.raises(TypeError):
         packdata.arrays_of(frame, targets="y")
     assert main(["verify", str(tmp_path)]) == 1
@@ -189,7 +188,7 @@ def test_a_frame_may_call_its_columns_by_numbers() -> None:
 
 def test_one_column_may_be_named_alone(tmp_path: Path, frame: pd.DataFrame) -> None:
     options: dict[str, Any] = {"dates": "days"}
-    packdata.pack(frame, tmp_path / "one", target="y", drop="n", **options)
-    packdata.pack(frame, tmp_path / "list", target=["y"], drop=["n"], **options)
+    packdata.pack_tables(frame, tmp_path / "one", target="y", drop="n", **options)
+    packdata.pack_tables(frame, tmp_path / "list", target=["y"], drop=["n"], **options)
 
     assert contents(tmp_path / "one") == contents(tmp_path / "list")

@@ -1,6 +1,7 @@
 """What left before 1.0, each with a sentence that names what to use instead."""
 
 _JOIN = "use packdata.write(view, dst, add={field: values})"
+_DCT = "a copy has the defaults of dct; 'packdata images' packs files with others"
 # Commands, and options as they are typed behind theirs.
 GONE = {
     "append": "use 'packdata extend SRC... DST': the target comes last",
@@ -9,6 +10,7 @@ GONE = {
     "completion": "use 'packdata COMMAND --help'",
     "repair": "copy the damaged shards from a backup, or pack again; 'packdata verify' names them",
     **{f"copy --{name}": _JOIN for name in ("add", "update", "on", "as", "missing")},
+    **{f"copy --{name}": _DCT for name in ("subsampling", "compression")},
     "preview --augment": "draw samples of ShardDataset(..., augment=presets.simclr()) yourself",
     "preview --columns": "the sheet is a little wider than high; --num sets its samples",
     "images --lossless-rotate": "rotate the files first with 'jpegtran -rotate'",

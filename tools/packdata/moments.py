@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -54,14 +54,6 @@ class Moments:
     def std(self) -> float:
         """Standard deviation of the population, not of a sample of it."""
         return math.sqrt(self.squares / self.count) if self.count else 0.0
-
-
-_N = TypeVar("_N", float, npt.NDArray[np.float64])
-
-
-def standardized(values: _N, mean: float, std: float) -> _N:
-    """Return numbers as a standardized column has them, before they are rounded to its dtype."""
-    return (values - mean) / (std or 1.0)
 
 
 def percentiles(numbers: npt.NDArray[Any]) -> dict[str, float]:

@@ -180,9 +180,9 @@ def _matches(texts: pa.Array, pattern: str) -> Flags:
 
 
 def flags_of(array: pa.Array) -> Flags:
-    """Return booleans as an array of numpy that may be written to."""
+    """Return booleans as an array of numpy."""
     flags: Flags = array.to_numpy(zero_copy_only=False)
-    return flags if flags.flags.writeable else flags.copy()
+    return flags
 
 
 # -- columns of any type ---------------------------------------------------------------------------

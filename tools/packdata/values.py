@@ -101,11 +101,7 @@ class Preparer:
         return Encoded(self.codec.encode(value))
 
     def column(self, values: Any) -> Column | None:
-        """Return the records of many values at once; None where that takes threads, or one may be wrong.
-
-        Raises:
-            CodecError: The field cannot hold one of the values; which one, ``__call__`` says.
-        """
+        """Return the records of many values at once; None where that takes threads, or ``__call__`` refuses one."""
         try:
             if type(self.codec) is RawCodec and self.codec.num_free == 0:
                 array = np.asarray(_unmasked(values))
@@ -114,10 +110,8 @@ class Preparer:
             if isinstance(self.field, Image | Images | Mask):
                 return None
             records = [self(value).make().record for value in values]
-        except CodecError:
-            raise
-        except (TypeError, ValueError, OverflowError) as error:
-            raise self._misfit(values) from error
+        except (CodecError, TypeError, ValueError, OverflowError):
+            return None
         return column_of(records, self.field.record_nbytes)
 
     def _rows(self, array: np.ndarray[Any, Any], codec: RawCodec) -> FixedColumn | None:
@@ -144,7 +138,7 @@ class Preparer:
     def _class_number(self, name: str) -> int:
         if name not in self._classes:
             known = few(self._classes, 8) or "none is declared"
-            raise CodecError(f"class {name!r} is unknown (known: {known})")
+            raise CodecError(f"class {str(name)!r} is unknown (known: {known})")
         return self._classes[name]
 
     def _label(self, value: Any, field: Label) -> int:
@@ -158,15 +152,14 @@ class Preparer:
         return int(number)
 
     def _multilabel(self, value: Any, field: MultiLabel) -> np.ndarray[Any, Any]:
-        if isinstance(value, str):
-            raise CodecError(f"takes several class names, got the string {value!r}")
-        if isinstance(value, Sequence | Set) and all(isinstance(name, str) for name in value):
+        is_list = isinstance(value, Sequence | Set) and not isinstance(value, str)
+        if is_list and all(isinstance(name, str) for name in value):
             flags = np.zeros(len(field.classes), np.uint8)
             flags[[self._class_number(name) for name in value]] = 1
             return flags
         flags = np.asarray(value)
         if flags.shape != (len(field.classes),) or not np.isin(flags, (0, 1)).all():
-            raise CodecError(f"takes {_wanted(field)}, got {_shown(value)}")
+            raise self._misfit(value)
         return flags.astype(np.uint8)
 
     def _picture(self, value: Any, field: Image | Mask) -> Prepared:
@@ -182,7 +175,7 @@ class Preparer:
     def _pictures(self, value: Any, one: Preparer) -> Work:
         is_one = isinstance(value, str | bytes | bytearray | memoryview | Path | Mapping)
         if is_one or getattr(value, "ndim", 4) != 4:
-            raise CodecError(f"takes {_wanted(self.field)}, got {_shown(value)}")
+            raise self._misfit(value)
         pictures: list[Prepared] = []
         for number, picture in enumerate(value):
             with numbered(number):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sized
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -23,6 +23,7 @@ from loaders.errors import CodecError, LoadersError, PackError, SchemaError, Sou
 from loaders.schema import Field, Schema, Text
 from loaders.system import opencv
 from packdata.bucket import target_at
+from packdata.options import takes
 from packdata.packing.engine import Outcome, Run, SplitPacker
 from packdata.packing.packing import Made, Packing
 from packdata.packing.pool import OrderedPool
@@ -35,7 +36,6 @@ from packdata.values import Preparer, check_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from types import TracebackType
 
     from loaders.remote.url import Location
     from packdata.packing.settings import OnError
@@ -211,15 +211,13 @@ class Writer:
 
     def _block(self, arrays: Mapping[str, Any]) -> Block | None:
         """Return the records of many samples; None where a row is wrong, or threads have to encode."""
+        columns = {name: self._preparers[name].column(arrays[name]) for name in self._fields}
+        made = {name: column for name, column in columns.items() if column is not None}
         keys = arrays[KEY] if isinstance(self._fields.get(KEY), Text) else ()
+        if len(made) < len(columns) or len({*keys} - self._keys) < len(keys):
+            return None
+        block, fields = Block(made), self._fields
         try:
-            columns = {name: self._preparers[name].column(arrays[name]) for name in self._fields}
-            made = {name: column for name, column in columns.items() if column is not None}
-            if len(made) < len(columns):
-                return None
-            if len({*keys}) < len(keys) or not self._keys.isdisjoint(keys):
-                return None
-            block, fields = Block(made), self._fields
             check_sizes({n: getattr(f, "size", None) for n, f in fields.items()}, fields)
             check_records(block, self._schema, self._run.format)
         except CodecError:
@@ -339,12 +337,7 @@ class Writer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None and not self._is_aborted:
             self.close()  # which raises if an error has ended the writer
         elif os.getpid() == self._process:
@@ -393,14 +386,15 @@ def _add_samples(writer: Writer, source: Any, progress: Progress) -> None:
         progress.advance(writer.num_rejected)
 
 
+@takes(hint="; a DataFrame is packed by packdata.pack_tables")
 def pack(
     source: Iterable[Mapping[str, Any]] | Mapping[str, Any],
     dst: Location | str,
-    fields: Mapping[str, Field] | None = None,
+    fields: Mapping[str, Field],
     *,
     defaults: Iterable[str] | None = None,
-    format: Format | None = None,
-    shard_bytes: int | None = None,
+    format: Format = "lmdb",
+    shard_bytes: int = DEFAULT_SHARD_BYTES,
     workers: int | None = None,
     overwrite: bool = False,
     quality: int = 90,
@@ -408,21 +402,18 @@ def pack(
     on_error: OnError = "fail",
     provenance: Mapping[str, Any] | None = None,
     progress: Progress | None = None,
-    **table: Any,
 ) -> Summary:
     """Pack samples, given as mappings of field name to value, or columns; the rest is as in ``Writer``.
-
-    A DataFrame without ``fields`` is packed as ``packdata tables`` packs a file of it.
 
     Args:
         source: The samples; read once, in one thread. With a length, progress can say what is
             left. Or a mapping of field name to array ``(N, ...)``, as ``Writer.add_batch`` takes them: columns
-            are packed at the speed of memory.
+            are packed at the speed of memory. A DataFrame is neither: ``pack_tables`` packs it.
         dst: A folder that is new or empty, or a URL.
-        fields: Field by name; None for a DataFrame, or a table of Arrow.
+        fields: Field by name.
         defaults: As in ``Writer``, and so on.
-        format: Format of the shards; ``"lmdb"`` if not said otherwise, of a DataFrame ``"parquet"``.
-        shard_bytes: Size of a shard; 64 MB if not said otherwise, of a DataFrame 32 MB.
+        format: Format of the shards.
+        shard_bytes: Size of a shard.
         workers: Threads that encode.
         overwrite: Replace a dataset in ``dst``.
         quality: Of pictures that are newly encoded.
@@ -430,41 +421,17 @@ def pack(
         on_error: What becomes of samples that cannot be packed.
         provenance: JSON for the manifest.
         progress: Called for every sample.
-        **table: Of a DataFrame, what becomes of its columns: ``target``, ``drop``, ``dates``, ... of ``pack_tables``.
 
     Raises:
         TypeError: What the source gives is no mapping; other errors are those of ``Writer``.
     """
-    if fields is None:
-        if defaults or provenance or quality != 90 or max_picture_mb != MAX_PICTURE_MB:
-            what = "defaults, provenance, quality and max_picture_mb are not of a DataFrame"
-            raise TypeError(f"{what}: leave them out, or pass fields=")
-        from packdata.tables import pack_tables
-        from packdata.tables.files import is_frame
-
-        if not is_frame(source):
-            raise TypeError("fields are missing: a mapping of name to field, of loaders.schema")
-        return pack_tables(
-            source,
-            dst,
-            format=format,
-            shard_bytes=shard_bytes,
-            workers=workers,
-            overwrite=overwrite,
-            on_error=on_error,
-            progress=progress,
-            **table,
-        )
-    if table:
-        what = "with fields, pack takes the options of Writer, not those of tables"
-        raise TypeError(f"unexpected {', '.join(table)}: {what}")
     progress = Quiet() if progress is None else progress
     with Writer(
         dst,
         fields,
         defaults=defaults,
-        format=format or "lmdb",
-        shard_bytes=DEFAULT_SHARD_BYTES if shard_bytes is None else shard_bytes,
+        format=format,
+        shard_bytes=shard_bytes,
         workers=workers,
         overwrite=overwrite,
         quality=quality,
@@ -472,11 +439,9 @@ def pack(
         on_error=on_error,
         provenance=provenance,
     ) as writer:
-        try:
+        with closing(progress):
             if isinstance(source, Mapping):
                 _add_columns(writer, source, progress)
             else:
                 _add_samples(writer, source, progress)
-        finally:
-            progress.close()
         return writer.close()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from packdata.images.fit import SizeOption
 
 _MAGIC = {"jpeg": b"\xff\xd8", "png": b"\x89PNG", "webp": b"RIFF"}
-_CODECS = {"quality": ("jpeg", "webp", "dct"), "subsampling": ("dct",), "compression": ("dct",)}
+_LOSSY = ("jpeg", "webp", "dct")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,19 +41,12 @@ class Recoding:
         "Q",
         within=(1, 100),
     )
-    subsampling: str | None = opt(
-        None, "with --codec dct: of the chroma (default: 420)", choices=("420", "444")
-    )
-    compression: str | None = opt(
-        None, "with --codec dct: fast or small (default: lz4)", choices=("lz4", "zstd")
-    )
     resize: SizeOption | None = None  # also of masks
 
     def __post_init__(self) -> None:
         check_options(self)
-        for name, codecs in _CODECS.items():
-            if getattr(self, name) is not None and self.codec not in codecs:
-                raise ValueError(f"{name} is for codec {', '.join(codecs)}, got {self.codec}")
+        if self.quality is not None and self.codec not in _LOSSY:
+            raise ValueError(f"quality is for codec {', '.join(_LOSSY)}, got {self.codec}")
 
 
 def recoders_of(fields: Mapping[str, Field], recoding: Recoding) -> dict[str, Recode]:
@@ -99,12 +92,12 @@ class Recode:
         size = field.size if resize is None else resize.fixed
         if codec in ("dct", "yuv420") and size is None:
             raise SchemaError(f"codec {codec!r} is for pictures of one size, and these may vary")
-        options = {name: getattr(recoding, name) for name in _CODECS}
-        if codec == field.codec == "dct" and any(options.values()):
+        if codec == field.codec == "dct" and recoding.quality is not None:
             raise SchemaError("the pictures are dct already, and would lose more: pack them again")
         changes: dict[str, Any] = {"codec": codec, "size": size}
         if isinstance(field, Image) and codec != field.codec:
-            changes |= options if codec == "dct" else dict.fromkeys(options)
+            quality = recoding.quality if codec == "dct" else None
+            changes |= {"quality": quality, "subsampling": None, "compression": None}
         self.field: Image | Mask = replace(field, **changes)  # afterwards
         self._codec = codec_for(self.field, quality=recoding.quality or DEFAULT_QUALITY)
         # A file of the codec is kept, if nothing else is asked.

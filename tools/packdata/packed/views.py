@@ -159,9 +159,8 @@ def _added(name: str, values: Any, field: Field | None, view: View) -> tuple[Fie
         raise SchemaError(f"{what}, {name!r} is {shown(values)}")
     field = field or _field_of(values)
     prepare = Preparer(field, DEFAULT_QUALITY)
-    with suppress(CodecError):
-        if (column := prepare.column(values)) is not None:
-            return field, column
+    if (column := prepare.column(values)) is not None:
+        return field, column
     records = []
     for i, value in enumerate(values):  # pictures; or which one is wrong
         try:

@@ -21,7 +21,6 @@ from loaders.errors import LoadersError, SchemaError
 from loaders.schema import Array, Categories, Features, Label, MultiLabel, Text
 from loaders.schema.tables import column_names, find_column
 from packdata.describe import few
-from packdata.moments import standardized
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,7 +47,7 @@ def matching(view: View, condition: str) -> npt.NDArray[np.bool_]:
     A condition names fields of one value and columns of tables, those that are no plain word in backticks:
     ```income, EUR` > 3``. A label compares with numbers and with class names; ``"cat" in tags`` asks whether a
     multi-label has a class, ``"x" in text`` finds a part. A category is its text, ``""`` where it is missing or
-    unknown. A number of a standardized column compares as it was in the source; NaN compares as in Python.
+    unknown. NaN compares as in Python.
 
     Raises:
         SchemaError: It is not such an expression, names what is not there, or compares what is never equal.
@@ -73,14 +72,14 @@ class _Operand(NamedTuple):
 
     name: str  # as the condition has it
     kind: Literal["number", "text", "multi-label"]
-    values: Any
-    words: tuple[str, ...] = ()  # the classes or categories of a column
-    scale: tuple[float, float, str] | None = None  # mean, deviation, dtype: standardized
+    values: Any  # of classes and categories their numbers
+    words: tuple[str, ...] = ()  # the classes or categories of a column, by their numbers
 
     @property
-    def is_class(self) -> bool:
-        """True for a label that has names of classes."""
-        return self.kind == "number" and bool(self.words)
+    def plain(self) -> Any:
+        """What it compares as where no name is compared: of categories their texts."""
+        is_category = self.kind == "text" and self.words
+        return np.array(self.words, object)[self.values] if is_category else self.values
 
 
 def _mask(view: View, node: ast.expr) -> Any:
@@ -117,7 +116,7 @@ def _contains(whole: _Operand, part: _Operand) -> Any:
         return whole.values[:, _number_of(part.values, whole)] != 0
     if whole.kind != "text" or part.kind != "text":
         raise SchemaError(f"{part.name} in {whole.name} cannot be compared")
-    return _CONTAINS(whole.values, part.values).astype(bool)
+    return _CONTAINS(whole.plain, part.plain).astype(bool)
 
 
 def _operand(view: View, node: ast.expr) -> _Operand:
@@ -150,17 +149,16 @@ def _column(view: View, name: str) -> _Operand:
         records = enumerate(view.all_records(name))
         texts = [view.decode(i, name, record[name]) for i, record in records]
         return _Operand(name, "text", np.array(texts, object))
+    if isinstance(field, Features) and field.standardized:
+        what = f"{name!r} is stored as (value - {field.mean[at]:g}) / {field.std[at] or 1:g}"
+        raise SchemaError(f"{what}: use dataset.select(dataset.column({name!r}) > ...)")
     values = view.column(name)
     if isinstance(field, MultiLabel):
         return _Operand(name, "multi-label", values, field.classes)
     values = values.reshape(-1)
     if isinstance(field, Categories):
         words = ("", *field.vocabularies[at])  # what is missing or unknown comes first
-        numbers = np.where(values < len(words), values, 0)
-        return _Operand(name, "text", np.array(words, object)[numbers], words)
-    if isinstance(field, Features) and field.standardized:
-        scale = field.mean[at], field.std[at], field.dtype
-        return _Operand(name, "number", values, scale=scale)
+        return _Operand(name, "text", np.where(values < len(words), values, 0), words)
     classes = field.classes if isinstance(field, Label) else None
     return _Operand(name, "number", values, classes or ())
 
@@ -173,31 +171,18 @@ def _has_one_value(field: Field) -> bool:
 
 
 def _related(one: _Operand, op: ast.cmpop, other: _Operand) -> Any:
-    """Compare two operands, each as the other is stored."""
-    pairs, kinds = ((one, other), (other, one)), {one.kind, other.kind}
-    is_named = any(isinstance(a.values, str) and b.is_class for a, b in pairs)
-    is_right = isinstance(op, ast.Eq | ast.NotEq) if is_named else len(kinds) == 1
-    if not is_right or "multi-label" in kinds or type(op) not in _COMPARE:
+    """Compare two operands; a column equals the name of a class or category where it has its number."""
+    compare, kinds = _COMPARE.get(type(op)), {one.kind, other.kind}
+    for name, column in ((one, other), (other, one)):
+        is_name = isinstance(name.values, str) and column.words and column.kind != "multi-label"
+        if is_name and compare in (operator.eq, operator.ne):
+            return compare(column.values, _number_of(name.values, column))
+    if compare is None or len(kinds) > 1 or "multi-label" in kinds:
         what = f"{one.name} is a {one.kind}, {other.name} is a {other.kind}, and do not compare so"
         hint = "quote texts; names of classes take == and !=, multi-labels 'name' in tags"
         raise SchemaError(f"{what}: {hint}")
-    left, right = (_stored(a, b) for a, b in pairs)
     with np.errstate(invalid="ignore", over="ignore"):
-        return np.asarray(_COMPARE[type(op)](left, right), bool)
-
-
-def _stored(one: _Operand, other: _Operand) -> Any:
-    """Return the values of an operand as they are stored in the column that they are compared with."""
-    if isinstance(one.values, str) and other.words:
-        number = _number_of(one.values, other)
-        return number if other.is_class else one.values
-    if other.scale is None or one.scale == other.scale:
-        return one.values
-    if one.scale is not None:
-        raise SchemaError(f"{one.name} and {other.name} are standardized, each by its own scale")
-    mean, std, dtype = other.scale
-    with np.errstate(over="ignore", invalid="ignore"):
-        return standardized(np.asarray(one.values, np.float64), mean, std).astype(dtype)
+        return np.asarray(compare(one.plain, other.plain), bool)
 
 
 def _number_of(word: str, column: _Operand) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from loaders.errors import SchemaError, SourceError
+from loaders.errors import SourceError
 from loaders.schema import Array, Categories, Features, Field, Label, Schema
 from packdata.moments import Moments
 from packdata.sources.columns import identifier_of
@@ -33,8 +33,6 @@ FEATURES, CATEGORIES, MISSING = "features", "categories", "missing"
 TARGETS, OPTIONS = "targets", "options"
 # What a column is read as, of which a number, flag, label or days are made.
 READ_AS: dict[str, Kind] = {"number": "number", "flag": "flag", "label": "text", "days": "date"}
-# Equal numbers, 2 to 2,000,000 of them, were seen to deviate by up to 4.6 of these epsilons.
-_NOISE = 8 * float(np.finfo(float).eps)
 _NO_NAMES = ("count", "index", "valid", "sample_id", "key")  # of targets
 _NAMES = {  # of the kinds of values, in messages
     "number": "numbers",
@@ -115,8 +113,6 @@ def plan_columns(scan: Scan, files: TableFiles, options: TableOptions) -> Column
         known = scan.columns[column].known_texts()
         classes = files[0].classes.get(column) or _names(files[0], column, known)
         fields[name] = Label(classes=classes) if how == "label" else Array(dtype=dtype)
-    if not fields:
-        raise SchemaError("no column is left to pack")
     return Columns(Schema(fields), targets)
 
 
@@ -124,9 +120,8 @@ def _hows(scan: Scan, files: TableFiles, options: TableOptions) -> dict[str, str
     """Return how each column that is packed is: ``number``, ``flag``, ``days`` or ``label``, of categories too."""
     hows: dict[str, str] = {}
     problems: list[SourceError] = []
-    dropped = {*options.drop}
     given = dict.fromkeys(options.numeric, "number") | dict.fromkeys(options.categorical, "label")
-    for name in options.wanted or [name for name in scan.columns if name not in dropped]:
+    for name in options.wanted or scan.columns:
         try:
             hows[name] = _how(name, scan.columns[name], files, options, given.get(name))
         except SourceError as error:
@@ -197,14 +192,14 @@ def _classes(names: Mapping[str, int]) -> tuple[str, ...]:
 def _features(
     names: Sequence[str], hows: Mapping[str, str], scan: Scan, options: TableOptions
 ) -> Features:
-    """Return the field of numbers."""
+    """Return the field of numbers; where all of a column are equal, rounding does not count as a deviation."""
     kept = [_moments(scan.columns[name], hows[name]) for name in names]
     return Features(
         dtype=options.dtype,
         columns=tuple(names),
         sources=tuple((name, hows[name]) for name in names),
         mean=tuple(m.least if m.least == m.most else m.mean for m in kept),
-        std=tuple(map(_deviation, kept)),
+        std=tuple(0.0 if m.least == m.most else m.std for m in kept),
         least=tuple(m.least for m in kept),
         most=tuple(m.most for m in kept),
         missing=options.missing,
@@ -220,12 +215,6 @@ def _moments(column: ColumnScan, how: str) -> Moments:
         flag = float(text.strip().lower() == "true")
         moments.add(Moments(count, flag, 0.0, flag, flag))
     return moments
-
-
-def _deviation(moments: Moments) -> float:
-    """Return the deviation, 0 where it is no more than what adding numbers up makes of equal ones."""
-    largest = max(abs(moments.least), abs(moments.most))
-    return moments.std if moments.std > _NOISE * largest else 0.0
 
 
 def _categories(names: Sequence[str], scan: Scan) -> Categories:

@@ -21,6 +21,7 @@ from packdata.delimited import CsvOptions, CsvRows
 from packdata.describe import few
 from packdata.jsonl import JsonRows
 from packdata.rows import COMPRESSIONS, DELIMITED, JSON_LINES, RowFile, suffix_inside
+from packdata.sources.duplicates import duplicates
 from packdata.sources.listed import Listing, files_identity, look_at
 from packdata.sources.names import foreign_hint, suffix_of
 from packdata.sources.opening import check_folder
@@ -80,11 +81,8 @@ def list_tables(sources: Sequence[Location]) -> tuple[list[File], Counter[str]]:
     if 0 < len(in_rows) < len(files):  # whose rows name their columns: what they lack is missing
         hint = "Pack each kind by itself, the second with like=, then 'packdata merge' both"
         raise SourceError("JSON lines beside other tables", in_rows[0], hint)
-    taken: set[str] = set()
-    for file in files:
-        if (name := _plain_name(file.path)) in taken:
-            raise SourceError("duplicate file", file.path, "Pass the file once, compressed or not")
-        taken.add(name)
+    if twice := duplicates(lambda: (_plain_name(file.path) for file in files)):
+        raise SourceError("duplicate file", min(twice), "Pass the file once, compressed or not")
     return files, ignored
 
 

@@ -12,7 +12,6 @@ import pyarrow as pa
 from loaders.data.columns import FixedColumn
 from loaders.errors import SourceError
 from loaders.schema import Categories, Features, Label
-from packdata.moments import standardized
 from packdata.recipe import Block, Recipe, Tally, Target
 from packdata.tables.columns import CATEGORIES, MISSING, READ_AS
 from packdata.types import DAY_US, Flags, codes, kind_of, numbers, plain, shown, why_other
@@ -204,7 +203,10 @@ class _Table:
             missing &= ~bad
             stored = values if fill is None else np.where(missing, fill, values)
         with np.errstate(over="ignore"):
-            out[:] = stored if scale is None else standardized(stored, *scale)
+            if scale is not None:
+                mean, std = scale
+                stored = (stored - mean) / (std or 1.0)
+            out[:] = stored
         if not np.isfinite(out).all():
             limit = f"is infinite, or more than dtype={out.dtype} holds"
             self.note(bad, lambda row: f"{what}: {shown(array, row)!r} is no {READ_AS[how]}")

@@ -7,6 +7,7 @@ the number of workers.
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -141,15 +142,12 @@ def scan_files(
 
     def scan(columns: Sequence[str] | None, kinds: Mapping[str, Kind]) -> Scan:
         found = Scan(columns={name: ColumnScan() for name in columns or ()})
-        try:
+        look = partial(_scan_part, files, options, on_error, columns, kinds)
+        with closing(progress), OrderedPool(look, workers) as pool:
             progress.start(None, 0)
-            look = partial(_scan_part, files, options, on_error, columns, kinds)
-            with OrderedPool(look, workers) as pool:
-                for each in pool.map(files.parts()):
-                    found.add(each)
-                    progress.advance(found.bad, each.num_rows + each.bad)
-        finally:
-            progress.close()
+            for each in pool.map(files.parts()):
+                found.add(each)
+                progress.advance(found.bad, each.num_rows + each.bad)
         return found
 
     kinds: dict[str, Kind] = dict.fromkeys(options.categorical, "text")
