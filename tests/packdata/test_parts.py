@@ -355,25 +355,26 @@ def test_parts_of_several_counts_are_not_joined(photos: Path, tmp_path: Path) ->
     assert finish(dst).samples == 10
 
 
-def test_finish_goes_on_where_it_was_killed_behind_the_files_beside_manifests(
+def test_a_tokenizer_that_is_gone_is_told_before_parts_are_joined(
     sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The tokenizer is deleted from what is kept of parts before the journals are."""
+    """Parts put it beside their shards, and no part alone would put it there again."""
     monkeypatch.chdir(sources)
     dst = tmp_path / "dst"
-    line = f"tokens a.txt {dst} --documents line --train-bpe 270 --row-tokens 64 --part"
+    line = f"tokens a.txt {dst} --documents line --train-bpe 270 --row-tokens 64"
     for i in range(2):
-        assert main([*line.split(), f"{i}/2"]) == 0
-    shutil.copytree(dst / ".parts", tmp_path / "kept")
-    finish(dst)
-    made = contents(dst)
-    shutil.copytree(tmp_path / "kept", dst / ".parts")
-    shutil.rmtree(dst / ".parts" / "files")
+        assert main([*line.split(), "--part", f"{i}/2"]) == 0
+    (tokenizer,) = dst.glob("tokenizer-*.json")
+    learned = tokenizer.read_bytes()
+    tokenizer.unlink()
+    with pytest.raises(PackError, match=tokenizer.name):
+        finish(dst)
+    assert not (dst / MANIFEST_NAME).exists()
 
+    tokenizer.write_bytes(learned)
     finish(dst)
 
-    assert any(name.startswith("tokenizer") for name in made)
-    assert contents(dst) == made
+    assert read_manifest(dst).schema.files.keys() == {tokenizer.name}
     assert not (dst / ".parts").exists()
 
 

@@ -129,7 +129,7 @@ class Packing:
     ) -> None:
         self.dst, self.folders = dst, tuple(folders)
         self._plan, self._of_packed = dict(plan), of_packed
-        self._overwrite, self._replaces = overwrite, overwrite or adds
+        self._overwrite, self._adds = overwrite, adds
         # The working folder may change before all is published.
         self._store = store_of(dst.absolute(), link=link)
         self._made_by: dict[str, str] = {} if of_packed else {"packer": PACKER}
@@ -155,7 +155,7 @@ class Packing:
         with explained(self.dst, "cannot be packed into"), ExitStack() as opened:
             place = opened.enter_context(self._working_place())
             self._work = place.absolute() / PACKING_NAME
-            # With the lock in the destination no other packing runs there: unnamed shards are leftovers.
+            # With the lock in the destination no other packing runs there: what no manifest names is left over.
             self._owns_shards = place == self.dst
             self._begin(opened)
             self._open = opened.pop_all()
@@ -180,7 +180,7 @@ class Packing:
         opened.callback(partial(self._pool.shutdown, cancel_futures=True))
         if not self._find_made() and self.state.done is None:  # another may have been faster
             self._check_target()
-        if self._replaces:
+        if self._overwrite or self._adds:
             self._seen = marks_at(self._store, self.folders)
 
     def _find_made(self) -> bool:
@@ -202,7 +202,7 @@ class Packing:
             self._store,
             self.dst,
             self.folders,
-            overwrite=self._replaces,
+            overwrite=self._overwrite or self._adds,
             is_alone=not self._of_packed,
         )
 
@@ -240,7 +240,7 @@ class Packing:
         clear_parts(self._store)
 
     def _delete_unnamed(self, folders: Collection[str]) -> None:
-        """Delete shards that no manifest names: of a command that was killed, or gave up."""
+        """Delete shards and tokenizers that no manifest names: of a command that was killed, or gave up."""
         if self._owns_shards:
             there = manifests_at(self._store, folders)
             self._store.delete(*unnamed(self._store, folders, there))
@@ -304,6 +304,8 @@ class Packing:
             for folder, made in datasets.items():
                 shards = self._put_whole(folder, made.whole, len(made.before))
                 shards = shards or self.state.shards.get(folder, [])
+                for name, data in made.files.items():
+                    self._store.put(name_at(folder, name), data)
                 about = {**made.provenance, **self._made_by}
                 manifests[folder] = Manifest(made.schema, (*made.before, *shards), about)
             done = {
@@ -311,7 +313,7 @@ class Packing:
                 for folder, each in manifests.items()
             }
             self._journal.append({"done": done})
-            self._put_made(manifests, datasets)
+            self._put_made(manifests)
         self.manifests, self.is_published = manifests, True
 
     def _put_whole(
@@ -328,12 +330,11 @@ class Packing:
             shard.check_version()  # last: what replaces it from here on is not what was linked
         return infos
 
-    def _put_made(self, manifests: Mapping[str, Manifest], datasets: Mapping[str, Made]) -> None:
+    def _put_made(self, manifests: Mapping[str, Manifest]) -> None:
         rejected = {"": self.state.rejected}
         if self._of_packed:  # nothing is left out; what is added to keeps its list
-            rejected = {folder: [] for folder in self.folders if not datasets[folder].before}
-        files = {folder: made.files for folder, made in datasets.items()}
-        publish(self._store, manifests, files, rejected=rejected, seen=self._seen)
+            rejected = {} if self._adds else {folder: [] for folder in self.folders}
+        publish(self._store, manifests, rejected=rejected, seen=self._seen)
 
     def _leave(self) -> None:
         """Leave what it takes to go on."""

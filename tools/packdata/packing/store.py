@@ -1,6 +1,6 @@
 """Where a packing goes: a folder, or a URL, are the same to what publishes and joins there.
 
-Shards come first, under names that hold their hash; then the manifests are swapped.
+Shards and tokenizers come first, under names that hold their hash; then the manifests are swapped.
 
 1. A reader sees the old dataset or the new one: no shard is written over, and a manifest is replaced in one step.
 2. Killed, the same command does all of it again, and finds the shards that are there.
@@ -35,7 +35,7 @@ from packdata.packing.target import (
     PACKING_NAME,
     PARTS_NAME,
     REJECTED_NAME,
-    STORED_SHARD,
+    STORED,
     check_empty,
     digest_of,
     explained,
@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from loaders.data.manifest import ShardInfo
-
-_KEPT = f"{PARTS_NAME}/files"
 
 
 def store_of(place: Location, *, link: bool = True) -> Store:
@@ -294,17 +292,15 @@ def _rejected_bytes(rejected: Iterable[tuple[str, str]]) -> bytes:
 def publish(
     store: Store,
     manifests: Mapping[str, Manifest],
-    files: Mapping[str, Mapping[str, bytes]],
     *,
     rejected: Mapping[str, Sequence[tuple[str, str]]],
     seen: Mapping[str, Mapping[str, Any]],
 ) -> None:
-    """Make datasets of shards that were put there.
+    """Make datasets of shards and files that were put there.
 
     Args:
         store: The target.
         manifests: Of each dataset, by its folder.
-        files: The files that its schema names, by their names.
         rejected: (item, error) for ``rejected.jsonl``, by folder: if there is none, the file that is there goes.
         seen: Marks of the manifests that may be replaced, by folder (``marks_at``).
 
@@ -327,9 +323,6 @@ def publish(
     if lost := lost_at(store, {folder: each.shards for folder, each in manifests.items()}):
         what = f"{counted(len(lost), 'shard')} missing, the first: {lost[0]}"
         raise PackError(what, store.url, "Pack anew, with overwrite=True")
-    for folder, beside in files.items():
-        for name, data in beside.items():
-            store.put(name_at(folder, name), data)
     for folder, items in rejected.items():
         name = name_at(folder, REJECTED_NAME)
         if items:
@@ -366,22 +359,16 @@ def files_of(folder: str, manifest: Manifest) -> set[str]:
 
 
 def unnamed(store: Store, folders: Iterable[str], there: Mapping[str, Manifest]) -> Iterator[str]:
-    """Yield the shards in folders that no manifest has; these are ``there``, by folder."""
+    """Yield the shards and tokenizers in folders that no manifest has; these are ``there``, by folder."""
     named = set[str]().union(*(files_of(folder, each) for folder, each in there.items()))
     for folder in folders:
         for entry in store.in_folder(folder)[0]:
-            is_shard = STORED_SHARD.fullmatch(entry.name.rpartition("/")[2])
-            if is_shard and entry.name not in named:
+            is_stored = STORED.fullmatch(entry.name.rpartition("/")[2])
+            if is_stored and entry.name not in named:
                 yield entry.name
 
 
-def kept_file(digest: str) -> str:
-    """Return where a file that parts have beside a manifest is, until there is one."""
-    return f"{_KEPT}/{digest}"
-
-
 def clear_parts(store: Store) -> None:
-    """Delete what is kept of parts, journals last: by them a command that was killed sees what it has done."""
-    for folder in (_KEPT, PARTS_NAME):
-        files, folders = store.in_folder(folder)  # folders of twins, too, which find out
-        store.delete(*folders, *(entry.name for entry in files))
+    """Delete what lies there of parts: their journals, and what others have begun, who find out."""
+    files, folders = store.in_folder(PARTS_NAME)
+    store.delete(*folders, *(entry.name for entry in files))

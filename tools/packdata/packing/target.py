@@ -28,8 +28,8 @@ REJECTED_NAME = "rejected.jsonl"
 JOURNAL_NAME = "journal.jsonl"
 LOCK_NAME = "lock"
 _NEVER_OURS = frozenset({PACKING_NAME, PARTS_NAME, "lost+found"})
-# Of a shard that is in its place before a manifest names it: it holds its hash.
-STORED_SHARD = re.compile(r"shard-[0-9-]+-[0-9a-f]{32}\.\w+")
+# Of what is in its place before a manifest names it, a shard or a tokenizer: it holds its hash.
+STORED = re.compile(r"shard-[0-9-]+-[0-9a-f]{32}\.\w+|tokenizer-[0-9a-f]{16}\.json")
 
 
 def missing_folders(folder: Path) -> list[Path]:
@@ -56,7 +56,7 @@ def check_empty(dst: Path, folders: Collection[str]) -> None:
         inner = {f.removeprefix(f"{folder}/").split("/")[0] for f in folders if f != folder}
         for name in sorted(os.listdir(dst / folder)) if (dst / folder).is_dir() else ():
             is_ours = name in _NEVER_OURS or name in inner
-            if not is_ours and not (is_begun and STORED_SHARD.fullmatch(name)):
+            if not is_ours and not (is_begun and STORED.fullmatch(name)):
                 hint = "Choose a folder that is new or empty; nothing here was touched"
                 raise PackError(f"not empty (holds {name!r})", dst / folder, hint)
 

@@ -3,7 +3,8 @@
 1. The journal of a part lies in a folder of its own, where the same command continues it: of a URL below ``$TMPDIR``,
    of a folder in ``DST/.parts/part-00003-of-00010.HERE``, where HERE stands for this machine until it
    boots again: others do not see its locks.
-2. Its shards are put under names that hold the part's number and their hash: every process that packs it puts the same.
+2. Its shards are put under names that hold the part's number and their hash, and a tokenizer under one with its hash:
+   every process that packs it puts the same.
 3. When all are there, its journal is put as ``DST/.parts/part-00003-of-00010``, if none is: of two that made the same
    part, the second drops its own.
 4. ``finish`` reads the journals, asks whether all shards are there, and puts the manifests. Then it deletes the
@@ -26,8 +27,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import xxhash
-
 from loaders.data.manifest import Manifest
 from loaders.errors import PackError
 from loaders.remote.url import URL, Location
@@ -44,7 +43,6 @@ from packdata.packing.store import (
     check_target,
     clear_parts,
     datasets_below,
-    kept_file,
     lost_at,
     made_at,
     manifests_at,
@@ -69,7 +67,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from packdata.packing.engine import Run
-    from packdata.packing.packing import Made
     from packdata.recipe import Recipe
 
 
@@ -171,11 +168,8 @@ class PartPacking(Packing):
         hint = "Pass what they were packed with, or overwrite=True to drop them"
         return PackError(f"other parts were packed there: {what}", self.dst, hint)
 
-    def _put_made(self, manifests: Mapping[str, Manifest], datasets: Mapping[str, Made]) -> None:
+    def _put_made(self, manifests: Mapping[str, Manifest]) -> None:
         """Put the part's journal; PackError if another packed it differently."""
-        for folder, made in datasets.items():
-            for name, data in made.files.items():
-                self._store.put(kept_file(manifests[folder].schema.files[name]), data)
         if not self._store.put(self.record, self._journal.path.read_bytes(), {}):
             self._check_record()
 
@@ -278,10 +272,14 @@ def _check_alike(dst: Location, parts: Sequence[State]) -> None:
 def _join(store: Store, parts: Sequence[State], began: float, *, overwrite: bool) -> Summary:
     joined = _joined(parts)
     check_target(store, store.url, joined, overwrite=True)
-    files = {folder: _kept_files(store, folder, m.schema.files) for folder, m in joined.items()}
+    for folder, manifest in joined.items():
+        for name in manifest.schema.files:
+            if store.read(name_at(folder, name))[0] is None:
+                hint = f"Remove {store.url / PARTS_NAME}, and pack the parts again"
+                raise PackError(f"the file {name} is missing", store.url / folder, hint)
     rejected = [each for part in parts for each in part.rejected]
     seen = marks_at(store, joined) if overwrite else {}
-    publish(store, joined, files, rejected={"": rejected}, seen=seen)
+    publish(store, joined, rejected={"": rejected}, seen=seen)
     clear_parts(store)
     return summary_of(
         store.url,
@@ -308,21 +306,6 @@ def _joined(parts: Sequence[State]) -> dict[str, Manifest]:
     }
 
 
-def _kept_files(store: Store, folder: str, files: Mapping[str, str]) -> dict[str, bytes]:
-    """Return the files beside a manifest in a folder, by the names that its schema has."""
-    found = dict[str, bytes]()
-    for name, digest in files.items():
-        # Of a command that was killed while it deleted them, they are in their place already.
-        for place in (kept_file(digest), name_at(folder, name)):
-            data, _ = store.read(place)
-            if data is not None and xxhash.xxh3_128_hexdigest(data) == digest:
-                found[name] = data
-        if name not in found:
-            hint = "Pack a part again, with overwrite=True"
-            raise PackError(f"the file {name} is missing", store.url, hint)
-    return found
-
-
 def _first_folders(folders: Sequence[str], plan: Mapping[str, str]) -> Sequence[str]:
     """Return the folders that hold each sample once between them, by a part's plan."""
     with suppress(KeyError, ValueError):  # of very many it is a hash
@@ -341,9 +324,9 @@ def _nothing_left(store: Store) -> Summary:
 
 
 def _note_deleted(store: Store, summary: Summary) -> Summary:
-    """Delete the shards beside datasets that they do not have, and note how many."""
+    """Delete the shards and tokenizers beside datasets that they do not have, and note how many."""
     there = manifests_at(store, datasets_below(store))
     old = [*unnamed(store, there, there)]
     store.delete(*old)
-    deleted = f"deleted {counted(len(old), 'unreferenced shard')}"
+    deleted = f"deleted {counted(len(old), 'unreferenced file')}"
     return replace(summary, notes=(*summary.notes, deleted))
