@@ -30,6 +30,7 @@ import lmdb
 from loaders.data.manifest import Manifest, ShardInfo
 from loaders.errors import PackError
 from loaders.remote.url import URL, Location
+from loaders.schema import Schema
 from loaders.system.regular import read_regular
 from packdata.bucket import name_at
 from packdata.claimed import claimed_folder
@@ -73,7 +74,6 @@ if TYPE_CHECKING:
 
     from loaders.data.columns import Column
     from loaders.data.shards import PackedShard
-    from loaders.schema import Schema
     from packdata.packing.shards import ShardBuilder
 
 MADE = "the same command made it earlier; nothing was written"
@@ -115,6 +115,7 @@ class Packing:
     """
 
     may_be_empty = False  # whether a dataset may get no sample
+    prefix = "shard"  # of the names of shards
 
     def __init__(
         self,
@@ -132,15 +133,11 @@ class Packing:
         self._overwrite, self._adds = overwrite, adds
         # The working folder may change before all is published.
         self._store = store_of(dst.absolute(), link=link)
-        self._made_by: dict[str, str] = {} if of_packed else {"packer": PACKER}
-        if plan:
-            self._made_by[PLAN] = digest_of(plan)
         self.state = State()  # how far the packing has come
         self._pool = ThreadPoolExecutor(_AT_ONCE, "packdata-shard")
         self._room = Semaphore(_WRITTEN_AT_ONCE)
         self._under_way: deque[Future[None]] = deque()
         self._numbers: dict[str, Iterator[int]] = {}  # of the shards to come
-        self._prefix = "shard"  # of their names
         self.manifests: dict[str, Manifest] = {}
         self._seen: dict[str, Mapping[str, Any]] = {}  # marks of the manifests to be replaced
         self._open = ExitStack()
@@ -265,7 +262,7 @@ class Packing:
         self._room.acquire()
         columns, schema = builder.take(), builder.schema
         first = len(self.state.shards.get(folder, ()))
-        name = f"{self._prefix}-{next(self._numbers.setdefault(folder, count(first))):05d}"
+        name = f"{self.prefix}-{next(self._numbers.setdefault(folder, count(first))):05d}"
         path = self._work / STAGED_NAME / folder / f"{name}.{builder.format}"
         before = self._under_way[-1] if self._under_way else None
 
@@ -299,27 +296,25 @@ class Packing:
     def publish(self, datasets: Mapping[str, Made]) -> None:
         """Publish datasets, by their folder."""
         self.wait()
-        manifests = dict[str, Manifest]()
+        made_by = {} if self._of_packed else {"packer": PACKER}
+        done = dict[str, Any]()
         with explained(self.dst, "the dataset cannot be published"):
             for folder, made in datasets.items():
-                shards = self._put_whole(folder, made.whole, len(made.before))
-                shards = shards or self.state.shards.get(folder, [])
+                if made.before or made.whole:
+                    self.state.shards[folder] = [*made.before, *self._put_whole(folder, made)]
                 for name, data in made.files.items():
                     self._store.put(name_at(folder, name), data)
-                about = {**made.provenance, **self._made_by}
-                manifests[folder] = Manifest(made.schema, (*made.before, *shards), about)
-            done = {
-                folder: {"schema": each.schema.to_json(), "provenance": each.provenance}
-                for folder, each in manifests.items()
-            }
+                provenance = {**made.provenance, **made_by}
+                done[folder] = {"schema": made.schema.to_json(), "provenance": provenance}
             self._journal.append({"done": done})
-            self._put_made(manifests)
-        self.manifests, self.is_published = manifests, True
+            digest = {PLAN: digest_of(self._plan)} if self._plan else {}
+            self.manifests = manifests_of([self.state], digest)
+            self._put_made()
+        self.is_published = True
 
-    def _put_whole(
-        self, folder: str, shards: Sequence[PackedShard], first: int
-    ) -> list[ShardInfo]:
-        """Put shards of other datasets there, the ``first`` of this number; return what the manifest says of them."""
+    def _put_whole(self, folder: str, made: Made) -> list[ShardInfo]:
+        """Put shards of other datasets there, behind those before; return what the manifest says of them."""
+        shards, first = made.whole, len(made.before)
         infos = [named_by_hash(s.info, f"shard-{n:05d}") for n, s in enumerate(shards, first)]
 
         def put(shard: PackedShard, info: ShardInfo) -> None:
@@ -330,11 +325,12 @@ class Packing:
             shard.check_version()  # last: what replaces it from here on is not what was linked
         return infos
 
-    def _put_made(self, manifests: Mapping[str, Manifest]) -> None:
+    def _put_made(self) -> None:
+        """Put the manifests there."""
         rejected = {"": self.state.rejected}
         if self._of_packed:  # nothing is left out; what is added to keeps its list
             rejected = {} if self._adds else {folder: [] for folder in self.folders}
-        publish(self._store, manifests, rejected=rejected, seen=self._seen)
+        publish(self._store, self.manifests, rejected=rejected, seen=self._seen)
 
     def _leave(self) -> None:
         """Leave what it takes to go on."""
@@ -348,6 +344,18 @@ class Packing:
 
     def __exit__(self, *error: Any) -> None:
         self._open.__exit__(*error)
+
+
+def manifests_of(states: Sequence[State], more: Mapping[str, Any]) -> dict[str, Manifest]:
+    """Return the manifests of what was packed, whole or in parts; ``more`` is of the provenance of each."""
+    return {
+        folder: Manifest(
+            Schema.from_json(made["schema"]),
+            tuple(shard for state in states for shard in state.shards.get(folder, ())),
+            {**made["provenance"], **more},
+        )
+        for folder, made in (states[0].done or {}).items()
+    }
 
 
 def write_staged(path: Path, columns: Mapping[str, Column], schema: Schema) -> ShardInfo:

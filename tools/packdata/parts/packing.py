@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import socket
 import time
 from collections import Counter
@@ -27,16 +26,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from loaders.data.manifest import Manifest
 from loaders.errors import PackError
 from loaders.remote.url import URL, Location
-from loaders.schema import Schema
 from packdata.bucket import name_at, target_at
 from packdata.claimed import claimed_folder
 from packdata.describe import counted, few
 from packdata.packing.engine import counted_folders, targets_of, why_rejected
 from packdata.packing.journal import State, differences, flatten_plan, parse_journal
-from packdata.packing.packing import Packing
+from packdata.packing.packing import Packing, manifests_of
 from packdata.packing.provenance import PLAN
 from packdata.packing.store import (
     Store,
@@ -108,19 +105,18 @@ class PartPacking(Packing):
         folders, plan = [*targets_of(*recipes)], run.plan_of(recipes)
         plan |= flatten_plan({"part": share})
         super().__init__(dst, folders, plan, overwrite=run.settings.overwrite)
-        del self._made_by[PLAN]  # that of all parts is known to ``finish``
         self._part, self.record = part, f"{PARTS_NAME}/{part.name}"
-        self._prefix = f"shard-{part.number:05d}" if part.of > 1 else "shard"
+        if part.of > 1:
+            self.prefix = f"shard-{part.number:05d}"
 
     @contextmanager
     def _working_place(self) -> Iterator[Path]:
         what, own = f"{self.dst} {self._part.name}", self.dst / f"{self.record}.{_this_machine()}"
         with claimed_folder(what) if isinstance(own, URL) else nullcontext(own) as place:
             yield place
-            if self.is_published:
-                shutil.rmtree(place, ignore_errors=True)
-                with suppress(OSError):  # there are other parts, or none
-                    place.parent.rmdir()
+            with suppress(OSError):  # what it takes to go on lies there, or what is of other parts
+                place.rmdir()
+                place.parent.rmdir()
 
     def _find_made(self) -> bool:
         """Tell whether the part is packed, or all of them are finished; take over what its journal says.
@@ -168,7 +164,7 @@ class PartPacking(Packing):
         hint = "Pass what they were packed with, or overwrite=True to drop them"
         return PackError(f"other parts were packed there: {what}", self.dst, hint)
 
-    def _put_made(self, manifests: Mapping[str, Manifest]) -> None:
+    def _put_made(self) -> None:
         """Put the part's journal; PackError if another packed it differently."""
         if not self._store.put(self.record, self._journal.path.read_bytes(), {}):
             self._check_record()
@@ -270,7 +266,10 @@ def _check_alike(dst: Location, parts: Sequence[State]) -> None:
 
 
 def _join(store: Store, parts: Sequence[State], began: float, *, overwrite: bool) -> Summary:
-    joined = _joined(parts)
+    # Of one part it is what a packing without parts makes.
+    of: dict[str, Any] = {NUM_PARTS: len(parts)} if len(parts) > 1 else {}
+    of[PLAN] = digest_of(whole(parts[0].plan, len(parts)))
+    joined = manifests_of(parts, of)
     check_target(store, store.url, joined, overwrite=True)
     for folder, manifest in joined.items():
         for name in manifest.schema.files:
@@ -290,20 +289,6 @@ def _join(store: Store, parts: Sequence[State], began: float, *, overwrite: bool
         amount=counted(len(parts), "part"),
         counts=sum((Counter(part.counts) for part in parts), Counter()),
     )
-
-
-def _joined(parts: Sequence[State]) -> dict[str, Manifest]:
-    """Return what becomes of parts, by its folder; of one part it is what a packing without parts makes."""
-    of: dict[str, Any] = {NUM_PARTS: len(parts)} if len(parts) > 1 else {}
-    of[PLAN] = digest_of(whole(parts[0].plan, len(parts)))
-    return {
-        folder: Manifest(
-            Schema.from_json(content["schema"]),
-            tuple(shard for part in parts for shard in part.shards.get(folder, ())),
-            {**content["provenance"], **of},
-        )
-        for folder, content in (parts[0].done or {}).items()
-    }
 
 
 def _first_folders(folders: Sequence[str], plan: Mapping[str, str]) -> Sequence[str]:
