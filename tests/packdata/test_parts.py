@@ -378,6 +378,20 @@ def test_a_tokenizer_that_is_gone_is_told_before_parts_are_joined(
     assert not (dst / ".parts").exists()
 
 
+def test_a_part_of_another_version_counts_as_missing(photos: Path, tmp_path: Path) -> None:
+    dst = tmp_path / "dst"
+    for i in range(2):
+        pack_images(photos, dst, part=f"{i}/2")
+    record = dst / ".parts" / "part-00001-of-00002"
+    record.write_bytes(record.read_bytes().replace(b'"journal":7', b'"journal":3', 1))
+    with pytest.raises(PackError, match="missing: 1"):
+        finish(dst)
+
+    pack_images(photos, dst, part="1/2")
+
+    assert finish(dst).samples == 10
+
+
 def test_a_part_that_lost_a_shard_is_packed_again(photos: Path, tmp_path: Path) -> None:
     dst = tmp_path / "dst"
     pack_images(photos, dst, part="1/2")

@@ -206,7 +206,12 @@ class Packing:
     def _open_journal(self) -> Journal:
         """Open the journal that is there, if this packing continues it; else begin one."""
         path, begun = self._work / JOURNAL_NAME, {*self.folders}
-        was = parse_journal(read_regular(path), path) if path.exists() else None
+        data = read_regular(path) if path.exists() else b""
+        was = parse_journal(data)
+        if data and was is None and not self._overwrite:
+            what = "unfinished packing of another version, or with a damaged journal"
+            hint = f"Pass overwrite=True to drop it, or remove {self._work}"
+            raise PackError(what, self.dst, hint)
         if was is not None:
             differs = differences(was.plan, self._plan)
             if self._plan and not differs and not lost_at(self._store, was.shards):
@@ -216,7 +221,7 @@ class Packing:
                 hint = "Pass the same settings to continue, or overwrite=True to start anew"
                 raise PackError(what, self.dst, hint)
             begun.update(was.folders)
-        if was is not None:  # refuses before anything is dropped
+        if data:  # refuses before anything is dropped
             is_alone = not self._of_packed
             check_target(self._store, self.dst, begun, overwrite=True, is_alone=is_alone)
         self._clear()

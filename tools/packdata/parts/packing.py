@@ -211,7 +211,7 @@ def whole(plan: Mapping[str, str], of: int) -> dict[str, str]:
 def part_at(store: Store, name: str) -> State | None:
     """Return a part by the name of its journal; None if it is not complete."""
     data, _ = store.read(f"{PARTS_NAME}/{name}")
-    state = parse_journal(data or b"", store.url / PARTS_NAME / name)
+    state = parse_journal(data or b"")
     return state if state is not None and state.done is not None else None
 
 
