@@ -32,18 +32,14 @@ _NEVER_OURS = frozenset({PACKING_NAME, PARTS_NAME, "lost+found"})
 STORED = re.compile(r"shard-[0-9-]+-[0-9a-f]{32}\.\w+|tokenizer-[0-9a-f]{16}\.json")
 
 
-def missing_folders(folder: Path) -> list[Path]:
-    """Return the folders that would have to be made for one, innermost first."""
-    return [path for path in (folder, *folder.parents) if not path.exists()]
-
-
-def make_folder(folder: Path) -> None:
-    """Make a folder durably."""
-    missing = missing_folders(folder)
+def make_folder(folder: Path) -> list[Path]:
+    """Make a folder durably; return those that were made, innermost first."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for path in missing:
         with suppress(PermissionError):  # a folder may be writable below one that cannot be read
             sync_folder(path.parent)
+    return missing
 
 
 def check_empty(dst: Path, folders: Collection[str]) -> None:
@@ -74,9 +70,8 @@ def locked(folder: Path) -> Iterator[None]:
         PackError: Another process is packing into it.
     """
     path = folder / PACKING_NAME / LOCK_NAME
-    made = missing_folders(folder)
+    made = make_folder(folder)
     try:
-        make_folder(folder)
         fd = lock(path)
         try:
             yield
