@@ -131,8 +131,7 @@ class Packing:
         self.dst, self.folders = dst, tuple(folders)
         self._plan, self._of_packed = dict(plan), of_packed
         self._overwrite, self._adds = overwrite, adds
-        # The working folder may change before all is published.
-        self._store = store_of(dst.absolute(), link=link)
+        self._store = store_of(dst, link=link)
         self.state = State()  # how far the packing has come
         self._pool = ThreadPoolExecutor(_AT_ONCE, "packdata-shard")
         self._room = Semaphore(_WRITTEN_AT_ONCE)
@@ -195,13 +194,8 @@ class Packing:
         if not self._overwrite and any(self._store.in_folder(PARTS_NAME)):
             hint = "Run 'packdata finish' to join them, or pass overwrite=True to drop them"
             raise PackError("unfinished packing in parts", self.dst, hint)
-        check_target(
-            self._store,
-            self.dst,
-            self.folders,
-            overwrite=self._overwrite or self._adds,
-            is_alone=not self._of_packed,
-        )
+        may_be_there, is_alone = self._overwrite or self._adds, not self._of_packed
+        check_target(self._store, self.folders, overwrite=may_be_there, is_alone=is_alone)
 
     def _open_journal(self) -> Journal:
         """Open the journal that is there, if this packing continues it; else begin one."""
@@ -223,7 +217,7 @@ class Packing:
             begun.update(was.folders)
         if data:  # refuses before anything is dropped
             is_alone = not self._of_packed
-            check_target(self._store, self.dst, begun, overwrite=True, is_alone=is_alone)
+            check_target(self._store, begun, overwrite=True, is_alone=is_alone)
         self._clear()
         self._make_room(begun)
         is_kept = bool(self._plan) and not self._of_packed

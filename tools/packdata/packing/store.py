@@ -63,12 +63,13 @@ class FolderStore:
     """
 
     def __init__(self, folder: Path, *, link: bool = True) -> None:
-        self.url, self._link = folder, link
+        self.url, self._link = folder, link  # the place as it was given, for messages
+        self._folder = folder.absolute()  # the working folder may change
 
     def read(self, name: str) -> tuple[bytes | None, dict[str, Any]]:
         """Return a file's bytes, and the mark of this state of it; None and {} if there is none."""
         try:
-            data = read_regular(self.url / name)
+            data = read_regular(self._folder / name)
         except (FileNotFoundError, NotADirectoryError):
             return None, {}
         return data, {"xxh3_128": xxhash.xxh3_128_hexdigest(data)}
@@ -78,13 +79,13 @@ class FolderStore:
 
         Return whether it was written.
         """
-        target = self.url / name
+        target = self._folder / name
         with explained(target):
             return self._publish(target, lambda beside: publish_bytes(beside, data), only == {})
 
     def put_shard(self, folder: str, path: Path, info: ShardInfo) -> None:
         """Put a file under a name that no other content has, unless it is there: link it, or copy and verify it."""
-        target = self.url / name_at(folder, info.file)
+        target = self._folder / name_at(folder, info.file)
 
         def write(beside: Path) -> None:
             if self._link:
@@ -103,7 +104,7 @@ class FolderStore:
 
     def _publish(self, target: Path, write: Callable[[Path], None], is_first: bool) -> bool:
         """Write a file beside what is ours, and rename it; False if ``is_first``, and another was faster."""
-        parts, ours = self.url / PARTS_NAME, self.url / PACKING_NAME
+        parts, ours = self._folder / PARTS_NAME, self._folder / PACKING_NAME
         beside = (parts if parts.exists() else ours) / f"{uuid.uuid4().hex}.tmp"
         make_folder(target.parent)
         make_folder(beside.parent)
@@ -123,13 +124,13 @@ class FolderStore:
     def delete(self, *names: str) -> None:
         """Delete files and folders, those that are not there are no error, and folders that this leaves empty."""
         for name in names:
-            path = self.url / name
+            path = self._folder / name
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
             for above in path.parents:
-                if above == self.url:
+                if above == self._folder:
                     break
                 with suppress(OSError):
                     above.rmdir()
@@ -137,7 +138,7 @@ class FolderStore:
     def in_folder(self, folder: str = "") -> tuple[list[Entry], list[str]]:
         """Return the files in a folder, and the names of the folders in it."""
         try:
-            found = sorted(os.scandir(self.url / folder), key=lambda each: each.name)
+            found = sorted(os.scandir(self._folder / folder), key=lambda each: each.name)
         except (FileNotFoundError, NotADirectoryError):
             return [], []
         files, folders = list[Entry](), list[str]()
@@ -244,23 +245,17 @@ def made_at(
 
 
 def check_target(
-    store: Store,
-    dst: Location,
-    folders: Collection[str],
-    *,
-    overwrite: bool,
-    is_alone: bool = True,
+    store: Store, folders: Collection[str], *, overwrite: bool, is_alone: bool = True
 ) -> None:
     """Raise PackError if something is where datasets are to be made; ManifestError if it is damaged.
 
     Args:
         store: The destination.
-        dst: As it was given, for messages.
         folders: The datasets below it.
         overwrite: Datasets in these folders may be there: they are replaced.
         is_alone: No other dataset may be below the destination.
     """
-    there = [*manifests_at(store, dict.fromkeys(("", *folders)))]
+    dst, there = store.url, [*manifests_at(store, dict.fromkeys(("", *folders)))]
     below = datasets_below(store) if is_alone and not isinstance(dst, URL) else []
     if others := {*there, *below} - {*folders}:
         hint = "Datasets are replaced in the same places only: remove that one, or choose another folder"

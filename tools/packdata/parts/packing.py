@@ -135,7 +135,7 @@ class PartPacking(Packing):
         return self.is_published
 
     def _check_target(self) -> None:
-        check_target(self._store, self.dst, self.folders, overwrite=self._overwrite)
+        check_target(self._store, self.folders, overwrite=self._overwrite)
         if self._overwrite:
             return
         begun = self.dst / PACKING_NAME / JOURNAL_NAME
@@ -270,7 +270,7 @@ def _join(store: Store, parts: Sequence[State], began: float, *, overwrite: bool
     of: dict[str, Any] = {NUM_PARTS: len(parts)} if len(parts) > 1 else {}
     of[PLAN] = digest_of(whole(parts[0].plan, len(parts)))
     joined = manifests_of(parts, of)
-    check_target(store, store.url, joined, overwrite=True)
+    check_target(store, joined, overwrite=True)
     for folder, manifest in joined.items():
         for name in manifest.schema.files:
             if store.read(name_at(folder, name))[0] is None:
