@@ -233,14 +233,12 @@ def _all_parts(store: Store) -> list[State]:
         what = f"there are parts of {' and of '.join(map(str, counts))}"
         raise PackError(what, dst, f"Remove those that are not meant from {dst / PARTS_NAME}")
     names = [Part(number, counts[0]).name for number in range(counts[0])]
-    put = [name for name, part in found if name == part.name]
     with ThreadPoolExecutor(_THREADS) as pool:
-        read = dict(zip(put, pool.map(partial(part_at, store), put), strict=True))
-    there = {name: part for name, part in read.items() if part is not None}
-    if not (missing := [number for number, name in enumerate(names) if name not in there]):
-        return [there[name] for name in names]
-    first = next(iter(there.values()), None)
-    if first is not None and made_at(store, first.folders, whole(first.plan, counts[0])):
+        states = [*pool.map(partial(part_at, store), names)]
+    there = [state for state in states if state is not None]
+    if not (missing := [number for number, state in enumerate(states) if state is None]):
+        return there
+    if there and made_at(store, there[0].folders, whole(there[0].plan, counts[0])):
         clear_parts(store)  # killed while it deleted them, or one came late
         return []
     if not found_parts(store):  # another command has joined them meanwhile
