@@ -48,14 +48,13 @@ from packdata.packing.shards import named_by_hash
 from packdata.packing.store import (
     check_target,
     clear_parts,
+    delete_unnamed,
     lost_at,
     made_at,
-    manifests_at,
     marks_at,
     publish,
     rejected_at,
     store_of,
-    unnamed,
 )
 from packdata.packing.target import (
     JOURNAL_NAME,
@@ -238,8 +237,7 @@ class Packing:
     def _delete_unnamed(self, folders: Collection[str]) -> None:
         """Delete shards and tokenizers that no manifest names: of a command that was killed, or gave up."""
         if self._owns_shards:
-            there = manifests_at(self._store, folders)
-            self._store.delete(*unnamed(self._store, folders, there))
+            delete_unnamed(self._store, folders)
 
     def _clear(self) -> None:
         """Remove what an ended process has left in our folder, but for the lock that we hold.

@@ -43,7 +43,7 @@ from packdata.packing.target import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from loaders.data.manifest import ShardInfo
@@ -314,7 +314,8 @@ def publish(
             if folder not in seen:
                 raise _already_there(store.url / folder)
             marks[folder] = seen[folder]
-            old |= files_of(folder, parse_manifest(there, store.url / folder / MANIFEST_NAME))
+            replaced = parse_manifest(there, store.url / folder / MANIFEST_NAME)
+            old |= files_of(folder, replaced) - files_of(folder, manifest)
     if lost := lost_at(store, {folder: each.shards for folder, each in manifests.items()}):
         what = f"{counted(len(lost), 'shard')} missing, the first: {lost[0]}"
         raise PackError(what, store.url, "Pack anew, with overwrite=True")
@@ -327,8 +328,8 @@ def publish(
     for folder, mark in marks.items():
         swap(store, folder, manifests[folder], mark)
     if not isinstance(store, Bucket):
-        kept = set[str]().union(*(files_of(f, manifest) for f, manifest in manifests.items()))
-        store.delete(*(old - kept), *unnamed(store, manifests, manifests))
+        store.delete(*old)
+        delete_unnamed(store, manifests)
 
 
 def marks_at(store: Store, folders: Iterable[str]) -> dict[str, Mapping[str, Any]]:
@@ -353,14 +354,16 @@ def files_of(folder: str, manifest: Manifest) -> set[str]:
     return {name_at(folder, name) for name in names}
 
 
-def unnamed(store: Store, folders: Iterable[str], there: Mapping[str, Manifest]) -> Iterator[str]:
-    """Yield the shards and tokenizers in folders that no manifest has; these are ``there``, by folder."""
-    named = set[str]().union(*(files_of(folder, each) for folder, each in there.items()))
+def delete_unnamed(store: Store, folders: Iterable[str]) -> int:
+    """Delete the shards and tokenizers in folders that no manifest there has; return how many."""
+    old = list[str]()
     for folder in folders:
-        for entry in store.in_folder(folder)[0]:
-            is_stored = STORED.fullmatch(entry.name.rpartition("/")[2])
-            if is_stored and entry.name not in named:
-                yield entry.name
+        manifest = manifest_at(store, folder)
+        named = set[str]() if manifest is None else files_of(folder, manifest)
+        names = (entry.name for entry in store.in_folder(folder)[0] if entry.name not in named)
+        old += [name for name in names if STORED.fullmatch(name.rpartition("/")[2])]
+    store.delete(*old)
+    return len(old)
 
 
 def clear_parts(store: Store) -> None:

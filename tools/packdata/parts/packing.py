@@ -40,6 +40,7 @@ from packdata.packing.store import (
     check_target,
     clear_parts,
     datasets_below,
+    delete_unnamed,
     lost_at,
     made_at,
     manifests_at,
@@ -47,7 +48,6 @@ from packdata.packing.store import (
     publish,
     rejected_at,
     store_of,
-    unnamed,
 )
 from packdata.packing.summary import Summary, summary_of
 from packdata.packing.target import (
@@ -308,8 +308,6 @@ def _nothing_left(store: Store) -> Summary:
 
 def _note_deleted(store: Store, summary: Summary) -> Summary:
     """Delete the shards and tokenizers beside datasets that they do not have, and note how many."""
-    there = manifests_at(store, datasets_below(store))
-    old = [*unnamed(store, there, there)]
-    store.delete(*old)
-    deleted = f"deleted {counted(len(old), 'unreferenced file')}"
+    num = delete_unnamed(store, manifests_at(store, datasets_below(store)))
+    deleted = f"deleted {counted(num, 'unreferenced file')}"
     return replace(summary, notes=(*summary.notes, deleted))
