@@ -62,14 +62,13 @@ def test_what_was_appended_is_read_again(tmp_path: Path) -> None:
     assert state.done is None
 
 
-@pytest.mark.parametrize("kind", ["packing", "part", "command", "extend", "writer"])
-def test_journals_of_earlier_releases_are_kept_as_by_those(kind: str) -> None:
-    header = {"journal": 7, "plan": PLAN, "kind": kind, "folders": [""]}
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_a_journal_says_whether_it_is_kept(tmp_path: Path, is_kept: bool) -> None:
+    path = tmp_path / "journal.jsonl"
 
-    state = parse_journal(json.dumps(header).encode() + b"\n")
+    Journal.create(path, State(PLAN, is_kept, ("",))).close()
 
-    assert state is not None
-    assert state.is_kept == (kind in ("packing", "part"))
+    assert read(path).is_kept == is_kept
 
 
 def test_cut_anywhere_whole_lines_count_and_appending_goes_on(tmp_path: Path) -> None:

@@ -27,12 +27,10 @@ from loaders.system.publish import publish_bytes
 if TYPE_CHECKING:
     from pathlib import Path
 
-JOURNAL_VERSION = 7
+JOURNAL_VERSION = 8
 _MAX_VALUE_CHARS = 400  # longer values of the plan are kept as their hash
 _MAX_SHOWN_CHARS = 60  # and of longer ones a message only says that they differ
 _HASH = "xxh3:"
-
-_KEPT = ("packing", "part")  # kinds of journals that are kept; "part" is of an earlier release
 
 
 class Reject(NamedTuple):
@@ -155,7 +153,7 @@ class Journal:
         header = {
             "journal": JOURNAL_VERSION,
             "plan": dict(state.plan),
-            "kind": "packing" if state.is_kept else "command",
+            "is_kept": state.is_kept,
             "folders": list(state.folders),
         }
         line = _dump(header)
@@ -181,8 +179,8 @@ def parse_journal(data: bytes) -> State | None:
     first, *rest = data.splitlines(keepends=True) or [b""]
     if (header := _parse(first)) is None or header.get("journal") != JOURNAL_VERSION:
         return None
-    is_kept, folders = header["kind"] in _KEPT, tuple(header["folders"])
-    state = State(header["plan"], is_kept, folders, size=len(first))
+    folders = tuple(header["folders"])
+    state = State(header["plan"], header["is_kept"], folders, size=len(first))
     for raw in rest:
         if (line := _parse(raw)) is None:
             break
