@@ -38,7 +38,6 @@ from packdata.packing.target import (
     STORED,
     check_empty,
     digest_of,
-    explained,
     make_folder,
 )
 
@@ -80,8 +79,7 @@ class FolderStore:
         Return whether it was written.
         """
         target = self._folder / name
-        with explained(target):
-            return self._publish(target, lambda beside: publish_bytes(beside, data), only == {})
+        return self._publish(target, lambda beside: publish_bytes(beside, data), only == {})
 
     def put_shard(self, folder: str, path: Path, info: ShardInfo) -> None:
         """Put a file under a name that no other content has, unless it is there: link it, or copy and verify it."""
@@ -93,14 +91,13 @@ class FolderStore:
                     return os.link(path.resolve(), beside)
             return _copy(path, beside, info.xxh3_128)
 
-        with explained(target, "the shard cannot be written"):
-            if target.exists() and target.stat().st_size == info.size_bytes:
-                return
-            if (what := size_fault(path, info.size_bytes)) is not None:
-                hint = "Run 'packdata verify', and copy what it names from a backup"
-                raise ShardError(what, path, hint=hint)
-            target.unlink(missing_ok=True)
-            self._publish(target, write, True)
+        if target.exists() and target.stat().st_size == info.size_bytes:
+            return
+        if (what := size_fault(path, info.size_bytes)) is not None:
+            hint = "Run 'packdata verify', and copy what it names from a backup"
+            raise ShardError(what, path, hint=hint)
+        target.unlink(missing_ok=True)
+        self._publish(target, write, True)
 
     def _publish(self, target: Path, write: Callable[[Path], None], is_first: bool) -> bool:
         """Write a file beside what is ours, and rename it; False if ``is_first``, and another was faster."""
