@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -21,6 +22,7 @@ from packdata.cli import main
 from packdata.images.plan import pack_images
 from packdata.packing.firstpass import KEY
 from packdata.packing.provenance import PLAN
+from packdata.packing.store import FolderStore
 from packdata.packing.target import JOURNAL_NAME, LOCK_NAME, PACKING_NAME, REJECTED_NAME
 from packdata.parts.packing import NUM_PARTS, finish
 from packdata.parts.part import Part, PartRecipe
@@ -376,6 +378,33 @@ def test_a_tokenizer_that_is_gone_is_told_before_parts_are_joined(
 
     assert read_manifest(dst).schema.files.keys() == {tokenizer.name}
     assert not (dst / ".parts").exists()
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_of_two_that_pack_a_part_differently_at_once_the_later_replaces_it_or_is_refused(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overwrite: bool
+) -> None:
+    dst, other, put = tmp_path / "dst", tmp_path / "other", FolderStore.put
+    pack_images(photos, other, part="0/2", sizes=8)
+
+    def later(store: FolderStore, *args: Any) -> bool:
+        shutil.copytree(other / ".parts", dst / ".parts", dirs_exist_ok=True)
+        return put(store, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FolderStore, "put", later)
+        if overwrite:
+            pack_images(photos, dst, part="0/2", overwrite=True)
+        else:
+            with pytest.raises(PackError, match="sizes"):
+                pack_images(photos, dst, part="0/2")
+
+    pack_images(photos, dst, part="0/2", overwrite=True)
+    pack_images(photos, dst, part="1/2")
+    assert finish(dst).samples == 10
+    pack_images(photos, tmp_path / "plain")
+    fields = [read_manifest(each / "val").schema for each in (dst, tmp_path / "plain")]
+    assert fields[0] == fields[1]
 
 
 def test_a_part_of_another_version_counts_as_missing(photos: Path, tmp_path: Path) -> None:

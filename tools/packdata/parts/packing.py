@@ -5,8 +5,8 @@
    boots again: others do not see its locks.
 2. Its shards are put under names that hold the part's number and their hash, and a tokenizer under one with its hash:
    every process that packs it puts the same.
-3. When all are there, its journal is put as ``DST/.parts/part-00003-of-00010``, if none is: of two that made the same
-   part, the second drops its own.
+3. When all are there, its journal is put as ``DST/.parts/part-00003-of-00010``, if none is, or to replace it: of two
+   that made the same part, the second drops its own.
 4. ``finish`` reads the journals, asks whether all shards are there, and puts the manifests. Then it deletes the
    journals. Killed, the same command finishes: where manifests are there that say that the same plan made them,
    deleting is all that is left. At a URL nothing that a manifest may have named is deleted but by ``delete_old``.
@@ -157,7 +157,7 @@ class PartPacking(Packing):
         """Raise PackError if the part is there, made with other options."""
         found = part_at(self._store, self._part.name)
         differs = [] if found is None else differences(found.plan, self._plan)
-        if differs and not self._overwrite:
+        if differs:
             raise self._other("; ".join(differs[:4]))
 
     def _other(self, what: str) -> PackError:
@@ -165,8 +165,9 @@ class PartPacking(Packing):
         return PackError(f"other parts were packed there: {what}", self.dst, hint)
 
     def _put_made(self) -> None:
-        """Put the part's journal; PackError if another packed it differently."""
-        if not self._store.put(self.record, self._journal.path.read_bytes(), {}):
+        """Put the part's journal; PackError if another packed it differently, unless it is to be replaced."""
+        data = self._journal.path.read_bytes()
+        if not self._store.put(self.record, data, None if self._overwrite else {}):
             self._check_record()
 
 
