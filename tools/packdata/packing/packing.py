@@ -93,7 +93,8 @@ class Made(NamedTuple):
 class Packing:
     """The making of datasets at one place: its lock, its journal, and threads that write shards and put them there.
 
-    Nothing is looked at or touched before ``with`` is entered.
+    Nothing is looked at or touched before ``with`` is entered. Where that is, what counts as made, what is in the way,
+    and what is put there in the end, five methods say, which are others of a part (``packdata.parts.packing``).
 
     Args:
         dst: The destination, a folder or a URL.

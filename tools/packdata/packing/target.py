@@ -27,7 +27,7 @@ PARTS_NAME = ".parts"
 REJECTED_NAME = "rejected.jsonl"
 JOURNAL_NAME = "journal.jsonl"
 LOCK_NAME = "lock"
-_NEVER_OURS = frozenset({PACKING_NAME, PARTS_NAME, "lost+found"})
+_NOT_IN_THE_WAY = frozenset({PACKING_NAME, PARTS_NAME, "lost+found"})
 # Of what is in its place before a manifest names it, a shard or a tokenizer: it holds its hash.
 STORED = re.compile(r"shard-[0-9-]+-[0-9a-f]{32}\.\w+|tokenizer-[0-9a-f]{16}\.json")
 
@@ -51,8 +51,8 @@ def check_empty(dst: Path, folders: Collection[str]) -> None:
     for folder in folders:
         inner = {f.removeprefix(f"{folder}/").split("/")[0] for f in folders if f != folder}
         for name in sorted(os.listdir(dst / folder)) if (dst / folder).is_dir() else ():
-            is_ours = name in _NEVER_OURS or name in inner
-            if not is_ours and not (is_begun and STORED.fullmatch(name)):
+            may_be_there = name in _NOT_IN_THE_WAY or name in inner
+            if not may_be_there and not (is_begun and STORED.fullmatch(name)):
                 hint = "Choose a folder that is new or empty; nothing here was touched"
                 raise PackError(f"not empty (holds {name!r})", dst / folder, hint)
 
