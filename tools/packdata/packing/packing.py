@@ -208,7 +208,12 @@ class Packing:
             raise PackError(what, self.dst, hint)
         if was is not None:
             differs = differences(was.plan, self._plan)
-            if self._plan and not differs and not lost_at(self._store, was.shards):
+            finished = {
+                name_at(folder, shard.file): shard.size_bytes
+                for folder, shards in was.shards.items()
+                for shard in shards
+            }
+            if self._plan and not differs and not lost_at(self._store, finished):
                 return Journal(path, was)
             if differs and was.is_kept and was.shards and not self._overwrite:
                 what = f"unfinished packing with other settings: {'; '.join(differs[:4])}"

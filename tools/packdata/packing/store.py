@@ -185,14 +185,11 @@ def size_fault(path: Path, size_bytes: int) -> str | None:
     return None if size == size_bytes else f"{size} bytes, the manifest says {size_bytes}"
 
 
-def lost_at(store: Store, shards: Mapping[str, Iterable[ShardInfo]]) -> list[str]:
-    """Return which of these shards, by folder, are missing in a target, or have another size."""
-    lost = list[str]()
-    for folder, some in shards.items():
-        sizes = {entry.name: entry.size for entry in store.in_folder(folder)[0]}
-        names = {name_at(folder, shard.file): shard.size_bytes for shard in some}
-        lost += [name for name, size_bytes in names.items() if sizes.get(name) != size_bytes]
-    return lost
+def lost_at(store: Store, files: Mapping[str, int | None]) -> list[str]:
+    """Return which of these files are missing in a target, or have another size than this one, if it is known."""
+    folders = {name.rpartition("/")[0] for name in files}
+    there = {entry.name: entry.size for each in folders for entry in store.in_folder(each)[0]}
+    return [n for n, size in files.items() if n not in there or size not in (None, there[n])]
 
 
 def manifest_at(store: Store, folder: str) -> Manifest | None:
@@ -237,8 +234,7 @@ def made_at(
     is_made = there.keys() >= {*folders} and all(
         each.provenance.get(PLAN) == digest for each in there.values()
     )
-    shards = {folder: each.shards for folder, each in there.items()}
-    return there if is_made and not lost_at(store, shards) else {}
+    return there if is_made and not lost_at(store, files_of(there)) else {}
 
 
 def check_target(
@@ -312,9 +308,9 @@ def publish(
                 raise _already_there(store.url / folder)
             marks[folder] = seen[folder]
             replaced = parse_manifest(there, store.url / folder / MANIFEST_NAME)
-            old |= files_of(folder, replaced) - files_of(folder, manifest)
-    if lost := lost_at(store, {folder: each.shards for folder, each in manifests.items()}):
-        what = f"{counted(len(lost), 'shard')} missing, the first: {lost[0]}"
+            old |= files_of({folder: replaced}).keys()
+    if lost := lost_at(store, files := files_of(manifests)):
+        what = f"{counted(len(lost), 'file')} missing, the first: {lost[0]}"
         raise PackError(what, store.url, "Pack anew, with overwrite=True")
     for folder, items in rejected.items():
         name = name_at(folder, REJECTED_NAME)
@@ -325,7 +321,7 @@ def publish(
     for folder, mark in marks.items():
         swap(store, folder, manifests[folder], mark)
     if not isinstance(store, Bucket):
-        store.delete(*old)
+        store.delete(*(old - files.keys()))
         delete_unnamed(store, manifests)
 
 
@@ -345,20 +341,21 @@ def swap(store: Store, folder: str, manifest: Manifest, seen: Mapping[str, Any])
         raise PackError(what, store.url / folder, hint)
 
 
-def files_of(folder: str, manifest: Manifest) -> set[str]:
-    """Return the names of all files of a dataset in a folder of a target, but its manifest."""
-    names = (*(shard.file for shard in manifest.shards), *manifest.schema.files)
-    return {name_at(folder, name) for name in names}
+def files_of(manifests: Mapping[str, Manifest]) -> dict[str, int | None]:
+    """Return all files of datasets in folders of a target but the manifests, by name, with the sizes of shards."""
+    files = dict[str, int | None]()
+    for folder, manifest in manifests.items():
+        files |= {name_at(folder, shard.file): shard.size_bytes for shard in manifest.shards}
+        files |= {name_at(folder, name): None for name in manifest.schema.files}
+    return files
 
 
-def delete_unnamed(store: Store, folders: Iterable[str]) -> int:
+def delete_unnamed(store: Store, folders: Collection[str]) -> int:
     """Delete the shards and tokenizers in folders that no manifest there has; return how many."""
-    old = list[str]()
-    for folder in folders:
-        manifest = manifest_at(store, folder)
-        named = set[str]() if manifest is None else files_of(folder, manifest)
-        names = (entry.name for entry in store.in_folder(folder)[0] if entry.name not in named)
-        old += [name for name in names if STORED.fullmatch(name.rpartition("/")[2])]
+    named = files_of(manifests_at(store, folders))
+    there = (entry.name for folder in folders for entry in store.in_folder(folder)[0])
+    is_ours = STORED.fullmatch
+    old = [name for name in there if name not in named and is_ours(name.rpartition("/")[2])]
     store.delete(*old)
     return len(old)
 

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from loaders.errors import PackError
 from loaders.remote.url import URL, Location
-from packdata.bucket import name_at, target_at
+from packdata.bucket import target_at
 from packdata.claimed import claimed_folder
 from packdata.describe import counted, few
 from packdata.packing.engine import counted_folders, targets_of, why_rejected
@@ -41,6 +41,7 @@ from packdata.packing.store import (
     clear_parts,
     datasets_below,
     delete_unnamed,
+    files_of,
     lost_at,
     made_at,
     manifests_at,
@@ -128,7 +129,7 @@ class PartPacking(Packing):
             self.is_published = bool(made_at(self._store, self.folders, plan))
         elif not (
             differences(found.plan, self._plan)
-            or lost_at(self._store, found.shards)
+            or lost_at(self._store, files_of(manifests_of([found], {})))
             or (self._overwrite and found.rejected)
         ):
             self.is_published, self.state = True, found
@@ -270,11 +271,6 @@ def _join(store: Store, parts: Sequence[State], began: float, *, overwrite: bool
     of[PLAN] = digest_of(whole(parts[0].plan, len(parts)))
     joined = manifests_of(parts, of)
     check_target(store, joined, overwrite=True)
-    for folder, manifest in joined.items():
-        for name in manifest.schema.files:
-            if store.read(name_at(folder, name))[0] is None:
-                hint = f"Remove {store.url / PARTS_NAME}, and pack the parts again"
-                raise PackError(f"the file {name} is missing", store.url / folder, hint)
     rejected = [each for part in parts for each in part.rejected]
     seen = marks_at(store, joined) if overwrite else {}
     publish(store, joined, rejected={"": rejected}, seen=seen)
