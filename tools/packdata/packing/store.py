@@ -293,7 +293,7 @@ def publish(
         seen: Marks of the manifests that may be replaced, by folder (``marks_at``).
 
     Raises:
-        PackError: Another dataset is there, or was put there meanwhile; a shard is missing.
+        PackError: Another dataset is there, or was put there meanwhile; a file is missing.
         RemoteError: The store does not answer, or refuses.
     """
     marks: dict[str, Mapping[str, Any]] = {}
