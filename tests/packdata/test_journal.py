@@ -43,7 +43,7 @@ def write(path: Path) -> None:
 
 
 def read(path: Path) -> State:
-    state = parse_journal(path.read_bytes(), path)
+    state = parse_journal(path.read_bytes())
     assert state is not None
     return state
 
@@ -62,14 +62,13 @@ def test_what_was_appended_is_read_again(tmp_path: Path) -> None:
     assert state.done is None
 
 
-@pytest.mark.parametrize("kind", ["packing", "part", "command", "extend", "writer"])
-def test_journals_of_earlier_releases_are_kept_as_by_those(kind: str, tmp_path: Path) -> None:
-    header = {"journal": 7, "plan": PLAN, "kind": kind, "folders": [""]}
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_a_journal_says_whether_it_is_kept(tmp_path: Path, is_kept: bool) -> None:
+    path = tmp_path / "journal.jsonl"
 
-    state = parse_journal(json.dumps(header).encode() + b"\n", tmp_path)
+    Journal.create(path, State(PLAN, is_kept, ("",))).close()
 
-    assert state is not None
-    assert state.is_kept == (kind in ("packing", "part"))
+    assert read(path).is_kept == is_kept
 
 
 def test_cut_anywhere_whole_lines_count_and_appending_goes_on(tmp_path: Path) -> None:
@@ -80,7 +79,7 @@ def test_cut_anywhere_whole_lines_count_and_appending_goes_on(tmp_path: Path) ->
 
     for length in range(len(data)):
         path.write_bytes(data[:length])
-        state = parse_journal(path.read_bytes(), path)
+        state = parse_journal(path.read_bytes())
         if length < header:
             assert state is None
             continue
@@ -108,19 +107,23 @@ def test_from_a_damaged_line_on_nothing_counts(tmp_path: Path, tail: bytes) -> N
     assert path.read_bytes() == good
 
 
-def test_a_journal_of_another_version_is_refused_until_it_is_removed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_journal_of_another_version_is_refused_until_it_is_removed_or_overwritten(
+    tmp_path: Path, overwrite: bool
+) -> None:
     path = tmp_path / "out" / ".packing" / "journal.jsonl"
-    path.parent.mkdir(parents=True)
-    path.write_text(
-        json.dumps({"journal": 99, "plan": PLAN, "kind": "packing", "folders": [""]}) + "\n"
-    )
+    (path.parent / "shards").mkdir(parents=True)
+    (path.parent / "shards" / "shard-00000.lmdb").touch()
+    path.write_text(json.dumps({"journal": 3, "plan": PLAN}) + "\n")
     make_sources(tmp_path)
 
     with pytest.raises(PackError, check=At("out")):
         pack_images(tmp_path / "photos", tmp_path / "out")
 
-    shutil.rmtree(path.parent)
-    assert pack_images(tmp_path / "photos", tmp_path / "out").samples
+    if not overwrite:
+        shutil.rmtree(path.parent)
+    assert pack_images(tmp_path / "photos", tmp_path / "out", overwrite=overwrite).samples
+    assert not path.parent.exists()
 
 
 def test_differences_of_plans_are_named() -> None:

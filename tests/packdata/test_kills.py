@@ -20,6 +20,7 @@ from loaders.data.manifest import MANIFEST_NAME, read_manifest
 from loaders.schema import Array, Label
 from packdata import Writer
 from packdata.cli import main
+from packdata.packing import store
 from packdata.packing.journal import Journal
 from tests.packdata.packing import pack, pack_samples
 from tests.packdata.reading import PackedReader
@@ -196,6 +197,37 @@ def test_killed_between_shards_the_same_command_goes_on_behind_them(
     assert len(before) >= num_lines - 1
     assert hashes_in(tmp_path / "a") == hashes_in(tmp_path / "b")
     assert is_tidy(tmp_path / "b")
+
+
+def test_the_tokenizer_of_a_killed_packing_goes_with_the_next_one(tmp_path: Path) -> None:
+    """It is put there before the manifest is, as shards are, by one that replaces a dataset, or is the first."""
+    (tmp_path / "a.txt").write_text("to be or not to be\n" * 50)
+    words = ["tokens", str(tmp_path / "a.txt"), "--documents", "line", "--row-tokens", "64"]
+    for there in (True, False):
+        dst = tmp_path / f"dst {there}"
+        argv = [*words, str(dst), "--overwrite", "--train-bpe"]
+        if there:
+            assert main([*argv, "258"]) == 0
+        killed_before_manifests([*argv, "259"])
+        assert len([*dst.glob("tokenizer-*")]) == 1 + there
+
+        assert main([*argv, "260"]) == 0
+
+        files = {*read_manifest(dst).schema.files}
+        assert {path.name for path in dst.glob("tokenizer-*")} == files
+        assert len(files) == 1
+
+
+def killed_before_manifests(argv: list[str]) -> None:
+    """Run a command in a fork that dies when all but the manifests is in its place."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            store.swap = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+            os._exit(main(argv))
+        finally:
+            os._exit(99)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -9
 
 
 def hashes_in(dst: Path) -> dict[str, list[str]]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import cv2
 import numpy as np
@@ -21,6 +22,7 @@ from packdata.cli import main
 from packdata.images.plan import pack_images
 from packdata.packing.firstpass import KEY
 from packdata.packing.provenance import PLAN
+from packdata.packing.store import FolderStore
 from packdata.packing.target import JOURNAL_NAME, LOCK_NAME, PACKING_NAME, REJECTED_NAME
 from packdata.parts.packing import NUM_PARTS, finish
 from packdata.parts.part import Part, PartRecipe
@@ -355,26 +357,67 @@ def test_parts_of_several_counts_are_not_joined(photos: Path, tmp_path: Path) ->
     assert finish(dst).samples == 10
 
 
-def test_finish_goes_on_where_it_was_killed_behind_the_files_beside_manifests(
+def test_a_tokenizer_that_is_gone_is_told_before_parts_are_joined(
     sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The tokenizer is deleted from what is kept of parts before the journals are."""
+    """Parts put it beside their shards, and one that is packed again puts it there again."""
     monkeypatch.chdir(sources)
     dst = tmp_path / "dst"
-    line = f"tokens a.txt {dst} --documents line --train-bpe 270 --row-tokens 64 --part"
+    line = f"tokens a.txt {dst} --documents line --train-bpe 270 --row-tokens 64"
     for i in range(2):
-        assert main([*line.split(), f"{i}/2"]) == 0
-    shutil.copytree(dst / ".parts", tmp_path / "kept")
-    finish(dst)
-    made = contents(dst)
-    shutil.copytree(tmp_path / "kept", dst / ".parts")
-    shutil.rmtree(dst / ".parts" / "files")
+        assert main([*line.split(), "--part", f"{i}/2"]) == 0
+    (tokenizer,) = dst.glob("tokenizer-*.json")
+    tokenizer.unlink()
+    with pytest.raises(PackError, match=tokenizer.name):
+        finish(dst)
+    assert not (dst / MANIFEST_NAME).exists()
 
+    assert main([*line.split(), "--part", "0/2"]) == 0
     finish(dst)
 
-    assert any(name.startswith("tokenizer") for name in made)
-    assert contents(dst) == made
+    assert read_manifest(dst).schema.files.keys() == {tokenizer.name}
     assert not (dst / ".parts").exists()
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_of_two_that_pack_a_part_differently_at_once_the_later_replaces_it_or_is_refused(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overwrite: bool
+) -> None:
+    dst, other, put = tmp_path / "dst", tmp_path / "other", FolderStore.put
+    pack_images(photos, other, part="0/2", sizes=8)
+
+    def later(store: FolderStore, *args: Any) -> bool:
+        shutil.copytree(other / ".parts", dst / ".parts", dirs_exist_ok=True)
+        return put(store, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FolderStore, "put", later)
+        if overwrite:
+            pack_images(photos, dst, part="0/2", overwrite=True)
+        else:
+            with pytest.raises(PackError, match="sizes"):
+                pack_images(photos, dst, part="0/2")
+
+    pack_images(photos, dst, part="0/2", overwrite=True)
+    pack_images(photos, dst, part="1/2")
+    assert finish(dst).samples == 10
+    pack_images(photos, tmp_path / "plain")
+    fields = [read_manifest(each / "val").schema for each in (dst, tmp_path / "plain")]
+    assert fields[0] == fields[1]
+
+
+def test_a_part_of_another_version_counts_as_missing(photos: Path, tmp_path: Path) -> None:
+    dst = tmp_path / "dst"
+    for i in range(2):
+        pack_images(photos, dst, part=f"{i}/2")
+    record = dst / ".parts" / "part-00001-of-00002"
+    record.write_bytes(record.read_bytes().replace(b'"journal":8', b'"journal":3', 1))
+    with pytest.raises(PackError, match="missing: 1"):
+        finish(dst)
+
+    pack_images(photos, dst, part="1/2")
+
+    assert finish(dst).samples == 10
 
 
 def test_a_part_that_lost_a_shard_is_packed_again(photos: Path, tmp_path: Path) -> None:

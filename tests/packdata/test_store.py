@@ -4,7 +4,6 @@ import os
 import stat
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -68,31 +67,6 @@ def test_a_first_file_replaces_none(tmp_path: Path, given: Path) -> None:
 
     assert [file.name for file in tmp_path.iterdir()] == ["manifest.json"]
     assert (tmp_path / "manifest.json").read_text() == "there"
-
-
-@pytest.mark.parametrize("nth", [0, 1])
-def test_killed_while_parts_are_cleared_their_journals_stay_to_the_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nth: int
-) -> None:
-    """By them the same command sees that it is not done."""
-    store, journal = FolderStore(tmp_path), ".parts/part-00000-of-00001"
-    kept = ".parts/files/0123"
-    for name in (journal, kept):
-        store.put(name, b"{}")
-    delete, calls = FolderStore.delete, iter(range(9))
-
-    def dying(self: FolderStore, *names: str) -> Any:
-        if next(calls) == nth:
-            raise KeyboardInterrupt
-        delete(self, *names)
-
-    monkeypatch.setattr(FolderStore, "delete", dying)
-    with pytest.raises(KeyboardInterrupt):
-        clear_parts(store)
-    assert store.read(journal)[0] == b"{}"
-    clear_parts(store)
-
-    assert not [*tmp_path.iterdir()]
 
 
 def test_folders_of_other_machines_are_cleared_with_the_parts_and_links_as_links(

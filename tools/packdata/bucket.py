@@ -104,10 +104,10 @@ class Bucket:
         if names:
             self._ask("delete", names=names)
 
-    def below(self, folder: str = "") -> Iterator[list[Entry]]:
-        """Yield the objects below a folder, many at a time, by name."""
+    def below(self) -> Iterator[list[Entry]]:
+        """Yield all objects, many at a time, by name."""
         after = ""
-        while found := self._ask("below", name=folder, after=after):
+        while found := self._ask("below", name="", after=after):
             yield found
             after = found[-1].name
 

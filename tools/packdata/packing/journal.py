@@ -22,20 +22,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import xxhash
 
 from loaders.data.manifest import ShardInfo
-from loaders.errors import PackError
 from loaders.system.publish import publish_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from loaders.remote.url import Location
-
-JOURNAL_VERSION = 7
+JOURNAL_VERSION = 8
 _MAX_VALUE_CHARS = 400  # longer values of the plan are kept as their hash
 _MAX_SHOWN_CHARS = 60  # and of longer ones a message only says that they differ
 _HASH = "xxh3:"
-
-_KEPT = ("packing", "part")  # kinds of journals that are kept; "part" is of an earlier release
 
 
 class Reject(NamedTuple):
@@ -158,7 +153,7 @@ class Journal:
         header = {
             "journal": JOURNAL_VERSION,
             "plan": dict(state.plan),
-            "kind": "packing" if state.is_kept else "command",
+            "is_kept": state.is_kept,
             "folders": list(state.folders),
         }
         line = _dump(header)
@@ -179,21 +174,13 @@ class Journal:
         os.close(self._fd)
 
 
-def parse_journal(data: bytes, path: Location) -> State | None:
-    """Return what the bytes of a journal say up to the first torn line; None if that is the header.
-
-    Raises:
-        PackError: It is of another version.
-    """
+def parse_journal(data: bytes) -> State | None:
+    """Return what a journal says up to the first torn line; None if that is the header, or of another version."""
     first, *rest = data.splitlines(keepends=True) or [b""]
-    if (header := _parse(first)) is None:
+    if (header := _parse(first)) is None or header.get("journal") != JOURNAL_VERSION:
         return None
-    if (version := header.get("journal")) != JOURNAL_VERSION:
-        what = f"unfinished packing of journal version {version}"
-        hint = f"Finish with that release, or remove {path.parent}"
-        raise PackError(what, path.parent.parent, hint)
-    is_kept, folders = header["kind"] in _KEPT, tuple(header["folders"])
-    state = State(header["plan"], is_kept, folders, size=len(first))
+    folders = tuple(header["folders"])
+    state = State(header["plan"], header["is_kept"], folders, size=len(first))
     for raw in rest:
         if (line := _parse(raw)) is None:
             break

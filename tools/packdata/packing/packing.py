@@ -30,6 +30,7 @@ import lmdb
 from loaders.data.manifest import Manifest, ShardInfo
 from loaders.errors import PackError
 from loaders.remote.url import URL, Location
+from loaders.schema import Schema
 from loaders.system.regular import read_regular
 from packdata.bucket import name_at
 from packdata.claimed import claimed_folder
@@ -47,14 +48,13 @@ from packdata.packing.shards import named_by_hash
 from packdata.packing.store import (
     check_target,
     clear_parts,
+    delete_unnamed,
     lost_at,
     made_at,
-    manifests_at,
     marks_at,
     publish,
     rejected_at,
     store_of,
-    unnamed,
 )
 from packdata.packing.target import (
     JOURNAL_NAME,
@@ -73,7 +73,6 @@ if TYPE_CHECKING:
 
     from loaders.data.columns import Column
     from loaders.data.shards import PackedShard
-    from loaders.schema import Schema
     from packdata.packing.shards import ShardBuilder
 
 MADE = "the same command made it earlier; nothing was written"
@@ -94,7 +93,8 @@ class Made(NamedTuple):
 class Packing:
     """The making of datasets at one place: its lock, its journal, and threads that write shards and put them there.
 
-    Nothing is looked at or touched before ``with`` is entered.
+    Nothing is looked at or touched before ``with`` is entered. Where that is, what counts as made, what is in the way,
+    and what is put there in the end, five methods say, which are others of a part (``packdata.parts.packing``).
 
     Args:
         dst: The destination, a folder or a URL.
@@ -115,6 +115,7 @@ class Packing:
     """
 
     may_be_empty = False  # whether a dataset may get no sample
+    prefix = "shard"  # of the names of shards
 
     def __init__(
         self,
@@ -129,18 +130,13 @@ class Packing:
     ) -> None:
         self.dst, self.folders = dst, tuple(folders)
         self._plan, self._of_packed = dict(plan), of_packed
-        self._overwrite, self._replaces = overwrite, overwrite or adds
-        # The working folder may change before all is published.
-        self._store = store_of(dst.absolute(), link=link)
-        self._made_by: dict[str, str] = {} if of_packed else {"packer": PACKER}
-        if plan:
-            self._made_by[PLAN] = digest_of(plan)
+        self._overwrite, self._adds = overwrite, adds
+        self._store = store_of(dst, link=link)
         self.state = State()  # how far the packing has come
         self._pool = ThreadPoolExecutor(_AT_ONCE, "packdata-shard")
         self._room = Semaphore(_WRITTEN_AT_ONCE)
         self._under_way: deque[Future[None]] = deque()
         self._numbers: dict[str, Iterator[int]] = {}  # of the shards to come
-        self._prefix = "shard"  # of their names
         self.manifests: dict[str, Manifest] = {}
         self._seen: dict[str, Mapping[str, Any]] = {}  # marks of the manifests to be replaced
         self._open = ExitStack()
@@ -155,7 +151,7 @@ class Packing:
         with explained(self.dst, "cannot be packed into"), ExitStack() as opened:
             place = opened.enter_context(self._working_place())
             self._work = place.absolute() / PACKING_NAME
-            # With the lock in the destination no other packing runs there: unnamed shards are leftovers.
+            # With the lock in the destination no other packing runs there: what no manifest names is left over.
             self._owns_shards = place == self.dst
             self._begin(opened)
             self._open = opened.pop_all()
@@ -180,7 +176,7 @@ class Packing:
         opened.callback(partial(self._pool.shutdown, cancel_futures=True))
         if not self._find_made() and self.state.done is None:  # another may have been faster
             self._check_target()
-        if self._replaces:
+        if self._overwrite or self._adds:
             self._seen = marks_at(self._store, self.folders)
 
     def _find_made(self) -> bool:
@@ -198,30 +194,35 @@ class Packing:
         if not self._overwrite and any(self._store.in_folder(PARTS_NAME)):
             hint = "Run 'packdata finish' to join them, or pass overwrite=True to drop them"
             raise PackError("unfinished packing in parts", self.dst, hint)
-        check_target(
-            self._store,
-            self.dst,
-            self.folders,
-            overwrite=self._replaces,
-            is_alone=not self._of_packed,
-        )
+        may_be_there, is_alone = self._overwrite or self._adds, not self._of_packed
+        check_target(self._store, self.folders, overwrite=may_be_there, is_alone=is_alone)
 
     def _open_journal(self) -> Journal:
         """Open the journal that is there, if this packing continues it; else begin one."""
         path, begun = self._work / JOURNAL_NAME, {*self.folders}
-        was = parse_journal(read_regular(path), path) if path.exists() else None
+        data = read_regular(path) if path.exists() else b""
+        was = parse_journal(data)
+        if data and was is None and not self._overwrite:
+            what = "unfinished packing of another version, or with a damaged journal"
+            hint = f"Pass overwrite=True to drop it, or remove {self._work}"
+            raise PackError(what, self.dst, hint)
         if was is not None:
             differs = differences(was.plan, self._plan)
-            if self._plan and not differs and not lost_at(self._store, was.shards):
+            finished = {
+                name_at(folder, shard.file): shard.size_bytes
+                for folder, shards in was.shards.items()
+                for shard in shards
+            }
+            if self._plan and not differs and not lost_at(self._store, finished):
                 return Journal(path, was)
             if differs and was.is_kept and was.shards and not self._overwrite:
                 what = f"unfinished packing with other settings: {'; '.join(differs[:4])}"
                 hint = "Pass the same settings to continue, or overwrite=True to start anew"
                 raise PackError(what, self.dst, hint)
             begun.update(was.folders)
-        if was is not None:  # refuses before anything is dropped
+        if data:  # refuses before anything is dropped
             is_alone = not self._of_packed
-            check_target(self._store, self.dst, begun, overwrite=True, is_alone=is_alone)
+            check_target(self._store, begun, overwrite=True, is_alone=is_alone)
         self._clear()
         self._make_room(begun)
         is_kept = bool(self._plan) and not self._of_packed
@@ -240,10 +241,9 @@ class Packing:
         clear_parts(self._store)
 
     def _delete_unnamed(self, folders: Collection[str]) -> None:
-        """Delete shards that no manifest names: of a command that was killed, or gave up."""
+        """Delete shards and tokenizers that no manifest names: of a command that was killed, or gave up."""
         if self._owns_shards:
-            there = manifests_at(self._store, folders)
-            self._store.delete(*unnamed(self._store, folders, there))
+            delete_unnamed(self._store, folders)
 
     def _clear(self) -> None:
         """Remove what an ended process has left in our folder, but for the lock that we hold.
@@ -265,7 +265,7 @@ class Packing:
         self._room.acquire()
         columns, schema = builder.take(), builder.schema
         first = len(self.state.shards.get(folder, ()))
-        name = f"{self._prefix}-{next(self._numbers.setdefault(folder, count(first))):05d}"
+        name = f"{self.prefix}-{next(self._numbers.setdefault(folder, count(first))):05d}"
         path = self._work / STAGED_NAME / folder / f"{name}.{builder.format}"
         before = self._under_way[-1] if self._under_way else None
 
@@ -299,25 +299,25 @@ class Packing:
     def publish(self, datasets: Mapping[str, Made]) -> None:
         """Publish datasets, by their folder."""
         self.wait()
-        manifests = dict[str, Manifest]()
+        made_by = {} if self._of_packed else {"packer": PACKER}
+        done = dict[str, Any]()
         with explained(self.dst, "the dataset cannot be published"):
             for folder, made in datasets.items():
-                shards = self._put_whole(folder, made.whole, len(made.before))
-                shards = shards or self.state.shards.get(folder, [])
-                about = {**made.provenance, **self._made_by}
-                manifests[folder] = Manifest(made.schema, (*made.before, *shards), about)
-            done = {
-                folder: {"schema": each.schema.to_json(), "provenance": each.provenance}
-                for folder, each in manifests.items()
-            }
+                if made.before or made.whole:
+                    self.state.shards[folder] = [*made.before, *self._put_whole(folder, made)]
+                for name, data in made.files.items():
+                    self._store.put(name_at(folder, name), data)
+                provenance = {**made.provenance, **made_by}
+                done[folder] = {"schema": made.schema.to_json(), "provenance": provenance}
             self._journal.append({"done": done})
-            self._put_made(manifests, datasets)
-        self.manifests, self.is_published = manifests, True
+            digest = {PLAN: digest_of(self._plan)} if self._plan else {}
+            self.manifests = manifests_of([self.state], digest)
+            self._put_made()
+        self.is_published = True
 
-    def _put_whole(
-        self, folder: str, shards: Sequence[PackedShard], first: int
-    ) -> list[ShardInfo]:
-        """Put shards of other datasets there, the ``first`` of this number; return what the manifest says of them."""
+    def _put_whole(self, folder: str, made: Made) -> list[ShardInfo]:
+        """Put shards of other datasets there, behind those before; return what the manifest says of them."""
+        shards, first = made.whole, len(made.before)
         infos = [named_by_hash(s.info, f"shard-{n:05d}") for n, s in enumerate(shards, first)]
 
         def put(shard: PackedShard, info: ShardInfo) -> None:
@@ -328,12 +328,12 @@ class Packing:
             shard.check_version()  # last: what replaces it from here on is not what was linked
         return infos
 
-    def _put_made(self, manifests: Mapping[str, Manifest], datasets: Mapping[str, Made]) -> None:
+    def _put_made(self) -> None:
+        """Put the manifests there."""
         rejected = {"": self.state.rejected}
         if self._of_packed:  # nothing is left out; what is added to keeps its list
-            rejected = {folder: [] for folder in self.folders if not datasets[folder].before}
-        files = {folder: made.files for folder, made in datasets.items()}
-        publish(self._store, manifests, files, rejected=rejected, seen=self._seen)
+            rejected = {} if self._adds else {folder: [] for folder in self.folders}
+        publish(self._store, self.manifests, rejected=rejected, seen=self._seen)
 
     def _leave(self) -> None:
         """Leave what it takes to go on."""
@@ -347,6 +347,18 @@ class Packing:
 
     def __exit__(self, *error: Any) -> None:
         self._open.__exit__(*error)
+
+
+def manifests_of(states: Sequence[State], more: Mapping[str, Any]) -> dict[str, Manifest]:
+    """Return the manifests of what was packed, whole or in parts; ``more`` is of the provenance of each."""
+    return {
+        folder: Manifest(
+            Schema.from_json(made["schema"]),
+            tuple(shard for state in states for shard in state.shards.get(folder, ())),
+            {**made["provenance"], **more},
+        )
+        for folder, made in (states[0].done or {}).items()
+    }
 
 
 def write_staged(path: Path, columns: Mapping[str, Column], schema: Schema) -> ShardInfo:

@@ -1,6 +1,6 @@
 """Where a packing goes: a folder, or a URL, are the same to what publishes and joins there.
 
-Shards come first, under names that hold their hash; then the manifests are swapped.
+Shards and tokenizers come first, under names that hold their hash; then the manifests are swapped.
 
 1. A reader sees the old dataset or the new one: no shard is written over, and a manifest is replaced in one step.
 2. Killed, the same command does all of it again, and finds the shards that are there.
@@ -35,20 +35,17 @@ from packdata.packing.target import (
     PACKING_NAME,
     PARTS_NAME,
     REJECTED_NAME,
-    STORED_SHARD,
+    STORED,
     check_empty,
     digest_of,
-    explained,
     make_folder,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from loaders.data.manifest import ShardInfo
-
-_KEPT = f"{PARTS_NAME}/files"
 
 
 def store_of(place: Location, *, link: bool = True) -> Store:
@@ -65,12 +62,13 @@ class FolderStore:
     """
 
     def __init__(self, folder: Path, *, link: bool = True) -> None:
-        self.url, self._link = folder, link
+        self.url, self._link = folder, link  # the place as it was given, for messages
+        self._folder = folder.absolute()  # the working folder may change
 
     def read(self, name: str) -> tuple[bytes | None, dict[str, Any]]:
         """Return a file's bytes, and the mark of this state of it; None and {} if there is none."""
         try:
-            data = read_regular(self.url / name)
+            data = read_regular(self._folder / name)
         except (FileNotFoundError, NotADirectoryError):
             return None, {}
         return data, {"xxh3_128": xxhash.xxh3_128_hexdigest(data)}
@@ -80,13 +78,12 @@ class FolderStore:
 
         Return whether it was written.
         """
-        target = self.url / name
-        with explained(target):
-            return self._publish(target, lambda beside: publish_bytes(beside, data), only == {})
+        target = self._folder / name
+        return self._publish(target, lambda beside: publish_bytes(beside, data), only == {})
 
     def put_shard(self, folder: str, path: Path, info: ShardInfo) -> None:
         """Put a file under a name that no other content has, unless it is there: link it, or copy and verify it."""
-        target = self.url / name_at(folder, info.file)
+        target = self._folder / name_at(folder, info.file)
 
         def write(beside: Path) -> None:
             if self._link:
@@ -94,18 +91,17 @@ class FolderStore:
                     return os.link(path.resolve(), beside)
             return _copy(path, beside, info.xxh3_128)
 
-        with explained(target, "the shard cannot be written"):
-            if target.exists() and target.stat().st_size == info.size_bytes:
-                return
-            if (what := size_fault(path, info.size_bytes)) is not None:
-                hint = "Run 'packdata verify', and copy what it names from a backup"
-                raise ShardError(what, path, hint=hint)
-            target.unlink(missing_ok=True)
-            self._publish(target, write, True)
+        if target.exists() and target.stat().st_size == info.size_bytes:
+            return
+        if (what := size_fault(path, info.size_bytes)) is not None:
+            hint = "Run 'packdata verify', and copy what it names from a backup"
+            raise ShardError(what, path, hint=hint)
+        target.unlink(missing_ok=True)
+        self._publish(target, write, True)
 
     def _publish(self, target: Path, write: Callable[[Path], None], is_first: bool) -> bool:
         """Write a file beside what is ours, and rename it; False if ``is_first``, and another was faster."""
-        parts, ours = self.url / PARTS_NAME, self.url / PACKING_NAME
+        parts, ours = self._folder / PARTS_NAME, self._folder / PACKING_NAME
         beside = (parts if parts.exists() else ours) / f"{uuid.uuid4().hex}.tmp"
         make_folder(target.parent)
         make_folder(beside.parent)
@@ -125,13 +121,13 @@ class FolderStore:
     def delete(self, *names: str) -> None:
         """Delete files and folders, those that are not there are no error, and folders that this leaves empty."""
         for name in names:
-            path = self.url / name
+            path = self._folder / name
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink(missing_ok=True)
             for above in path.parents:
-                if above == self.url:
+                if above == self._folder:
                     break
                 with suppress(OSError):
                     above.rmdir()
@@ -139,7 +135,7 @@ class FolderStore:
     def in_folder(self, folder: str = "") -> tuple[list[Entry], list[str]]:
         """Return the files in a folder, and the names of the folders in it."""
         try:
-            found = sorted(os.scandir(self.url / folder), key=lambda each: each.name)
+            found = sorted(os.scandir(self._folder / folder), key=lambda each: each.name)
         except (FileNotFoundError, NotADirectoryError):
             return [], []
         files, folders = list[Entry](), list[str]()
@@ -189,14 +185,11 @@ def size_fault(path: Path, size_bytes: int) -> str | None:
     return None if size == size_bytes else f"{size} bytes, the manifest says {size_bytes}"
 
 
-def lost_at(store: Store, shards: Mapping[str, Iterable[ShardInfo]]) -> list[str]:
-    """Return which of these shards, by folder, are missing in a target, or have another size."""
-    lost = list[str]()
-    for folder, some in shards.items():
-        sizes = {entry.name: entry.size for entry in store.in_folder(folder)[0]}
-        names = {name_at(folder, shard.file): shard.size_bytes for shard in some}
-        lost += [name for name, size_bytes in names.items() if sizes.get(name) != size_bytes]
-    return lost
+def lost_at(store: Store, files: Mapping[str, int | None]) -> list[str]:
+    """Return which of these files are missing in a target, or have another size than this one, if it is known."""
+    folders = {name.rpartition("/")[0] for name in files}
+    there = {entry.name: entry.size for each in folders for entry in store.in_folder(each)[0]}
+    return [n for n, size in files.items() if n not in there or size not in (None, there[n])]
 
 
 def manifest_at(store: Store, folder: str) -> Manifest | None:
@@ -241,28 +234,21 @@ def made_at(
     is_made = there.keys() >= {*folders} and all(
         each.provenance.get(PLAN) == digest for each in there.values()
     )
-    shards = {folder: each.shards for folder, each in there.items()}
-    return there if is_made and not lost_at(store, shards) else {}
+    return there if is_made and not lost_at(store, files_of(there)) else {}
 
 
 def check_target(
-    store: Store,
-    dst: Location,
-    folders: Collection[str],
-    *,
-    overwrite: bool,
-    is_alone: bool = True,
+    store: Store, folders: Collection[str], *, overwrite: bool, is_alone: bool = True
 ) -> None:
     """Raise PackError if something is where datasets are to be made; ManifestError if it is damaged.
 
     Args:
         store: The destination.
-        dst: As it was given, for messages.
         folders: The datasets below it.
         overwrite: Datasets in these folders may be there: they are replaced.
         is_alone: No other dataset may be below the destination.
     """
-    there = [*manifests_at(store, dict.fromkeys(("", *folders)))]
+    dst, there = store.url, [*manifests_at(store, dict.fromkeys(("", *folders)))]
     below = datasets_below(store) if is_alone and not isinstance(dst, URL) else []
     if others := {*there, *below} - {*folders}:
         hint = "Datasets are replaced in the same places only: remove that one, or choose another folder"
@@ -294,22 +280,20 @@ def _rejected_bytes(rejected: Iterable[tuple[str, str]]) -> bytes:
 def publish(
     store: Store,
     manifests: Mapping[str, Manifest],
-    files: Mapping[str, Mapping[str, bytes]],
     *,
     rejected: Mapping[str, Sequence[tuple[str, str]]],
     seen: Mapping[str, Mapping[str, Any]],
 ) -> None:
-    """Make datasets of shards that were put there.
+    """Make datasets of shards and files that were put there.
 
     Args:
         store: The target.
         manifests: Of each dataset, by its folder.
-        files: The files that its schema names, by their names.
         rejected: (item, error) for ``rejected.jsonl``, by folder: if there is none, the file that is there goes.
         seen: Marks of the manifests that may be replaced, by folder (``marks_at``).
 
     Raises:
-        PackError: Another dataset is there, or was put there meanwhile; a shard is missing.
+        PackError: Another dataset is there, or was put there meanwhile; a file is missing.
         RemoteError: The store does not answer, or refuses.
     """
     marks: dict[str, Mapping[str, Any]] = {}
@@ -323,13 +307,11 @@ def publish(
             if folder not in seen:
                 raise _already_there(store.url / folder)
             marks[folder] = seen[folder]
-            old |= files_of(folder, parse_manifest(there, store.url / folder / MANIFEST_NAME))
-    if lost := lost_at(store, {folder: each.shards for folder, each in manifests.items()}):
-        what = f"{counted(len(lost), 'shard')} missing, the first: {lost[0]}"
+            replaced = parse_manifest(there, store.url / folder / MANIFEST_NAME)
+            old |= files_of({folder: replaced}).keys()
+    if lost := lost_at(store, files := files_of(manifests)):
+        what = f"{counted(len(lost), 'file')} missing, the first: {lost[0]}"
         raise PackError(what, store.url, "Pack anew, with overwrite=True")
-    for folder, beside in files.items():
-        for name, data in beside.items():
-            store.put(name_at(folder, name), data)
     for folder, items in rejected.items():
         name = name_at(folder, REJECTED_NAME)
         if items:
@@ -339,8 +321,8 @@ def publish(
     for folder, mark in marks.items():
         swap(store, folder, manifests[folder], mark)
     if not isinstance(store, Bucket):
-        kept = set[str]().union(*(files_of(f, manifest) for f, manifest in manifests.items()))
-        store.delete(*(old - kept), *unnamed(store, manifests, manifests))
+        store.delete(*(old - files.keys()))
+        delete_unnamed(store, manifests)
 
 
 def marks_at(store: Store, folders: Iterable[str]) -> dict[str, Mapping[str, Any]]:
@@ -359,29 +341,26 @@ def swap(store: Store, folder: str, manifest: Manifest, seen: Mapping[str, Any])
         raise PackError(what, store.url / folder, hint)
 
 
-def files_of(folder: str, manifest: Manifest) -> set[str]:
-    """Return the names of all files of a dataset in a folder of a target, but its manifest."""
-    names = (*(shard.file for shard in manifest.shards), *manifest.schema.files)
-    return {name_at(folder, name) for name in names}
+def files_of(manifests: Mapping[str, Manifest]) -> dict[str, int | None]:
+    """Return all files of datasets in folders of a target but the manifests, by name, with the sizes of shards."""
+    files = dict[str, int | None]()
+    for folder, manifest in manifests.items():
+        files |= {name_at(folder, shard.file): shard.size_bytes for shard in manifest.shards}
+        files |= {name_at(folder, name): None for name in manifest.schema.files}
+    return files
 
 
-def unnamed(store: Store, folders: Iterable[str], there: Mapping[str, Manifest]) -> Iterator[str]:
-    """Yield the shards in folders that no manifest has; these are ``there``, by folder."""
-    named = set[str]().union(*(files_of(folder, each) for folder, each in there.items()))
-    for folder in folders:
-        for entry in store.in_folder(folder)[0]:
-            is_shard = STORED_SHARD.fullmatch(entry.name.rpartition("/")[2])
-            if is_shard and entry.name not in named:
-                yield entry.name
-
-
-def kept_file(digest: str) -> str:
-    """Return where a file that parts have beside a manifest is, until there is one."""
-    return f"{_KEPT}/{digest}"
+def delete_unnamed(store: Store, folders: Collection[str]) -> int:
+    """Delete the shards and tokenizers in folders that no manifest there has; return how many."""
+    named = files_of(manifests_at(store, folders))
+    there = (entry.name for folder in folders for entry in store.in_folder(folder)[0])
+    is_ours = STORED.fullmatch
+    old = [name for name in there if name not in named and is_ours(name.rpartition("/")[2])]
+    store.delete(*old)
+    return len(old)
 
 
 def clear_parts(store: Store) -> None:
-    """Delete what is kept of parts, journals last: by them a command that was killed sees what it has done."""
-    for folder in (_KEPT, PARTS_NAME):
-        files, folders = store.in_folder(folder)  # folders of twins, too, which find out
-        store.delete(*folders, *(entry.name for entry in files))
+    """Delete what lies there of parts: their journals, and what others have begun, who find out."""
+    files, folders = store.in_folder(PARTS_NAME)
+    store.delete(*folders, *(entry.name for entry in files))

@@ -27,23 +27,19 @@ PARTS_NAME = ".parts"
 REJECTED_NAME = "rejected.jsonl"
 JOURNAL_NAME = "journal.jsonl"
 LOCK_NAME = "lock"
-_NEVER_OURS = frozenset({PACKING_NAME, PARTS_NAME, "lost+found"})
-# Of a shard that is in its place before a manifest names it: it holds its hash.
-STORED_SHARD = re.compile(r"shard-[0-9-]+-[0-9a-f]{32}\.\w+")
+_NOT_IN_THE_WAY = frozenset({PACKING_NAME, PARTS_NAME, "lost+found"})
+# Of what is in its place before a manifest names it, a shard or a tokenizer: it holds its hash.
+STORED = re.compile(r"shard-[0-9-]+-[0-9a-f]{32}\.\w+|tokenizer-[0-9a-f]{16}\.json")
 
 
-def missing_folders(folder: Path) -> list[Path]:
-    """Return the folders that would have to be made for one, innermost first."""
-    return [path for path in (folder, *folder.parents) if not path.exists()]
-
-
-def make_folder(folder: Path) -> None:
-    """Make a folder durably."""
-    missing = missing_folders(folder)
+def make_folder(folder: Path) -> list[Path]:
+    """Make a folder durably; return those that were made, innermost first."""
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for path in missing:
         with suppress(PermissionError):  # a folder may be writable below one that cannot be read
             sync_folder(path.parent)
+    return missing
 
 
 def check_empty(dst: Path, folders: Collection[str]) -> None:
@@ -55,8 +51,8 @@ def check_empty(dst: Path, folders: Collection[str]) -> None:
     for folder in folders:
         inner = {f.removeprefix(f"{folder}/").split("/")[0] for f in folders if f != folder}
         for name in sorted(os.listdir(dst / folder)) if (dst / folder).is_dir() else ():
-            is_ours = name in _NEVER_OURS or name in inner
-            if not is_ours and not (is_begun and STORED_SHARD.fullmatch(name)):
+            may_be_there = name in _NOT_IN_THE_WAY or name in inner
+            if not may_be_there and not (is_begun and STORED.fullmatch(name)):
                 hint = "Choose a folder that is new or empty; nothing here was touched"
                 raise PackError(f"not empty (holds {name!r})", dst / folder, hint)
 
@@ -74,9 +70,8 @@ def locked(folder: Path) -> Iterator[None]:
         PackError: Another process is packing into it.
     """
     path = folder / PACKING_NAME / LOCK_NAME
-    made = missing_folders(folder)
+    made = make_folder(folder)
     try:
-        make_folder(folder)
         fd = lock(path)
         try:
             yield

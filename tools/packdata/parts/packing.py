@@ -3,9 +3,10 @@
 1. The journal of a part lies in a folder of its own, where the same command continues it: of a URL below ``$TMPDIR``,
    of a folder in ``DST/.parts/part-00003-of-00010.HERE``, where HERE stands for this machine until it
    boots again: others do not see its locks.
-2. Its shards are put under names that hold the part's number and their hash: every process that packs it puts the same.
-3. When all are there, its journal is put as ``DST/.parts/part-00003-of-00010``, if none is: of two that made the same
-   part, the second drops its own.
+2. Its shards are put under names that hold the part's number and their hash, and a tokenizer under one with its hash:
+   every process that packs it puts the same.
+3. When all are there, its journal is put as ``DST/.parts/part-00003-of-00010``, if none is, or to replace it: of two
+   that made the same part, the second drops its own.
 4. ``finish`` reads the journals, asks whether all shards are there, and puts the manifests. Then it deletes the
    journals. Killed, the same command finishes: where manifests are there that say that the same plan made them,
    deleting is all that is left. At a URL nothing that a manifest may have named is deleted but by ``delete_old``.
@@ -15,7 +16,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import socket
 import time
 from collections import Counter
@@ -26,25 +26,22 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import xxhash
-
-from loaders.data.manifest import Manifest
 from loaders.errors import PackError
 from loaders.remote.url import URL, Location
-from loaders.schema import Schema
-from packdata.bucket import name_at, target_at
+from packdata.bucket import target_at
 from packdata.claimed import claimed_folder
 from packdata.describe import counted, few
 from packdata.packing.engine import counted_folders, targets_of, why_rejected
 from packdata.packing.journal import State, differences, flatten_plan, parse_journal
-from packdata.packing.packing import Packing
+from packdata.packing.packing import Packing, manifests_of
 from packdata.packing.provenance import PLAN
 from packdata.packing.store import (
     Store,
     check_target,
     clear_parts,
     datasets_below,
-    kept_file,
+    delete_unnamed,
+    files_of,
     lost_at,
     made_at,
     manifests_at,
@@ -52,7 +49,6 @@ from packdata.packing.store import (
     publish,
     rejected_at,
     store_of,
-    unnamed,
 )
 from packdata.packing.summary import Summary, summary_of
 from packdata.packing.target import (
@@ -69,7 +65,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from packdata.packing.engine import Run
-    from packdata.packing.packing import Made
     from packdata.recipe import Recipe
 
 
@@ -111,19 +106,18 @@ class PartPacking(Packing):
         folders, plan = [*targets_of(*recipes)], run.plan_of(recipes)
         plan |= flatten_plan({"part": share})
         super().__init__(dst, folders, plan, overwrite=run.settings.overwrite)
-        del self._made_by[PLAN]  # that of all parts is known to ``finish``
         self._part, self.record = part, f"{PARTS_NAME}/{part.name}"
-        self._prefix = f"shard-{part.number:05d}" if part.of > 1 else "shard"
+        if part.of > 1:
+            self.prefix = f"shard-{part.number:05d}"
 
     @contextmanager
     def _working_place(self) -> Iterator[Path]:
         what, own = f"{self.dst} {self._part.name}", self.dst / f"{self.record}.{_this_machine()}"
         with claimed_folder(what) if isinstance(own, URL) else nullcontext(own) as place:
             yield place
-            if self.is_published:
-                shutil.rmtree(place, ignore_errors=True)
-                with suppress(OSError):  # there are other parts, or none
-                    place.parent.rmdir()
+            with suppress(OSError):  # what it takes to go on lies there, or what is of other parts
+                place.rmdir()
+                place.parent.rmdir()
 
     def _find_made(self) -> bool:
         """Tell whether the part is packed, or all of them are finished; take over what its journal says.
@@ -135,14 +129,14 @@ class PartPacking(Packing):
             self.is_published = bool(made_at(self._store, self.folders, plan))
         elif not (
             differences(found.plan, self._plan)
-            or lost_at(self._store, found.shards)
+            or lost_at(self._store, files_of(manifests_of([found], {})))
             or (self._overwrite and found.rejected)
         ):
             self.is_published, self.state = True, found
         return self.is_published
 
     def _check_target(self) -> None:
-        check_target(self._store, self.dst, self.folders, overwrite=self._overwrite)
+        check_target(self._store, self.folders, overwrite=self._overwrite)
         if self._overwrite:
             return
         begun = self.dst / PACKING_NAME / JOURNAL_NAME
@@ -164,19 +158,17 @@ class PartPacking(Packing):
         """Raise PackError if the part is there, made with other options."""
         found = part_at(self._store, self._part.name)
         differs = [] if found is None else differences(found.plan, self._plan)
-        if differs and not self._overwrite:
+        if differs:
             raise self._other("; ".join(differs[:4]))
 
     def _other(self, what: str) -> PackError:
         hint = "Pass what they were packed with, or overwrite=True to drop them"
         return PackError(f"other parts were packed there: {what}", self.dst, hint)
 
-    def _put_made(self, manifests: Mapping[str, Manifest], datasets: Mapping[str, Made]) -> None:
-        """Put the part's journal; PackError if another packed it differently."""
-        for folder, made in datasets.items():
-            for name, data in made.files.items():
-                self._store.put(kept_file(manifests[folder].schema.files[name]), data)
-        if not self._store.put(self.record, self._journal.path.read_bytes(), {}):
+    def _put_made(self) -> None:
+        """Put the part's journal; PackError if another packed it differently, unless it is to be replaced."""
+        data = self._journal.path.read_bytes()
+        if not self._store.put(self.record, data, None if self._overwrite else {}):
             self._check_record()
 
 
@@ -221,7 +213,7 @@ def whole(plan: Mapping[str, str], of: int) -> dict[str, str]:
 def part_at(store: Store, name: str) -> State | None:
     """Return a part by the name of its journal; None if it is not complete."""
     data, _ = store.read(f"{PARTS_NAME}/{name}")
-    state = parse_journal(data or b"", store.url / PARTS_NAME / name)
+    state = parse_journal(data or b"")
     return state if state is not None and state.done is not None else None
 
 
@@ -243,14 +235,12 @@ def _all_parts(store: Store) -> list[State]:
         what = f"there are parts of {' and of '.join(map(str, counts))}"
         raise PackError(what, dst, f"Remove those that are not meant from {dst / PARTS_NAME}")
     names = [Part(number, counts[0]).name for number in range(counts[0])]
-    put = [name for name, part in found if name == part.name]
     with ThreadPoolExecutor(_THREADS) as pool:
-        read = dict(zip(put, pool.map(partial(part_at, store), put), strict=True))
-    there = {name: part for name, part in read.items() if part is not None}
-    if not (missing := [number for number, name in enumerate(names) if name not in there]):
-        return [there[name] for name in names]
-    first = next(iter(there.values()), None)
-    if first is not None and made_at(store, first.folders, whole(first.plan, counts[0])):
+        states = [*pool.map(partial(part_at, store), names)]
+    there = [state for state in states if state is not None]
+    if not (missing := [number for number, state in enumerate(states) if state is None]):
+        return there
+    if there and made_at(store, there[0].folders, whole(there[0].plan, counts[0])):
         clear_parts(store)  # killed while it deleted them, or one came late
         return []
     if not found_parts(store):  # another command has joined them meanwhile
@@ -276,12 +266,14 @@ def _check_alike(dst: Location, parts: Sequence[State]) -> None:
 
 
 def _join(store: Store, parts: Sequence[State], began: float, *, overwrite: bool) -> Summary:
-    joined = _joined(parts)
-    check_target(store, store.url, joined, overwrite=True)
-    files = {folder: _kept_files(store, folder, m.schema.files) for folder, m in joined.items()}
+    # Of one part it is what a packing without parts makes.
+    of: dict[str, Any] = {NUM_PARTS: len(parts)} if len(parts) > 1 else {}
+    of[PLAN] = digest_of(whole(parts[0].plan, len(parts)))
+    joined = manifests_of(parts, of)
+    check_target(store, joined, overwrite=True)
     rejected = [each for part in parts for each in part.rejected]
     seen = marks_at(store, joined) if overwrite else {}
-    publish(store, joined, files, rejected={"": rejected}, seen=seen)
+    publish(store, joined, rejected={"": rejected}, seen=seen)
     clear_parts(store)
     return summary_of(
         store.url,
@@ -292,35 +284,6 @@ def _join(store: Store, parts: Sequence[State], began: float, *, overwrite: bool
         amount=counted(len(parts), "part"),
         counts=sum((Counter(part.counts) for part in parts), Counter()),
     )
-
-
-def _joined(parts: Sequence[State]) -> dict[str, Manifest]:
-    """Return what becomes of parts, by its folder; of one part it is what a packing without parts makes."""
-    of: dict[str, Any] = {NUM_PARTS: len(parts)} if len(parts) > 1 else {}
-    of[PLAN] = digest_of(whole(parts[0].plan, len(parts)))
-    return {
-        folder: Manifest(
-            Schema.from_json(content["schema"]),
-            tuple(shard for part in parts for shard in part.shards.get(folder, ())),
-            {**content["provenance"], **of},
-        )
-        for folder, content in (parts[0].done or {}).items()
-    }
-
-
-def _kept_files(store: Store, folder: str, files: Mapping[str, str]) -> dict[str, bytes]:
-    """Return the files beside a manifest in a folder, by the names that its schema has."""
-    found = dict[str, bytes]()
-    for name, digest in files.items():
-        # Of a command that was killed while it deleted them, they are in their place already.
-        for place in (kept_file(digest), name_at(folder, name)):
-            data, _ = store.read(place)
-            if data is not None and xxhash.xxh3_128_hexdigest(data) == digest:
-                found[name] = data
-        if name not in found:
-            hint = "Pack a part again, with overwrite=True"
-            raise PackError(f"the file {name} is missing", store.url, hint)
-    return found
 
 
 def _first_folders(folders: Sequence[str], plan: Mapping[str, str]) -> Sequence[str]:
@@ -341,9 +304,7 @@ def _nothing_left(store: Store) -> Summary:
 
 
 def _note_deleted(store: Store, summary: Summary) -> Summary:
-    """Delete the shards beside datasets that they do not have, and note how many."""
-    there = manifests_at(store, datasets_below(store))
-    old = [*unnamed(store, there, there)]
-    store.delete(*old)
-    deleted = f"deleted {counted(len(old), 'unreferenced shard')}"
+    """Delete the shards and tokenizers beside datasets that they do not have, and note how many."""
+    num = delete_unnamed(store, manifests_at(store, datasets_below(store)))
+    deleted = f"deleted {counted(num, 'unreferenced file')}"
     return replace(summary, notes=(*summary.notes, deleted))

@@ -94,22 +94,20 @@ class ExtendedSource(Source):
         notes: Sequence[str] = (),
         files: Sequence[File] = (),  # those of the source, if the columns depend on no others
     ) -> None:
-        self.source, self.labels, self._extend, self.files = source, labels, extend, files
-        self.kind, self.name = source.kind, source.name
+        for name in Source.__annotations__:  # all that a source says of itself
+            if getattr(source, name) is not getattr(Source, name, None):  # a default stays one
+                setattr(self, name, getattr(source, name))
+        self._source, self._extend = source, extend
+        self.labels, self.files, self.notes = labels, files, [*source.notes, *notes]
         is_second = isinstance(source, ExtendedSource)
         columns = [source.identity["columns"], identity] if is_second else identity
         self.identity = {**source.identity, "columns": columns}
-        self.has_masks, self.mask_folder = source.has_masks, source.mask_folder
-        self.has_several = source.has_several
-        self.pixels = source.pixels
-        self.ignored, self.classes = dict(source.ignored), dict(source.classes)
-        self.notes = [*source.notes, *notes]
 
     def __len__(self) -> int:
-        return len(self.source)
+        return len(self._source)
 
     def items(self, start: int = 0) -> Iterator[Item]:
-        for item in self.source.items(start):
+        for item in self._source.items(start):
             try:
                 yield self._extend(item)
             except SourceError as error:
