@@ -65,11 +65,8 @@ class LabelField:
         """Return NaN, where that can stand for what is missing."""
         if self.name != LABEL and self.field.dtype in ("float32", "float64"):
             return math.nan
-        what = f"the {self.name} is missing"
-        if self.column.kind == "int" and self.name != LABEL:
-            what += ", for which no NaN can stand: float64 may round others of the column"
         hint = "Fill the value in, or leave the sample or column out of the source"
-        raise SourceError(what, where, hint)
+        raise SourceError(f"the {self.name} is missing", where, hint)
 
     def _flags(self, value: Any, where: str) -> npt.NDArray[np.uint8]:
         """Return a 1 for each class that a cell names."""
