@@ -138,7 +138,7 @@ def _number(found: Annotations, classes: Sequence[str]) -> None:
 
 def _name_of(item: Item, found: Annotations) -> str:
     """Return what a picture is called in annotations, "" if it is not: the longest of names in which its path ends."""
-    path = PurePath(item.key if item.file is None else str(item.file.path))
+    path = PurePath(item.key if item.file is None else str(item.file.path.absolute()))
     parts = (path if found.kind == "COCO" else path.with_suffix("")).parts
     names = ("/".join(parts[i:]) for i in range(len(parts)))
     return next((name for name in names if name in found.pictures), "")
