@@ -156,6 +156,10 @@ class TestColumns:
         assert dataset.classes == ("dog", "cat")
         assert dataset[0].box_labels.tolist() == [1, 0]
         assert not any("objects_bbox" in note for note in plan_images(path, **options).notes())
+        pack_images(path, tmp_path / "fixed", classes=["cat", "cow", "dog"], **options)
+        assert ShardDataset(tmp_path / "fixed")[0].box_labels.tolist() == [0, 2]
+        with pytest.raises(SourceError, match="not given: dog"):
+            plan_images(path, classes=["cat"], **options)
 
     def test_boxes_of_another_form_are_another_packing(self, tmp_path: Path) -> None:
         pictures(tmp_path, "a.png")

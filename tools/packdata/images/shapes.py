@@ -13,7 +13,7 @@ from loaders.schema import Array, Boxes, Keypoints
 from packdata.geometry import BOX_FORMATS, to_boxes, to_keypoints
 from packdata.options import check_options, opt, parse_target
 from packdata.parsing import parse_json
-from packdata.sources.annotations import annotated
+from packdata.sources.annotations import annotated, class_numbers
 from packdata.sources.base import ExtendedSource, Item, Source
 from packdata.sources.columns import BOX_LABELS, Column, identifier_of
 from packdata.sources.opening import read_annotations
@@ -114,16 +114,19 @@ class ShapeOptions:
         """Add the classes of boxes as numbers; SourceError if they are neither numbers nor names."""
         name, path = _find(str(self.box_labels), source)
         boxes, _ = _find(_split_format(self.boxes[0])[0], source)
-        classes = classes or source.classes.get(str(self.box_labels))
-        is_given = classes is not None
+        declared = source.classes.get(str(self.box_labels), ())
+        is_given = bool(classes or declared)
         if not is_given:
             every = (each for item in source.items() for each in _list(item, path))
-            classes = tuple(sorted({each for each in every if isinstance(each, str)})) or None
-        numbers = {word: number for number, word in enumerate(classes or ())}
+            declared = tuple(sorted({each for each in every if isinstance(each, str)}))
+        numbers = class_numbers(declared, classes or (), source.name)
+        classes = classes or declared or None
 
         def extend(item: Item) -> Item:
             given, rows = _list(item, path), _list(item, [boxes])
-            found = [numbers.get(each) if isinstance(each, str) else each for each in given]
+            found = [
+                numbers.get(each, each) if isinstance(each, int | str) else each for each in given
+            ]
             num = len(rows) if not rows or isinstance(rows[0], list | tuple) else 1
             if len(found) != num or not all(isinstance(each, int) for each in found):
                 what = f"box_labels {given[:3]} of {len(found)} boxes are not a class for each of {num}"
