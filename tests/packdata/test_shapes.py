@@ -496,13 +496,13 @@ class TestAnnotations:
 
         assert sorted(len(each.boxes) for each in ShardDataset(tmp_path / "out")) == [0, 2]
 
-    def test_its_boxes_are_not_declared_once_more(self, tmp_path: Path) -> None:
-        """They would be read in another form."""
+    @pytest.mark.parametrize("columns", ["boxes", "keypoints"])
+    def test_columns_beside_them_are_refused(self, tmp_path: Path, columns: str) -> None:
         pictures(tmp_path / "in", "1.png")
-        file = coco(tmp_path, ["1.png"])
+        options: dict[str, Any] = {"annotations": coco(tmp_path, ["1.png"]), columns: "where"}
 
-        with pytest.raises(SourceError):
-            pack_images(tmp_path / "in", tmp_path / "out", annotations=file, boxes="boxes")
+        with pytest.raises(SchemaError):
+            pack_images(tmp_path / "in", tmp_path / "out", **options)
 
     def test_its_keypoints_have_names(self, tmp_path: Path) -> None:
         pictures(tmp_path / "in", "1.png")

@@ -66,6 +66,8 @@ class ShapeOptions:
         object.__setattr__(self, "flip_pairs", points.flip_pairs)
         if (self.box_labels and not self.boxes) or (self.flip_pairs and not self.keypoints):
             raise SchemaError("box_labels go with boxes=, flip_pairs with keypoints=: pass both")
+        if self.annotations is not None and (self.boxes or self.keypoints):
+            raise SchemaError("boxes= and keypoints= are columns: leave them out, or annotations=")
         for text in self.boxes:
             if _split_format(text)[1] not in BOX_FORMATS:
                 raise SchemaError(f"boxes {text!r}: the format is one of {', '.join(BOX_FORMATS)}")
@@ -78,18 +80,14 @@ class ShapeOptions:
         Raises:
             SourceError: There is no such column, or the annotations cannot be read or are of other pictures.
         """
-        given = {*source.labels}
         if self.annotations is not None:
             found = read_annotations(self.annotations, split or source.name)
-            source = annotated(source, found, classes or ())
+            return annotated(source, found, classes or ())
         points = Keypoints(flip_pairs=self.flip_pairs)  # type: ignore[arg-type]
         columns, members = dict[str, Column](), dict[str, list[str]]()
         boxes = map(_split_format, self.boxes)
         for column, form in (*boxes, *((column, _KEYPOINTS) for column in self.keypoints)):
             name, path = _find(column, source)
-            if path[0] not in given:
-                what = f"{path[0]!r} is a field of the annotations, and no column"
-                raise SourceError(what, source.name, "Leave out boxes= and keypoints=")
             field = points if form == _KEYPOINTS else Boxes()
             columns[name] = Column("json", form=form, field=field)
             if len(path) > 1:
