@@ -496,6 +496,14 @@ class TestAnnotations:
 
         assert sorted(len(each.boxes) for each in ShardDataset(tmp_path / "out")) == [0, 2]
 
+    def test_they_are_read_once(self, tmp_path: Path) -> None:
+        pictures(tmp_path / "in", "1.png")
+        plan = plan_images(tmp_path / "in", annotations=(file := coco(tmp_path, ["1.png"])))
+
+        file.unlink()
+
+        assert plan.is_unchanged()
+
     @pytest.mark.parametrize("columns", ["boxes", "keypoints"])
     def test_columns_beside_them_are_refused(self, tmp_path: Path, columns: str) -> None:
         pictures(tmp_path / "in", "1.png")

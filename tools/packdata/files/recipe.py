@@ -145,7 +145,7 @@ class FilesPlan(SourcePlan, Generic[_R]):
 
 
 def _identities(opened: Iterable[Split]) -> list[Any]:
-    return [split.source.identity for split in opened]
+    return [split.listed for split in opened]
 
 
 def _opened_again(open_again: Callable[[], Iterable[Split]]) -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loaders.errors import SourceError
 from loaders.remote.url import Location, place_of
@@ -69,6 +69,7 @@ class Split(NamedTuple):
 
     name: str  # its own; ``""`` where the source has none
     source: Source  # lists its files, with their masks
+    listed: Mapping[str, Any]  # identity of these, whatever columns were added
     labels: tuple[LabelField, ...]  # the fields of the source's columns
     beside: Mapping[str, int]  # files that lie beside the folders of the splits, by suffix
 
@@ -106,10 +107,11 @@ def open_splits(
             name: _masks_of(name, source, options, kind).masked(source)
             for name, source in sources.items()
         }
+    listed = {name: source.identity for name, source in sources.items()}
     if extend is not None:
         sources = {name: extend(source, name) for name, source in sources.items()}
     labels = label_fields(sources, options.classes, options.multi_label)
-    return [Split(name, source, labels[name], beside) for name, source in sources.items()]
+    return [Split(n, source, listed[n], labels[n], beside) for n, source in sources.items()]
 
 
 def _parts_of(

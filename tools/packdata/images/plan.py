@@ -60,10 +60,8 @@ def plan_images(src: Location | str | Sequence[Location | str], **options: Any) 
     if source.classes is not None and (has_annotations or shapes.box_labels is not None):
         extend = partial(extend, classes=read_classes(source.classes, BOX_LABELS))
         source = replace(source, classes=None)
-    open_again = partial(
-        open_splits, sources, source, extend=extend, has_annotations=has_annotations
-    )
-    opened = open_again()
+    open_again = partial(open_splits, sources, source, has_annotations=has_annotations)
+    opened = open_again(extend=extend)
     check_same_classes(split.source for split in opened)
     splits = [(split.name, ImagesRecipe(split, image_options)) for split in opened]
     settings = settings.or_usual(_usual_format(splits))
