@@ -504,6 +504,18 @@ class TestAnnotations:
 
         assert plan.is_unchanged()
 
+    def test_a_large_file_is_not_opened_again_for_them(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pictures(tmp_path, "1.png")
+        table = pa.table({"image": [(tmp_path / "1.png").read_bytes()], "key": ["1.png"]})
+        pq.write_table(table, tmp_path / "a.parquet")
+        plan = plan_images(tmp_path / "a.parquet", annotations=coco(tmp_path, ["1.png"]))
+
+        monkeypatch.delattr("packdata.sources.opening.RowsSource")
+
+        assert plan.is_unchanged()
+
     @pytest.mark.parametrize("columns", ["boxes", "keypoints"])
     def test_columns_beside_them_are_refused(self, tmp_path: Path, columns: str) -> None:
         pictures(tmp_path / "in", "1.png")

@@ -15,15 +15,14 @@ from packdata.files.labels import LabelField, label_fields, parts_of
 from packdata.options import opt, parse_target
 from packdata.sources.columns import BOX_LABELS, LABEL, LABEL_NAMES, ColumnNames
 from packdata.sources.folders import FolderSource, MaskFolder, check_classes, split_suffix
-from packdata.sources.listed import Listing, listed_sources, look_at
+from packdata.sources.listed import Listing, files_identity, listed_sources, look_at
 from packdata.sources.names import PICTURES, FileKind, suffix_of
 from packdata.sources.opening import Found, files_of, find_splits, open_source, several_sources
 from packdata.sources.row_kinds import ROW_KINDS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from packdata.reading import File
     from packdata.sources.base import Source
 
 
@@ -68,8 +67,8 @@ class Split(NamedTuple):
     """One split: its source and labels."""
 
     name: str  # its own; ``""`` where the source has none
-    source: Source  # lists its files, with their masks
-    listed: Mapping[str, Any]  # identity of these, whatever columns were added
+    source: Source
+    base: Source  # the same, with masks, but without columns that were added
     labels: tuple[LabelField, ...]  # the fields of the source's columns
     beside: Mapping[str, int]  # files that lie beside the folders of the splits, by suffix
 
@@ -107,11 +106,11 @@ def open_splits(
             name: _masks_of(name, source, options, kind).masked(source)
             for name, source in sources.items()
         }
-    listed = {name: source.identity for name, source in sources.items()}
+    bases = sources
     if extend is not None:
-        sources = {name: extend(source, name) for name, source in sources.items()}
+        sources = {name: extend(source, name) for name, source in bases.items()}
     labels = label_fields(sources, options.classes, options.multi_label)
-    return [Split(n, source, listed[n], labels[n], beside) for n, source in sources.items()]
+    return [Split(n, source, bases[n], labels[n], beside) for n, source in sources.items()]
 
 
 def _parts_of(
@@ -130,10 +129,23 @@ def _parts_of(
     return splits, Counter(map(suffix_of, folder.names() if are_folders else ()))
 
 
-def files_of_splits(src: Sequence[Location], kind: FileKind) -> list[list[File]]:
-    """List a source again, of a few large files a split; return those of each. SourceError as of ``open_splits``."""
-    parts, _ = _parts_of(src, kind)
-    return [files_of(found, kind) for found in parts.values()]
+def watched(
+    src: Sequence[Location], opened: Sequence[Split], open_again: Callable[[], Iterable[Split]]
+) -> tuple[list[Any], Callable[[], list[Any]]]:
+    """Return what changes when a file of a source does, and what returns that of the files as they are by then."""
+    if all(split.base.files for split in opened):
+        # What is in large files is not read again, nor fetched from a store.
+        return [files_identity("", split.base.files) for split in opened], partial(_states, src)
+    return [split.base.identity for split in opened], partial(_identities, open_again)
+
+
+def _states(src: Sequence[Location]) -> list[Any]:
+    parts, _ = _parts_of(src, PICTURES)
+    return [files_identity("", files_of(found, PICTURES)) for found in parts.values()]
+
+
+def _identities(open_again: Callable[[], Iterable[Split]]) -> list[Any]:
+    return [split.base.identity for split in open_again()]
 
 
 def _masks_of(split: str, source: Source, options: SourceOptions, kind: FileKind) -> MaskFolder:

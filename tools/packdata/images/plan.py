@@ -10,7 +10,7 @@ from loaders.schema import Image
 from packdata.describe import few
 from packdata.files.labels import read_classes
 from packdata.files.recipe import FilesPlan
-from packdata.files.splits import SourceOptions, open_splits
+from packdata.files.splits import SourceOptions, open_splits, watched
 from packdata.images.recipe import ONE_SIZE, ImageOptions, ImagesRecipe, count_notes
 from packdata.images.shapes import ShapeOptions, check_same_classes
 from packdata.options import take, takes
@@ -18,7 +18,6 @@ from packdata.packing.settings import PackSettings
 from packdata.plan import pack_plan
 from packdata.sources.columns import BOX_LABELS
 from packdata.sources.listed import listed_sources
-from packdata.sources.names import PICTURES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,7 +64,8 @@ def plan_images(src: Location | str | Sequence[Location | str], **options: Any) 
     check_same_classes(split.source for split in opened)
     splits = [(split.name, ImagesRecipe(split, image_options)) for split in opened]
     settings = settings.or_usual(_usual_format(splits))
-    return ImagesPlan(sources, splits, settings, PICTURES, open_again)
+    listed, list_again = watched(sources, opened, open_again)
+    return ImagesPlan(sources, splits, settings, listed, list_again)
 
 
 def _usual_format(splits: Sequence[tuple[str, ImagesRecipe]]) -> Format:

@@ -105,7 +105,7 @@ class ShapeOptions:
             return replace(item, labels={**item.labels, **values})
 
         labels = {**source.labels, **columns}
-        extended = ExtendedSource(source, labels, identity, extend, notes, source.files)
+        extended = ExtendedSource(source, labels, identity, extend, notes)
         return extended if self.box_labels is None else self._with_box_labels(extended, classes)
 
     def _with_box_labels(self, source: Source, classes: tuple[str, ...] | None) -> Source:
@@ -135,7 +135,7 @@ class ShapeOptions:
         labels = {n: c for n, c in source.labels.items() if n != name}
         labels |= {BOX_LABELS: Column("json", numbered=is_given, field=field)}
         identity = {BOX_LABELS: self.box_labels, "classes": classes and list(classes)}
-        return ExtendedSource(source, labels, identity, extend, files=source.files)
+        return ExtendedSource(source, labels, identity, extend)
 
 
 def _pairs(text: str) -> list[tuple[int, int]]:

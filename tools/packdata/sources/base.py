@@ -92,9 +92,8 @@ class ExtendedSource(Source):
         # Returns an item with the values of the columns that the source does not have; SourceError rejects it.
         extend: Callable[[Item], Item],
         notes: Sequence[str] = (),
-        files: Sequence[File] = (),  # those of the source, if the columns depend on no others
     ) -> None:
-        self.source, self.labels, self._extend, self.files = source, labels, extend, files
+        self.source, self.labels, self._extend = source, labels, extend
         self.kind, self.name = source.kind, source.name
         is_second = isinstance(source, ExtendedSource)
         columns = [source.identity["columns"], identity] if is_second else identity
