@@ -19,7 +19,7 @@ from loaders.codecs import codec_for
 from loaders.errors import CodecError, SchemaError, SourceError
 from loaders.schema import Array, Text
 from packdata.files.recipe import FilesPlan, FilesRecipe
-from packdata.files.splits import SourceOptions, open_splits, watched
+from packdata.files.splits import SourceOptions, labelled, open_splits, watched
 from packdata.options import changed, check_options, opt, take, takes
 from packdata.packing.pool import OrderedPool
 from packdata.packing.settings import PackSettings
@@ -263,10 +263,10 @@ def plan_arrays(
     sources = listed_sources(src)
     open_again = partial(open_splits, sources, source, ARRAYS)
     opened = open_again()
-    splits = [(split.name, ArraysRecipe(split, array_options)) for split in opened]
+    listed, list_again = watched(sources, opened, open_again)
+    splits = [(s.name, ArraysRecipe(s, array_options)) for s in labelled(opened, source)]
     largest = max(recipe.num_bytes for _, recipe in splits)
     usual: Format = "lmdb" if largest >= _LARGE_BYTES else "parquet"
-    listed, list_again = watched(sources, opened, open_again)
     return FilesPlan(sources, splits, settings.or_usual(usual), listed, list_again)
 
 

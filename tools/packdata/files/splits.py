@@ -21,7 +21,7 @@ from packdata.sources.opening import Found, files_of, find_splits, open_source, 
 from packdata.sources.row_kinds import ROW_KINDS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from packdata.sources.base import Source
 
@@ -67,26 +67,23 @@ class Split(NamedTuple):
     """One split: its source and labels."""
 
     name: str  # its own; ``""`` where the source has none
-    source: Source
-    base: Source  # the same, with masks, but without columns that were added
+    source: Source  # lists its files, with their masks
     labels: tuple[LabelField, ...]  # the fields of the source's columns
-    beside: Mapping[str, int]  # files that lie beside the folders of the splits, by suffix
 
 
 def open_splits(
     src: Location | str | Sequence[Location | str],
     options: SourceOptions | None = None,
     kind: FileKind = PICTURES,
-    extend: Callable[[Source, str], Source] | None = None,
     has_annotations: bool = False,
-) -> list[Split]:
-    """Open each split of a source; several tars or files of rows are one, as a pattern of them is.
+) -> dict[str, Source]:
+    """Open each split of a source, with its masks; several tars or files of rows are one, as a pattern of them is.
 
-    ``extend`` adds columns to a source of a split. Folders are no classes where there are annotations.
+    The name of the only one is "" where there are no splits. Folders are no classes where there are annotations.
 
     Raises:
         SourceError: The source cannot be listed or recognized, its folders are no classes and
-            ``options`` name none, or the classes do not fit it, or a split has no masks.
+            ``options`` name none, or a split has no masks.
     """
     options = options or SourceOptions()
     parts, beside = _parts_of(listed_sources(src), kind)
@@ -94,6 +91,8 @@ def open_splits(
     columns = ColumnNames(options.column, options.mask_column, options.label_column)
     opened = partial(open_source, kind=kind, without=without, columns=columns)
     sources = {name: opened(each) for name, each in parts.items()}
+    first = next(iter(sources.values()))
+    first.ignored = Counter(first.ignored) + Counter(beside)
     in_folders = [s for s in sources.values() if isinstance(s, FolderSource) and s.labels]
     # Of splits with several classes: the only one of another, such as ``images``, is one of these.
     named = [s.labels[LABEL].classes for s in in_folders]
@@ -106,11 +105,13 @@ def open_splits(
             name: _masks_of(name, source, options, kind).masked(source)
             for name, source in sources.items()
         }
-    bases = sources
-    if extend is not None:
-        sources = {name: extend(source, name) for name, source in bases.items()}
+    return sources
+
+
+def labelled(sources: Mapping[str, Source], options: SourceOptions) -> list[Split]:
+    """Return splits with the fields of their columns; SourceError as of ``label_fields``."""
     labels = label_fields(sources, options.classes, options.multi_label)
-    return [Split(n, source, bases[n], labels[n], beside) for n, source in sources.items()]
+    return [Split(name, source, labels[name]) for name, source in sources.items()]
 
 
 def _parts_of(
@@ -130,13 +131,16 @@ def _parts_of(
 
 
 def watched(
-    src: Sequence[Location], opened: Sequence[Split], open_again: Callable[[], Iterable[Split]]
+    src: Sequence[Location],
+    opened: Mapping[str, Source],
+    open_again: Callable[[], Mapping[str, Source]],
 ) -> tuple[list[Any], Callable[[], list[Any]]]:
     """Return what changes when a file of a source does, and what returns that of the files as they are by then."""
-    if all(split.base.files for split in opened):
+    files = [source.files for source in opened.values()]
+    if all(files):
         # What is in large files is not read again, nor fetched from a store.
-        return [files_identity("", split.base.files) for split in opened], partial(_states, src)
-    return [split.base.identity for split in opened], partial(_identities, open_again)
+        return [files_identity("", each) for each in files], partial(_states, src)
+    return [source.identity for source in opened.values()], partial(_identities, open_again)
 
 
 def _states(src: Sequence[Location]) -> list[Any]:
@@ -144,8 +148,8 @@ def _states(src: Sequence[Location]) -> list[Any]:
     return [files_identity("", files_of(found, PICTURES)) for found in parts.values()]
 
 
-def _identities(open_again: Callable[[], Iterable[Split]]) -> list[Any]:
-    return [split.base.identity for split in open_again()]
+def _identities(open_again: Callable[[], Mapping[str, Source]]) -> list[Any]:
+    return [source.identity for source in open_again().values()]
 
 
 def _masks_of(split: str, source: Source, options: SourceOptions, kind: FileKind) -> MaskFolder:
@@ -166,7 +170,7 @@ def _masks_of(split: str, source: Source, options: SourceOptions, kind: FileKind
 
 def source_notes(splits: Sequence[Split]) -> list[str]:
     """Say which files are skipped, which numbers are stored as NaN, and where no column is the label."""
-    ignored, gaps = Counter(splits[0].beside), Counter[str]()
+    ignored, gaps = Counter[str](), Counter[str]()
     unlabelled: dict[str, None] = {}
     notes: list[str] = []
     for split in splits:

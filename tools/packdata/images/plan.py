@@ -10,7 +10,7 @@ from loaders.schema import Image
 from packdata.describe import few
 from packdata.files.labels import read_classes
 from packdata.files.recipe import FilesPlan
-from packdata.files.splits import SourceOptions, open_splits, watched
+from packdata.files.splits import SourceOptions, labelled, open_splits, watched
 from packdata.images.recipe import ONE_SIZE, ImageOptions, ImagesRecipe, count_notes
 from packdata.images.shapes import ShapeOptions, check_same_classes
 from packdata.options import take, takes
@@ -55,16 +55,17 @@ def plan_images(src: Location | str | Sequence[Location | str], **options: Any) 
     sources, shapes = listed_sources(src), take(ShapeOptions, options)
     source = take(SourceOptions, options, column="image_column")
     image_options, has_annotations = ImageOptions(**options), shapes.annotations is not None
-    extend = shapes.extend
+    of_boxes = None
     if source.classes is not None and (has_annotations or shapes.box_labels is not None):
-        extend = partial(extend, classes=read_classes(source.classes, BOX_LABELS))
+        of_boxes = read_classes(source.classes, BOX_LABELS)
         source = replace(source, classes=None)
     open_again = partial(open_splits, sources, source, has_annotations=has_annotations)
-    opened = open_again(extend=extend)
-    check_same_classes(split.source for split in opened)
-    splits = [(split.name, ImagesRecipe(split, image_options)) for split in opened]
-    settings = settings.or_usual(_usual_format(splits))
+    opened = open_again()
     listed, list_again = watched(sources, opened, open_again)
+    extended = {name: shapes.extend(each, name, of_boxes) for name, each in opened.items()}
+    check_same_classes(extended.values())
+    splits = [(s.name, ImagesRecipe(s, image_options)) for s in labelled(extended, source)]
+    settings = settings.or_usual(_usual_format(splits))
     return ImagesPlan(sources, splits, settings, listed, list_again)
 
 
