@@ -95,9 +95,7 @@ class ExtendedSource(Source):
     ) -> None:
         self.source, self.labels, self._extend = source, labels, extend
         self.kind, self.name = source.kind, source.name
-        is_second = isinstance(source, ExtendedSource)
-        columns = [source.identity["columns"], identity] if is_second else identity
-        self.identity = {**source.identity, "columns": columns}
+        self.identity = {"source": source.identity, "columns": identity}
         self.has_masks, self.mask_folder = source.has_masks, source.mask_folder
         self.has_several = source.has_several
         self.pixels = source.pixels
