@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from itertools import chain, starmap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -91,10 +91,18 @@ class LabelField:
         return number
 
 
-def label_fields(
+class Split(NamedTuple):
+    """A source with the fields of its columns."""
+
+    name: str  # its own; ``""`` where the source has none
+    source: Source
+    labels: tuple[LabelField, ...]
+
+
+def labelled(
     sources: Mapping[str, Source], classes: Sequence[str] | Location | str | None, separator: str
-) -> dict[str, tuple[LabelField, ...]]:
-    """Return the label fields of each source.
+) -> list[Split]:
+    """Return the source of each split with its label fields.
 
     Whole numbers in the column ``label`` become ``Label``, elsewhere ``Array`` of int64; other
     numbers ``Array`` of float32, as float64 are whole numbers of which some are missing: NaN stands
@@ -122,7 +130,10 @@ def label_fields(
             return LabelField(name, column, MultiLabel(lists[name]), separator)
         return LabelField(name, column, _field(name, column, lists.get(name), name in gaps))
 
-    return {split: tuple(starmap(label, found.items())) for split, found in by_split.items()}
+    return [
+        Split(split, sources[split], tuple(starmap(label, found.items())))
+        for split, found in by_split.items()
+    ]
 
 
 def parts_of(cell: str, separator: str) -> list[str]:

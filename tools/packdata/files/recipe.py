@@ -15,7 +15,7 @@ from packdata.sources.columns import BOX_LABELS, LABEL
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from packdata.files.splits import Split
+    from packdata.files.labels import Split
     from packdata.packing.summary import Summary
     from packdata.recipe import Target
     from packdata.sources.base import Item

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from loaders.errors import SourceError
 from loaders.remote.url import Location, place_of
 from loaders.schema import Array, Label, MultiLabel
 from packdata.describe import counted, few, passed_over
-from packdata.files.labels import LabelField, label_fields, parts_of
+from packdata.files.labels import parts_of
 from packdata.options import opt, parse_target
 from packdata.sources.columns import BOX_LABELS, LABEL, LABEL_NAMES, ColumnNames
 from packdata.sources.folders import FolderSource, MaskFolder, check_classes, split_suffix
@@ -23,6 +23,7 @@ from packdata.sources.row_kinds import ROW_KINDS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
+    from packdata.files.labels import Split
     from packdata.sources.base import Source
 
 
@@ -63,14 +64,6 @@ class SourceOptions:
     )
 
 
-class Split(NamedTuple):
-    """One split: its source and labels."""
-
-    name: str  # its own; ``""`` where the source has none
-    source: Source  # lists its files, with their masks
-    labels: tuple[LabelField, ...]  # the fields of the source's columns
-
-
 def open_splits(
     src: Location | str | Sequence[Location | str],
     options: SourceOptions | None = None,
@@ -106,12 +99,6 @@ def open_splits(
             for name, source in sources.items()
         }
     return sources
-
-
-def labelled(sources: Mapping[str, Source], options: SourceOptions) -> list[Split]:
-    """Return splits with the fields of their columns; SourceError as of ``label_fields``."""
-    labels = label_fields(sources, options.classes, options.multi_label)
-    return [Split(name, source, labels[name]) for name, source in sources.items()]
 
 
 def _parts_of(

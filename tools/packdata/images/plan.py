@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from loaders.schema import Image
 from packdata.describe import few
-from packdata.files.labels import read_classes
+from packdata.files.labels import labelled, read_classes
 from packdata.files.recipe import FilesPlan
-from packdata.files.splits import SourceOptions, labelled, open_splits, watched
+from packdata.files.splits import SourceOptions, open_splits, watched
 from packdata.images.recipe import ONE_SIZE, ImageOptions, ImagesRecipe, count_notes
 from packdata.images.shapes import ShapeOptions, check_same_classes
 from packdata.options import take, takes
@@ -64,7 +64,8 @@ def plan_images(src: Location | str | Sequence[Location | str], **options: Any) 
     listed, list_again = watched(sources, opened, open_again)
     extended = {name: shapes.extend(each, name, of_boxes) for name, each in opened.items()}
     check_same_classes(extended.values())
-    splits = [(s.name, ImagesRecipe(s, image_options)) for s in labelled(extended, source)]
+    with_labels = labelled(extended, source.classes, source.multi_label)
+    splits = [(split.name, ImagesRecipe(split, image_options)) for split in with_labels]
     settings = settings.or_usual(_usual_format(splits))
     return ImagesPlan(sources, splits, settings, listed, list_again)
 
