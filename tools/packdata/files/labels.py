@@ -37,12 +37,15 @@ class LabelField:
 
     def __init__(self, name: str, column: Column, field: Field, separator: str = "") -> None:
         self.name, self.column, self.field, self.separator = name, column, field, separator
-        classes = field.classes if isinstance(field, Label | MultiLabel) else None
         self.codec = codec_for(field)
-        self._numbers = {name: number for number, name in enumerate(classes or ())}
-        # Whether whole numbers count classes; where a class is called by one, as '7', they are names.
-        self._is_numbered = column.kind == "class" or not any(map(_WHOLE.fullmatch, self._numbers))
-        self._names = column.classes if column.kind == "class" else (*self._numbers,)
+        classes = (field.classes if isinstance(field, Label | MultiLabel) else None) or ()
+        # Whole numbers count classes; where a class is called by one, as '7', they are names.
+        counted = () if any(map(_WHOLE.fullmatch, classes)) else classes
+        if column.kind == "class":
+            counted = column.classes if column.numbered else ()
+        numbers = {name: number for number, name in enumerate(classes)}
+        # By name, and by the number that the source gives a class.
+        self._numbers = numbers | {i: numbers[name] for i, name in enumerate(counted)}
 
     def encode(self, item: Item) -> bytes:
         """Return the record of an item's label; SourceError if it is missing, no class, or does not fit."""
@@ -77,16 +80,11 @@ class LabelField:
 
     def _number(self, value: Any, where: str) -> int:
         """Return the number of a class: of its name, or of the number that the source gives it."""
-        is_class = self.column.kind == "class"
-        if isinstance(value, int) and self._is_numbered:
-            # -1 is Hugging Face's mark for "not labelled", in test splits.
-            if (is_class and value == -1) or not (is_class or self._names):
-                return value
-            if not 0 <= value < len(self._names):
-                what = f"class {value} is out of range: there are {len(self._names)}, from 0"
-                raise SourceError(what, where)
-            value = self._names[value]
-        if (number := self._numbers.get(str(value))) is None:
+        # -1 is Hugging Face's mark for "not labelled", in test splits.
+        if not self._numbers or (value == -1 and self.column.numbered):
+            return int(value)
+        number = self._numbers.get(value, self._numbers.get(str(value)))
+        if number is None:
             raise SourceError(f"class {value!r} is not known", where)
         return number
 
