@@ -291,7 +291,7 @@ def list_objects(num: int, endpoint: str, *, on_ray: bool) -> None:
     entries = (Entry(name, *about) for name, about in zip(object_names(num), sizes, strict=True))
     pages = iter(lambda: [*islice(entries, 1_000)], [])
     Bucket.below = lambda self, folder="": pages  # type: ignore[method-assign]
-    sources = [split.source for split in open_splits(source)]
+    sources = [*open_splits(source).values()]
     if on_ray:
         job = ray.put(sources)
         assert job is not None

@@ -71,6 +71,23 @@ def test_pictures_beside_the_image_are_passed_over_as_ever(tmp_path: Path) -> No
     assert any(".thumb" in note for note in plan.notes())
 
 
+@pytest.mark.parametrize("kind", ["tar", "jsonl"])
+def test_a_number_beside_names_of_classes_is_a_name(tmp_path: Path, kind: str) -> None:
+    members, lines = dict[str, bytes](), list[str]()
+    for key, label in {"a": 1, "b": "cat", "c": 1}.items():
+        members |= {f"{key}.jpg": jpeg(0), f"{key}.json": json.dumps({"label": label}).encode()}
+        lines.append(json.dumps({"path": f"{key}.jpg", "label": label}))
+        (tmp_path / f"{key}.jpg").write_bytes(jpeg(0))
+    write_tar(tmp_path / "a.tar", members)
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+
+    pack_images(tmp_path / f"a.{kind}", tmp_path / "out")
+
+    dataset = ShardDataset(tmp_path / "out")
+    assert dataset.classes == ("1", "cat")
+    assert [int(sample.label) for sample in dataset] == [0, 1, 0]
+
+
 STRUCT = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 

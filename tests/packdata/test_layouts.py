@@ -51,19 +51,19 @@ def test_folders_that_are_no_classes_are_refused_unless_they_are_named(
 
     with pytest.raises(SourceError) as caught:
         open_splits(root)
-    (split,) = open_splits(root, SourceOptions(classes=folders))
+    (source,) = open_splits(root, SourceOptions(classes=folders)).values()
 
     assert what in caught.value.what
-    assert split.source.labels["label"].classes == tuple(folders)
+    assert source.labels["label"].classes == tuple(folders)
 
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_folders_of_classes_are_classes(tmp_path: Path, name: str) -> None:
     root = touch(tmp_path, CLASSES[name])
 
-    (split,) = open_splits(root)
+    (source,) = open_splits(root).values()
 
-    assert split.source.labels["label"].classes == tuple(
+    assert source.labels["label"].classes == tuple(
         sorted({f.split("/")[0] for f in CLASSES[name]})
     )
 
@@ -106,7 +106,7 @@ def test_splits_without_labels_beside_others_are_said(tmp_path: Path) -> None:
 def test_what_holds_no_pictures_is_not_in_the_way_of_splits(tmp_path: Path) -> None:
     root = touch(tmp_path, ["train/a/1.jpg", "val/a/1.jpg", "annotations/all.json"])
 
-    assert [split.name for split in open_splits(root)] == ["train", "val"]
+    assert [*open_splits(root)] == ["train", "val"]
 
 
 @pytest.mark.parametrize("more", [{}, {"key": ["0", "1"]}], ids=["rows", "keys"])

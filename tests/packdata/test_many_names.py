@@ -42,8 +42,8 @@ def test_a_listing_is_sent_and_reads_the_same(monkeypatch: pytest.MonkeyPatch) -
     entries = [Entry(name, i + 1, 2 * i + 1) for i, name in enumerate(names)]
     buffers: list[pickle.PickleBuffer] = []
     monkeypatch.setattr(Bucket, "below", lambda _: iter([entries[::-1]]))
-    (split,) = open_splits("s3://raw")
-    stream = pickle.dumps(split.source, 5, buffer_callback=buffers.append)
+    (source,) = open_splits("s3://raw").values()
+    stream = pickle.dumps(source, 5, buffer_callback=buffers.append)
 
     sent = pickle.loads(stream, buffers=buffers)
 
@@ -53,7 +53,7 @@ def test_a_listing_is_sent_and_reads_the_same(monkeypatch: pytest.MonkeyPatch) -
         return [Entry(file.name, file.size, file.mark) for file in (item.file for item in items)]
 
     assert listed(sent.items()) == entries
-    assert [item.key for item in sent.items()] == [item.key for item in split.source.items()]
+    assert [item.key for item in sent.items()] == [item.key for item in source.items()]
     again = pickle.loads(pickle.dumps(sent, 2))
     assert listed(again.items(num - 5)) == entries[-5:]
 

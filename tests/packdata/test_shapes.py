@@ -156,6 +156,10 @@ class TestColumns:
         assert dataset.classes == ("dog", "cat")
         assert dataset[0].box_labels.tolist() == [1, 0]
         assert not any("objects_bbox" in note for note in plan_images(path, **options).notes())
+        pack_images(path, tmp_path / "fixed", classes=["cat", "cow", "dog"], **options)
+        assert ShardDataset(tmp_path / "fixed")[0].box_labels.tolist() == [0, 2]
+        with pytest.raises(SourceError, match="not given: dog"):
+            plan_images(path, classes=["cat"], **options)
 
     def test_boxes_of_another_form_are_another_packing(self, tmp_path: Path) -> None:
         pictures(tmp_path, "a.png")
@@ -492,13 +496,33 @@ class TestAnnotations:
 
         assert sorted(len(each.boxes) for each in ShardDataset(tmp_path / "out")) == [0, 2]
 
-    def test_its_boxes_are_not_declared_once_more(self, tmp_path: Path) -> None:
-        """They would be read in another form."""
+    def test_they_are_read_once(self, tmp_path: Path) -> None:
         pictures(tmp_path / "in", "1.png")
-        file = coco(tmp_path, ["1.png"])
+        plan = plan_images(tmp_path / "in", annotations=(file := coco(tmp_path, ["1.png"])))
 
-        with pytest.raises(SourceError):
-            pack_images(tmp_path / "in", tmp_path / "out", annotations=file, boxes="boxes")
+        file.unlink()
+
+        assert plan.is_unchanged()
+
+    def test_a_large_file_is_not_opened_again_for_them(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pictures(tmp_path, "1.png")
+        table = pa.table({"image": [(tmp_path / "1.png").read_bytes()], "key": ["1.png"]})
+        pq.write_table(table, tmp_path / "a.parquet")
+        plan = plan_images(tmp_path / "a.parquet", annotations=coco(tmp_path, ["1.png"]))
+
+        monkeypatch.delattr("packdata.sources.opening.RowsSource")
+
+        assert plan.is_unchanged()
+
+    @pytest.mark.parametrize("columns", ["boxes", "keypoints"])
+    def test_columns_beside_them_are_refused(self, tmp_path: Path, columns: str) -> None:
+        pictures(tmp_path / "in", "1.png")
+        options: dict[str, Any] = {"annotations": coco(tmp_path, ["1.png"]), columns: "where"}
+
+        with pytest.raises(SchemaError):
+            pack_images(tmp_path / "in", tmp_path / "out", **options)
 
     def test_its_keypoints_have_names(self, tmp_path: Path) -> None:
         pictures(tmp_path / "in", "1.png")

@@ -336,9 +336,9 @@ class TestSplits:
     def test_files_beside_folders_of_splits_are_counted(self, tmp_path: Path) -> None:
         touch(tmp_path, "train/a/1.jpg", "val/a/1.jpg", "train.tar", "list.csv", ".hidden")
 
-        train, val = open_splits(tmp_path)
+        train, val = open_splits(tmp_path).values()
 
-        assert train.beside == val.beside == {".tar": 1, ".csv": 1}
+        assert (train.ignored, val.ignored) == ({".tar": 1, ".csv": 1}, {})
 
     def test_arrays_come_in_no_archives(self, tmp_path: Path) -> None:
         assert (

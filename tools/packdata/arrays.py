@@ -18,8 +18,9 @@ import numpy.typing as npt
 from loaders.codecs import codec_for
 from loaders.errors import CodecError, SchemaError, SourceError
 from loaders.schema import Array, Text
+from packdata.files.labels import labelled
 from packdata.files.recipe import FilesPlan, FilesRecipe
-from packdata.files.splits import SourceOptions, open_splits
+from packdata.files.splits import SourceOptions, open_splits, watched
 from packdata.options import changed, check_options, opt, take, takes
 from packdata.packing.pool import OrderedPool
 from packdata.packing.settings import PackSettings
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from loaders.remote.url import Location
-    from packdata.files.splits import Split
+    from packdata.files.labels import Split
     from packdata.packing.shards import Format
     from packdata.packing.summary import Summary
     from packdata.sources.base import Item
@@ -262,10 +263,13 @@ def plan_arrays(
     array_options = ArrayOptions(**options)
     sources = listed_sources(src)
     open_again = partial(open_splits, sources, source, ARRAYS)
-    splits = [(split.name, ArraysRecipe(split, array_options)) for split in open_again()]
+    opened = open_again()
+    listed, list_again = watched(sources, opened, open_again)
+    with_labels = labelled(opened, source.classes, source.multi_label)
+    splits = [(split.name, ArraysRecipe(split, array_options)) for split in with_labels]
     largest = max(recipe.num_bytes for _, recipe in splits)
     usual: Format = "lmdb" if largest >= _LARGE_BYTES else "parquet"
-    return FilesPlan(sources, splits, settings.or_usual(usual), ARRAYS, open_again)
+    return FilesPlan(sources, splits, settings.or_usual(usual), listed, list_again)
 
 
 @takes(ArrayOptions, SourceOptions, PackSettings, without="image_column")

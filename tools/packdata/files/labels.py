@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from itertools import chain, starmap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -37,12 +37,15 @@ class LabelField:
 
     def __init__(self, name: str, column: Column, field: Field, separator: str = "") -> None:
         self.name, self.column, self.field, self.separator = name, column, field, separator
-        classes = field.classes if isinstance(field, Label | MultiLabel) else None
         self.codec = codec_for(field)
-        self._numbers = {name: number for number, name in enumerate(classes or ())}
-        # Whether whole numbers count classes; where a class is called by one, as '7', they are names.
-        self._is_numbered = column.kind == "class" or not any(map(_WHOLE.fullmatch, self._numbers))
-        self._names = column.classes if column.kind == "class" else (*self._numbers,)
+        classes = (field.classes if isinstance(field, Label | MultiLabel) else None) or ()
+        # Whole numbers count classes; where a class is called by one, as '7', they are names.
+        counted = () if any(map(_WHOLE.fullmatch, classes)) else classes
+        if column.kind == "class":
+            counted = column.classes if column.numbered else ()
+        numbers = {name: number for number, name in enumerate(classes)}
+        # By name, and by the number that the source gives a class.
+        self._numbers = numbers | {i: numbers[name] for i, name in enumerate(counted)}
 
     def encode(self, item: Item) -> bytes:
         """Return the record of an item's label; SourceError if it is missing, no class, or does not fit."""
@@ -65,11 +68,8 @@ class LabelField:
         """Return NaN, where that can stand for what is missing."""
         if self.name != LABEL and self.field.dtype in ("float32", "float64"):
             return math.nan
-        what = f"the {self.name} is missing"
-        if self.column.kind == "int" and self.name != LABEL:
-            what += ", for which no NaN can stand: float64 may round others of the column"
         hint = "Fill the value in, or leave the sample or column out of the source"
-        raise SourceError(what, where, hint)
+        raise SourceError(f"the {self.name} is missing", where, hint)
 
     def _flags(self, value: Any, where: str) -> npt.NDArray[np.uint8]:
         """Return a 1 for each class that a cell names."""
@@ -80,24 +80,27 @@ class LabelField:
 
     def _number(self, value: Any, where: str) -> int:
         """Return the number of a class: of its name, or of the number that the source gives it."""
-        is_class = self.column.kind == "class"
-        if isinstance(value, int) and self._is_numbered:
-            # -1 is Hugging Face's mark for "not labelled", in test splits.
-            if (is_class and value == -1) or not (is_class or self._names):
-                return value
-            if not 0 <= value < len(self._names):
-                what = f"class {value} is out of range: there are {len(self._names)}, from 0"
-                raise SourceError(what, where)
-            value = self._names[value]
-        if (number := self._numbers.get(str(value))) is None:
+        # -1 is Hugging Face's mark for "not labelled", in test splits.
+        if not self._numbers or (value == -1 and self.column.numbered):
+            return int(value)
+        number = self._numbers.get(value, self._numbers.get(str(value)))
+        if number is None:
             raise SourceError(f"class {value!r} is not known", where)
         return number
 
 
-def label_fields(
+class Split(NamedTuple):
+    """A source with the fields of its columns."""
+
+    name: str  # its own; ``""`` where the source has none
+    source: Source
+    labels: tuple[LabelField, ...]
+
+
+def labelled(
     sources: Mapping[str, Source], classes: Sequence[str] | Location | str | None, separator: str
-) -> dict[str, tuple[LabelField, ...]]:
-    """Return the label fields of each source.
+) -> list[Split]:
+    """Return the source of each split with its label fields.
 
     Whole numbers in the column ``label`` become ``Label``, elsewhere ``Array`` of int64; other
     numbers ``Array`` of float32, as float64 are whole numbers of which some are missing: NaN stands
@@ -125,7 +128,10 @@ def label_fields(
             return LabelField(name, column, MultiLabel(lists[name]), separator)
         return LabelField(name, column, _field(name, column, lists.get(name), name in gaps))
 
-    return {split: tuple(starmap(label, found.items())) for split, found in by_split.items()}
+    return [
+        Split(split, sources[split], tuple(starmap(label, found.items())))
+        for split, found in by_split.items()
+    ]
 
 
 def parts_of(cell: str, separator: str) -> list[str]:

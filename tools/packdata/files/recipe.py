@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from loaders.schema import Field, Schema
 from packdata.describe import counted
-from packdata.files.splits import contents, files_of_splits, source_notes
+from packdata.files.splits import contents, source_notes
 from packdata.packing.engine import targets_of
 from packdata.plan import SourcePlan
 from packdata.recipe import Recipe
 from packdata.sources.columns import BOX_LABELS, LABEL
-from packdata.sources.listed import files_identity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
-    from loaders.remote.url import Location
-    from packdata.files.splits import Split
-    from packdata.packing.settings import PackSettings
+    from packdata.files.labels import Split
     from packdata.packing.summary import Summary
-    from packdata.reading import File
     from packdata.recipe import Target
     from packdata.sources.base import Item
-    from packdata.sources.names import FileKind
 
 _BY_NUMBER = {"classes", "folder", "list"}  # kinds of sources of which any item can be asked for
 _O = TypeVar("_O")  # the options of a recipe: what becomes of each file
@@ -79,33 +73,9 @@ class FilesRecipe(Recipe, Generic[_O]):
 
 
 class FilesPlan(SourcePlan, Generic[_R]):
-    """The plan of pictures or arrays: a recipe for each split.
-
-    Args:
-        sources: As they were given.
-        splits: (name, recipe) each.
-        settings: With the format that was chosen.
-        kind: Of the files.
-        open_again: Lists the source once more.
-    """
+    """The plan of pictures or arrays: a recipe for each split."""
 
     splits: Sequence[tuple[str, _R]]
-
-    def __init__(
-        self,
-        sources: Sequence[Location],
-        splits: Sequence[tuple[str, _R]],
-        settings: PackSettings,
-        kind: FileKind,
-        open_again: Callable[[], Iterable[Split]],
-    ) -> None:
-        opened = [recipe.split for _, recipe in splits]
-        listed, again = _identities(opened), partial(_opened_again, open_again)
-        if all(split.source.files for split in opened):
-            # What is in large files is not read again, nor fetched from a store.
-            listed = _states(split.source.files for split in opened)
-            again = partial(_listed_again, sources, kind)
-        super().__init__(sources, splits, settings, listed, again)
 
     @property
     def recipes(self) -> list[_R]:
@@ -142,19 +112,3 @@ class FilesPlan(SourcePlan, Generic[_R]):
         """Say what is skipped, and what may not be meant."""
         opened = [recipe.split for recipe in self.recipes]
         return [*([] if packed is None else contents(opened)), *source_notes(opened)]
-
-
-def _identities(opened: Iterable[Split]) -> list[Any]:
-    return [split.source.identity for split in opened]
-
-
-def _opened_again(open_again: Callable[[], Iterable[Split]]) -> list[Any]:
-    return _identities(open_again())
-
-
-def _states(files: Iterable[Sequence[File]]) -> list[Any]:
-    return [files_identity("", some) for some in files]
-
-
-def _listed_again(sources: Sequence[Location], kind: FileKind) -> list[Any]:
-    return _states(files_of_splits(sources, kind))

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from loaders.errors import SourceError
 from loaders.remote.url import Location, place_of
 from loaders.schema import Array, Label, MultiLabel
 from packdata.describe import counted, few, passed_over
-from packdata.files.labels import LabelField, label_fields, parts_of
+from packdata.files.labels import parts_of
 from packdata.options import opt, parse_target
 from packdata.sources.columns import BOX_LABELS, LABEL, LABEL_NAMES, ColumnNames
 from packdata.sources.folders import FolderSource, MaskFolder, check_classes, split_suffix
-from packdata.sources.listed import Listing, listed_sources, look_at
+from packdata.sources.listed import Listing, files_identity, listed_sources, look_at
 from packdata.sources.names import PICTURES, FileKind, suffix_of
 from packdata.sources.opening import Found, files_of, find_splits, open_source, several_sources
 from packdata.sources.row_kinds import ROW_KINDS
@@ -23,7 +23,7 @@ from packdata.sources.row_kinds import ROW_KINDS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from packdata.reading import File
+    from packdata.files.labels import Split
     from packdata.sources.base import Source
 
 _COLUMN = "column of files or their paths (default: guessed)"
@@ -68,29 +68,19 @@ class SourceOptions:
     )
 
 
-class Split(NamedTuple):
-    """One split: its source and labels."""
-
-    name: str  # its own; ``""`` where the source has none
-    source: Source  # lists its files, with their masks
-    labels: tuple[LabelField, ...]  # the fields of the source's columns
-    beside: Mapping[str, int]  # files that lie beside the folders of the splits, by suffix
-
-
 def open_splits(
     src: Location | str | Sequence[Location | str],
     options: SourceOptions | None = None,
     kind: FileKind = PICTURES,
-    extend: Callable[[Source, str], Source] | None = None,
     has_annotations: bool = False,
-) -> list[Split]:
-    """Open each split of a source; several tars or files of rows are one, as a pattern of them is.
+) -> dict[str, Source]:
+    """Open each split of a source, with its masks; several tars or files of rows are one, as a pattern of them is.
 
-    ``extend`` adds columns to a source of a split. Folders are no classes where there are annotations.
+    The name of the only one is "" where there are no splits. Folders are no classes where there are annotations.
 
     Raises:
         SourceError: The source cannot be listed or recognized, its folders are no classes and
-            ``options`` name none, or the classes do not fit it, or a split has no masks.
+            ``options`` name none, or a split has no masks.
     """
     options = options or SourceOptions()
     parts, beside = _parts_of(listed_sources(src), kind)
@@ -100,6 +90,8 @@ def open_splits(
     )
     opened = partial(open_source, kind=kind, without=without, columns=columns)
     sources = {name: opened(each) for name, each in parts.items()}
+    first = next(iter(sources.values()))
+    first.ignored = Counter(first.ignored) + Counter(beside)
     in_folders = [s for s in sources.values() if isinstance(s, FolderSource) and s.labels]
     # Of splits with several classes: the only one of another, such as ``images``, is one of these.
     named = [s.labels[LABEL].classes for s in in_folders]
@@ -112,10 +104,7 @@ def open_splits(
             name: _masks_of(name, source, options, kind).masked(source)
             for name, source in sources.items()
         }
-    if extend is not None:
-        sources = {name: extend(source, name) for name, source in sources.items()}
-    labels = label_fields(sources, options.classes, options.multi_label)
-    return [Split(name, source, labels[name], beside) for name, source in sources.items()]
+    return sources
 
 
 def _parts_of(
@@ -134,10 +123,26 @@ def _parts_of(
     return splits, Counter(map(suffix_of, folder.names() if are_folders else ()))
 
 
-def files_of_splits(src: Sequence[Location], kind: FileKind) -> list[list[File]]:
-    """List a source again, of a few large files a split; return those of each. SourceError as of ``open_splits``."""
-    parts, _ = _parts_of(src, kind)
-    return [files_of(found, kind) for found in parts.values()]
+def watched(
+    src: Sequence[Location],
+    opened: Mapping[str, Source],
+    open_again: Callable[[], Mapping[str, Source]],
+) -> tuple[list[Any], Callable[[], list[Any]]]:
+    """Return what changes when a file of a source does, and what returns that of the files as they are by then."""
+    files = [source.files for source in opened.values()]
+    if all(files):
+        # What is in large files is not read again, nor fetched from a store.
+        return [files_identity("", each) for each in files], partial(_states, src)
+    return [source.identity for source in opened.values()], partial(_identities, open_again)
+
+
+def _states(src: Sequence[Location]) -> list[Any]:
+    parts, _ = _parts_of(src, PICTURES)
+    return [files_identity("", files_of(found, PICTURES)) for found in parts.values()]
+
+
+def _identities(open_again: Callable[[], Mapping[str, Source]]) -> list[Any]:
+    return [source.identity for source in open_again().values()]
 
 
 def _masks_of(split: str, source: Source, options: SourceOptions, kind: FileKind) -> MaskFolder:
@@ -158,7 +163,7 @@ def _masks_of(split: str, source: Source, options: SourceOptions, kind: FileKind
 
 def source_notes(splits: Sequence[Split]) -> list[str]:
     """Say which files are skipped, which numbers are stored as NaN, and where no column is the label."""
-    ignored, gaps = Counter(splits[0].beside), Counter[str]()
+    ignored, gaps = Counter[str](), Counter[str]()
     unlabelled: dict[str, None] = {}
     notes: list[str] = []
     for split in splits:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from loaders.schema import Image
 from packdata.describe import few
-from packdata.files.labels import read_classes
+from packdata.files.labels import labelled, read_classes
 from packdata.files.recipe import FilesPlan
-from packdata.files.splits import SourceOptions, open_splits
+from packdata.files.splits import SourceOptions, open_splits, watched
 from packdata.images.recipe import ONE_SIZE, ImageOptions, ImagesRecipe, count_notes
 from packdata.images.shapes import ShapeOptions, check_same_classes
 from packdata.options import take, takes
@@ -18,7 +18,6 @@ from packdata.packing.settings import PackSettings
 from packdata.plan import pack_plan
 from packdata.sources.columns import BOX_LABELS
 from packdata.sources.listed import listed_sources
-from packdata.sources.names import PICTURES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,18 +55,19 @@ def plan_images(src: Location | str | Sequence[Location | str], **options: Any) 
     sources, shapes = listed_sources(src), take(ShapeOptions, options)
     source = take(SourceOptions, options)
     image_options, has_annotations = ImageOptions(**options), shapes.annotations is not None
-    extend = shapes.extend
+    of_boxes = None
     if source.classes is not None and (has_annotations or shapes.box_labels is not None):
-        extend = partial(extend, classes=read_classes(source.classes, BOX_LABELS))
+        of_boxes = read_classes(source.classes, BOX_LABELS)
         source = replace(source, classes=None)
-    open_again = partial(
-        open_splits, sources, source, extend=extend, has_annotations=has_annotations
-    )
+    open_again = partial(open_splits, sources, source, has_annotations=has_annotations)
     opened = open_again()
-    check_same_classes(split.source for split in opened)
-    splits = [(split.name, ImagesRecipe(split, image_options)) for split in opened]
+    listed, list_again = watched(sources, opened, open_again)
+    extended = {name: shapes.extend(each, name, of_boxes) for name, each in opened.items()}
+    check_same_classes(extended.values())
+    with_labels = labelled(extended, source.classes, source.multi_label)
+    splits = [(split.name, ImagesRecipe(split, image_options)) for split in with_labels]
     settings = settings.or_usual(_usual_format(splits))
-    return ImagesPlan(sources, splits, settings, PICTURES, open_again)
+    return ImagesPlan(sources, splits, settings, listed, list_again)
 
 
 def _usual_format(splits: Sequence[tuple[str, ImagesRecipe]]) -> Format:

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from loaders.remote.url import Location
-    from packdata.files.splits import Split
+    from packdata.files.labels import Split
     from packdata.images.fit import Size
     from packdata.sources.base import Item, Pixels
 

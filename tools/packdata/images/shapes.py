@@ -13,7 +13,7 @@ from loaders.schema import Array, Boxes, Keypoints
 from packdata.geometry import BOX_FORMATS, to_boxes, to_keypoints
 from packdata.options import check_options, opt, parse_target
 from packdata.parsing import parse_json
-from packdata.sources.annotations import annotated
+from packdata.sources.annotations import annotated, class_numbers
 from packdata.sources.base import ExtendedSource, Item, Source
 from packdata.sources.columns import BOX_LABELS, Column, identifier_of
 from packdata.sources.opening import read_annotations
@@ -66,6 +66,8 @@ class ShapeOptions:
         object.__setattr__(self, "flip_pairs", points.flip_pairs)
         if (self.box_labels and not self.boxes) or (self.flip_pairs and not self.keypoints):
             raise SchemaError("box_labels go with boxes=, flip_pairs with keypoints=: pass both")
+        if self.annotations is not None and (self.boxes or self.keypoints):
+            raise SchemaError("boxes= and keypoints= are columns: leave them out, or annotations=")
         for text in self.boxes:
             if _split_format(text)[1] not in BOX_FORMATS:
                 raise SchemaError(f"boxes {text!r}: the format is one of {', '.join(BOX_FORMATS)}")
@@ -78,18 +80,14 @@ class ShapeOptions:
         Raises:
             SourceError: There is no such column, or the annotations cannot be read or are of other pictures.
         """
-        given = {*source.labels}
         if self.annotations is not None:
             found = read_annotations(self.annotations, split or source.name)
-            source = annotated(source, found, classes or ())
+            return annotated(source, found, classes or ())
         points = Keypoints(flip_pairs=self.flip_pairs)  # type: ignore[arg-type]
         columns, members = dict[str, Column](), dict[str, list[str]]()
         boxes = map(_split_format, self.boxes)
         for column, form in (*boxes, *((column, _KEYPOINTS) for column in self.keypoints)):
             name, path = _find(column, source)
-            if path[0] not in given:
-                what = f"{path[0]!r} is a field of the annotations, and no column"
-                raise SourceError(what, source.name, "Leave out boxes= and keypoints=")
             field = points if form == _KEYPOINTS else Boxes()
             columns[name] = Column("json", form=form, field=field)
             if len(path) > 1:
@@ -107,23 +105,26 @@ class ShapeOptions:
             return replace(item, labels={**item.labels, **values})
 
         labels = {**source.labels, **columns}
-        extended = ExtendedSource(source, labels, identity, extend, notes, source.files)
+        extended = ExtendedSource(source, labels, identity, extend, notes)
         return extended if self.box_labels is None else self._with_box_labels(extended, classes)
 
     def _with_box_labels(self, source: Source, classes: tuple[str, ...] | None) -> Source:
         """Add the classes of boxes as numbers; SourceError if they are neither numbers nor names."""
         name, path = _find(str(self.box_labels), source)
         boxes, _ = _find(_split_format(self.boxes[0])[0], source)
-        classes = classes or source.classes.get(str(self.box_labels))
-        is_given = classes is not None
+        declared = source.classes.get(str(self.box_labels), ())
+        is_given = bool(classes or declared)
         if not is_given:
             every = (each for item in source.items() for each in _list(item, path))
-            classes = tuple(sorted({each for each in every if isinstance(each, str)})) or None
-        numbers = {word: number for number, word in enumerate(classes or ())}
+            declared = tuple(sorted({each for each in every if isinstance(each, str)}))
+        numbers = class_numbers(declared, classes or (), source.name)
+        classes = classes or declared or None
 
         def extend(item: Item) -> Item:
             given, rows = _list(item, path), _list(item, [boxes])
-            found = [numbers.get(each) if isinstance(each, str) else each for each in given]
+            found = [
+                numbers.get(each, each) if isinstance(each, int | str) else each for each in given
+            ]
             num = len(rows) if not rows or isinstance(rows[0], list | tuple) else 1
             if len(found) != num or not all(isinstance(each, int) for each in found):
                 what = f"box_labels {given[:3]} of {len(found)} boxes are not a class for each of {num}"
@@ -134,7 +135,7 @@ class ShapeOptions:
         labels = {n: c for n, c in source.labels.items() if n != name}
         labels |= {BOX_LABELS: Column("json", numbered=is_given, field=field)}
         identity = {BOX_LABELS: self.box_labels, "classes": classes and list(classes)}
-        return ExtendedSource(source, labels, identity, extend, files=source.files)
+        return ExtendedSource(source, labels, identity, extend)
 
 
 def _pairs(text: str) -> list[tuple[int, int]]:

@@ -45,7 +45,7 @@ class Annotations:
     files: Mapping[str, File]  # those that are read, by their paths in a folder
     classes: Sequence[str] = ()  # names by number; none where labels are numbers alone
     # By the path of the picture, as far as it is known (with its suffix in COCO's): by field a list with a value a box.
-    # ``boxes`` and ``box_labels``, numbers of classes, are always there.
+    # ``boxes`` and ``box_labels``, numbers or names of classes, are always there.
     pictures: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
     # (height, width) of the pictures that were annotated, where that is said.
     sizes: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -117,28 +117,40 @@ def annotated(source: Source, found: Annotations, classes: Sequence[str]) -> Sou
     return ExtendedSource(source, labels | columns, identity, extend, notes)
 
 
+def class_numbers(
+    declared: Sequence[str], classes: Sequence[str], place: Location | str
+) -> dict[int | str, int]:
+    """Return the number of each class of boxes, by its name, and by the number that a source gives it.
+
+    The names ``declared`` by the source are numbered as in ``classes``, if there are any; where it declares none its
+    numbers are those of ``classes``.
+
+    Raises:
+        SourceError: A name is declared twice, or is not in ``classes``.
+    """
+    if repeated := [name for name, num in Counter(declared).items() if num > 1]:
+        raise SourceError(f"duplicate category {repeated[0]!r}", place, "Rename them")
+    known = classes or declared
+    numbers: dict[int | str, int] = {name: number for number, name in enumerate(known)}
+    if missing := [name for name in declared if name not in numbers]:
+        raise SourceError(f"classes of boxes that are not given: {few(missing)}", place)
+    return numbers | {number: numbers[name] for number, name in enumerate(declared or known)}
+
+
 def _number(found: Annotations, classes: Sequence[str]) -> None:
     """Number the classes of boxes as ``classes`` are, if there are any; SourceError if that fails."""
-    if repeated := [name for name, num in Counter(found.classes).items() if num > 1]:
-        raise SourceError(f"duplicate category {repeated[0]!r}", found.place, "Rename them")
-    known = classes or found.classes
-    numbers = {name: number for number, name in enumerate(known)}
-    if missing := [name for name in found.classes if name not in numbers]:
-        raise SourceError(f"classes of boxes that are not given: {few(missing)}", found.place)
-    # Without names YOLO's labels stay numbers: of the classes given, if there are any.
-    new = [numbers[name] for name in found.classes] or range(len(known))
-    for values in found.pictures.values() if known else ():
-        labels = values[BOX_LABELS]
-        if (largest := max(labels, default=0)) >= len(new):
-            what = f"class {largest} of a box, with {len(new)} classes"
+    numbers = class_numbers(found.classes, classes, found.place)
+    for values in found.pictures.values() if numbers else ():
+        if wrong := {*values[BOX_LABELS]} - numbers.keys():
+            what = f"class {min(wrong)} of a box, with {len(classes or found.classes)} classes"
             raise SourceError(what, found.place)
-        values[BOX_LABELS] = [new[label] for label in labels]
-    found.classes = known
+        values[BOX_LABELS] = [numbers[label] for label in values[BOX_LABELS]]
+    found.classes = classes or found.classes
 
 
 def _name_of(item: Item, found: Annotations) -> str:
     """Return what a picture is called in annotations, "" if it is not: the longest of names in which its path ends."""
-    path = PurePath(item.key if item.file is None else str(item.file.path))
+    path = PurePath(item.key if item.file is None else str(item.file.path.absolute()))
     parts = (path if found.kind == "COCO" else path.with_suffix("")).parts
     names = ("/".join(parts[i:]) for i in range(len(parts)))
     return next((name for name in names if name in found.pictures), "")

@@ -92,16 +92,13 @@ class ExtendedSource(Source):
         # Returns an item with the values of the columns that the source does not have; SourceError rejects it.
         extend: Callable[[Item], Item],
         notes: Sequence[str] = (),
-        files: Sequence[File] = (),  # those of the source, if the columns depend on no others
     ) -> None:
         for name in Source.__annotations__:  # all that a source says of itself
             if getattr(source, name) is not getattr(Source, name, None):  # a default stays one
                 setattr(self, name, getattr(source, name))
         self._source, self._extend = source, extend
-        self.labels, self.files, self.notes = labels, files, [*source.notes, *notes]
-        is_second = isinstance(source, ExtendedSource)
-        columns = [source.identity["columns"], identity] if is_second else identity
-        self.identity = {**source.identity, "columns": columns}
+        self.identity = {"source": source.identity, "columns": identity}
+        self.labels, self.files, self.notes = labels, (), [*source.notes, *notes]
 
     def __len__(self) -> int:
         return len(self._source)

@@ -24,7 +24,6 @@ LABEL_NAMES = ("label", "class", "target")  # the first that a list has becomes 
 _RESERVED = frozenset(
     {"image", "array", "mask", "key", "original_size", "sample_id", "count", "index", "label"}
 )
-_FLOAT64_WHOLE = 1 << 53  # up to here it holds every whole number
 
 ColumnKind = Literal["class", "int", "float", "text", "json", "bytes"]
 
@@ -46,9 +45,9 @@ class Column:
     kind: ColumnKind
     classes: tuple[str, ...] = ()  # the names by number, for ``class``
     numbered: bool = False  # True if the source itself fixes the order of the classes
-    # How many of its numbers are missing, if NaN can stand for them: not in the field ``label``, nor beside whole
-    # numbers that float64 may round.
-    num_missing: int = 0
+    num_missing: int = (
+        0  # how many of its numbers are, for which NaN stands; 0 in the field ``label``
+    )
     field: Field | None = None  # what a dataset says of it, where that is known
     # How boxes in it are written (``packdata.geometry.BOX_FORMATS``), or ``keypoints``.
     form: str = ""
@@ -122,23 +121,19 @@ def column_of(field: str, values: Iterable[Any], declared: ColumnKind | None = N
     ``declared`` what they are. In the field ``label``, strings (also among numbers) are the names of classes, sorted.
     """
     kinds, names = set[ColumnKind](), set[str]()
-    largest, num_missing, is_label = 0, 0, field == LABEL
+    num_missing, is_label = 0, field == LABEL
     for value in values:
         if value is None:
             num_missing += not is_label
             continue
-        kinds.add(kind := declared or _kind_of(value))
-        if kind == "int":
-            largest = max(largest, abs(value))
+        kinds.add(declared or _kind_of(value))
         if is_label:
             names.add(str(value))
     if is_label and "text" in kinds and "json" not in kinds:
         return Column("class", tuple(sorted(names)))
     kinds = kinds or {declared or "text"}
-    if "float" in kinds and kinds <= {"float", "int"}:
-        return Column("float", num_missing=num_missing)
-    if kinds == {"int"}:
-        return Column("int", num_missing=num_missing if largest <= _FLOAT64_WHOLE else 0)
+    if kinds <= {"float", "int"}:
+        return Column("float" if "float" in kinds else "int", num_missing=num_missing)
     return Column(kinds.pop() if len(kinds) == 1 else "json")
 
 

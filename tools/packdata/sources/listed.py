@@ -78,8 +78,6 @@ class Listing:
 
     def _set_root(self, root: Location) -> None:
         self.root = root
-        # The working folder may change before files are read.
-        self._absolute = str(root.absolute())
         self._bucket = Bucket(root) if isinstance(root, URL) else None
 
     def __len__(self) -> int:
@@ -143,27 +141,27 @@ class Listing:
         return int(self._sizes[row]), int(self._marks[row])
 
     def at(self, number: int) -> tuple[str, File]:
-        """Return the relative path of a file, and what reads it from whatever working folder."""
+        """Return the relative path of a file, and the file."""
         path = self._path(self._key(number))
-        return path, self._file(path, number, self._absolute)
+        return path, self._file(path, number)
 
     def find(self, path: str) -> File | None:
-        """Return the file of a relative path, called as the root was given; None if there is none."""
+        """Return the file of a relative path; None if there is none."""
         key = self._above + _key(path)
         number = self._place(key)
         is_there = number < len(self) and self._key(number) == key
-        return self._file(path, number, str(self.root)) if is_there else None
+        return self._file(path, number) if is_there else None
 
     def files(self, paths: Iterable[str]) -> list[File]:
         """Return the files of some relative paths, but for those that are not there."""
         return [file for file in map(self.find, paths) if file is not None]
 
-    def _file(self, path: str, number: int, root: str) -> File:
+    def _file(self, path: str, number: int) -> File:
         where = os.path.join(str(self.root), path)
         size, mark = self.state(number)
         if self._bucket is not None:
             return RemoteFile(self._bucket, path, where, size, mark)
-        return LocalFile(os.path.join(root, path), where, size, mark)
+        return LocalFile(where, where, size, mark)
 
 
 def _key(path: str) -> bytes:

@@ -135,11 +135,9 @@ class ColumnsSource(Source):
         return partial(fail, SourceError(f"the {what} is missing", where, hint))
 
     def _value(self, field: str, value: Any) -> Any:
-        column = self.labels[field]
-        if column.kind == "text":
+        if self.labels[field].kind == "text":
             return "" if value is None else str(value)
-        is_name = column.kind == "class" and not column.numbered and value is not None
-        return str(value) if is_name else value
+        return value
 
 
 def _read_each(reads: Sequence[Read]) -> list[bytes]:

@@ -69,12 +69,13 @@ class _Sample:
         return data
 
     def value(self, role: str, opened: IO[bytes]) -> Any:
-        """Return what a member holds; of ``.cls`` its text."""
+        """Return what a member holds; of ``.cls`` a number, or the name of a class."""
         data = self.read(role, opened)
         try:
-            if role == "json":
-                return parse_json(data)
-            return data.decode().strip() if role == "cls" else data.decode()
+            if role != "cls":
+                return parse_json(data) if role == "json" else data.decode()
+            name = data.decode().strip()
+            return int(name) if name.removeprefix("-").isdecimal() else name
         except (ValueError, RecursionError) as error:
             raise SourceError(f"cannot be read ({error})", self.place(role)) from error
 
@@ -118,11 +119,12 @@ class TarSource(Source):
         if role != "cls":
             return Column("json" if role == "json" else "text")
         names = {*self._values("cls")}
-        are_whole = {name.removeprefix("-").isdecimal() for name in names}
-        if len(are_whole) > 1 or "" in names:
-            what = f"class numbers beside names in .cls, or nothing ({few(sorted(names))})"
+        kinds = {type(name) for name in names}
+        if len(kinds) > 1 or "" in names:
+            found = few(sorted(map(str, names)))
+            what = f"class numbers beside names in .cls, or nothing ({found})"
             raise SourceError(what, self._path, "Give all samples numbers, or names")
-        return Column("int") if True in are_whole else Column("class", tuple(sorted(names)))
+        return Column("int") if int in kinds else Column("class", tuple(sorted(names)))
 
     def _find_label_key(self, wanted: str | None, roles: set[str]) -> str | None:
         """Return the key of the label in ``.json``: the given one, or a usual one of the first sample."""
@@ -164,15 +166,11 @@ class TarSource(Source):
             return Item(sample.key, where, partial(fail, error))
 
     def _labels(self, file: IO[bytes], sample: _Sample) -> dict[str, Any]:
-        labels = dict.fromkeys(self.labels)
-        for role in self._roles:
-            if role in sample.members:
-                value = sample.value(role, file)
-                is_number = role == "cls" and self.labels[LABEL].kind == "int"
-                labels[_FIELDS[role]] = int(value) if is_number else value
-                if role == "json" and self._label_key:
-                    labels[LABEL] = self._label_of(value)
-        return labels
+        roles = [role for role in self._roles if role in sample.members]
+        values = {_FIELDS[role]: sample.value(role, file) for role in roles}
+        if self._label_key:
+            values[LABEL] = self._label_of(values.get("json"))
+        return {**dict.fromkeys(self.labels), **values}
 
 
 def _scan_tar(given: File, ignored: Counter[str]) -> list[_Sample]:

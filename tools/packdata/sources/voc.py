@@ -17,9 +17,6 @@ def read_voc(found: Annotations) -> None:
     found.read(_add)
     found.unread -= {"name", "bndbox", "difficult"}
     found.classes = sorted({n for values in found.pictures.values() for n in values[BOX_LABELS]})
-    numbers = {name: number for number, name in enumerate(found.classes)}
-    for values in found.pictures.values():
-        values[BOX_LABELS] = [numbers[name] for name in values[BOX_LABELS]]
 
 
 def _add(found: Annotations, picture: str, data: bytes) -> None:

@@ -8,8 +8,6 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from loaders.checks import shown
 from loaders.errors import SourceError
 from loaders.remote.url import URL, Location, place_of
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
 
 _POLYGON = "segmentation"
 _POINTS_OF_POLYGON = 6  # numbers of the smallest one
-_NUMBERS_OF_POSE, _ALMOST_ALL = 10, 0.9  # from where poses are told from polygons
 _AS_COCO = "Convert poses to COCO's person_keypoints"
 
 
@@ -41,7 +38,7 @@ def read_yolo(found: Annotations) -> None:
         what = "polygons or poses, which look alike, and there is no data.yaml that says which"
         hint = f"Add it: names: of classes, kpt_shape: of poses. {_AS_COCO}"
         raise SourceError(what, found.place, hint)
-    if _have_visibilities(shapes):
+    if shapes and all(map(_has_visibilities, shapes)):
         raise SourceError("polygons look like poses, a box and points", found.place, _AS_COCO)
     if shapes:
         found.more[_POLYGON] = Column("json", field=Json())
@@ -67,12 +64,9 @@ def _bounds(polygon: Sequence[float]) -> list[float]:
     return [(left + right) / 2, (top + bottom) / 2, right - left, bottom - top]
 
 
-def _have_visibilities(shapes: Sequence[Sequence[float]]) -> bool:
-    """Tell whether, behind a box, every third number is 0, 1 or 2, in almost all and all are alike: as in poses."""
-    lengths = {*map(len, shapes)}
-    if len(lengths) != 1 or min(lengths) < _NUMBERS_OF_POSE or min(lengths) % 3 != 1:
-        return False
-    return bool(np.isin(np.array(shapes)[:, 6::3], (0, 1, 2)).all(1).mean() > _ALMOST_ALL)
+def _has_visibilities(shape: Sequence[float]) -> bool:
+    """Tell whether every third number behind a box is 0, 1 or 2, as in poses."""
+    return len(shape) % 3 == 1 and {*shape[6::3]} <= {0, 1, 2}
 
 
 # -- the names of classes -----------------------------------------------------------------------------
