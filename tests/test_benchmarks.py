@@ -44,7 +44,7 @@ CASES = [
     ("tables", ["--rows", "20000", "--csv-rows", "2000"], 2),
     ("cluster", ["--pictures", "20", "--parts", "3", "--items", "20000"], 12),
     ("trust", ["--scale", "0.06", "--seconds", "0.05", "--epochs", "21"], 19),
-    ("remote", ["--scale", "0.2"], 14),
+    ("remote", ["--scale", "0.2"], 13),
     pytest.param("storage", ["--scale", "0.02", "--late-us", "100"], 2, marks=NEEDS_FUSE),
 ]
 
