@@ -143,8 +143,8 @@ def copy_parts(made: Path, num_parts: int) -> None:
     text = record.read_text().replace('"part.of":"1"', f'"part.of":"{num_parts}"', 1)
     record.unlink()
     for i in range(num_parts):
-        (record.parent / Part(i, num_parts).name).write_text(text)
         name = shard.name.replace("shard-", f"shard-{i:05d}-" if num_parts > 1 else "shard-")
+        (record.parent / Part(i, num_parts).name).write_text(text.replace(shard.name, name))
         shutil.copy(shard, shard.with_name(f".{name}"))
         os.rename(shard.with_name(f".{name}"), shard.with_name(name))
 
