@@ -801,6 +801,31 @@ class TestAnnotations:
         with pytest.raises(SourceError, check=At("in")):
             plan_images(tmp_path / "in", annotations=tmp_path / "labels")
 
+    @pytest.mark.parametrize("kind", ["coco", "yolo"])
+    def test_one_annotation_is_of_one_split(self, tmp_path: Path, kind: str) -> None:
+        src = pictures(tmp_path / "images", "train/1.png", "val/1.png")
+        if kind == "coco":  # whose file of the training set is the only one
+            file = coco(tmp_path, ["1.png"]).rename(tmp_path / "instances_train.json")
+        else:
+            file = tmp_path / "labels"
+            file.mkdir()
+            (file / "1.txt").write_text("0 .5 .5 .1 .1")
+
+        with pytest.raises(SourceError, check=At("val")):
+            plan_images(src, annotations=file)
+
+    def test_one_file_annotates_pictures_of_several_splits(self, tmp_path: Path) -> None:
+        src = pictures(tmp_path / "images", "train/1.png", "val/2.png")
+        box = {"category_id": 3, "bbox": [1, 2, 3, 4]}
+        both = [{**box, "id": i, "image_id": 7 * i} for i in range(2)]
+        file = coco(tmp_path, ["1.png", "2.png"], annotations=both)
+
+        pack_images(src, tmp_path / "out", annotations=file)
+
+        for split in "train", "val":
+            (sample,) = ShardDataset(tmp_path / "out" / split)
+            assert len(sample.boxes)
+
     def test_annotations_of_other_pictures_are_refused(self, tmp_path: Path) -> None:
         pictures(tmp_path / "in", "1.png")
 

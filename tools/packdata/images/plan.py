@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -62,7 +63,8 @@ def plan_images(src: Location | str | Sequence[Location | str], **options: Any) 
     open_again = partial(open_splits, sources, source, has_annotations=has_annotations)
     opened = open_again()
     listed, list_again = watched(sources, opened, open_again)
-    extended = {name: shapes.extend(each, name, of_boxes) for name, each in opened.items()}
+    used = Counter[tuple[str, str]]()
+    extended = {name: shapes.extend(s, name, of_boxes, used) for name, s in opened.items()}
     check_same_classes(extended.values())
     with_labels = labelled(extended, source.classes, source.multi_label)
     splits = [(split.name, ImagesRecipe(split, image_options)) for split in with_labels]

@@ -19,6 +19,7 @@ from packdata.sources.columns import BOX_LABELS, Column, identifier_of
 from packdata.sources.opening import read_annotations
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import Iterable, Sequence
 
     from loaders.remote.url import Location
@@ -72,17 +73,24 @@ class ShapeOptions:
             if _split_format(text)[1] not in BOX_FORMATS:
                 raise SchemaError(f"boxes {text!r}: the format is one of {', '.join(BOX_FORMATS)}")
 
-    def extend(self, source: Source, split: str, classes: tuple[str, ...] | None = None) -> Source:
+    def extend(
+        self,
+        source: Source,
+        split: str,
+        classes: tuple[str, ...] | None,
+        used: Counter[tuple[str, str]],
+    ) -> Source:
         """Return a split of a source with its annotations, and with the columns of boxes and keypoints known.
 
-        ``classes`` are those of boxes, where they are given: names by number.
+        ``classes`` are those of boxes, where they are given: names by number. ``used`` is one for all splits: see
+        ``annotated``.
 
         Raises:
             SourceError: There is no such column, or the annotations cannot be read or are of other pictures.
         """
         if self.annotations is not None:
             found = read_annotations(self.annotations, split or source.name)
-            return annotated(source, found, classes or ())
+            return annotated(source, found, classes or (), used)
         points = Keypoints(flip_pairs=self.flip_pairs)  # type: ignore[arg-type]
         columns, members = dict[str, Column](), dict[str, list[str]]()
         boxes = map(_split_format, self.boxes)

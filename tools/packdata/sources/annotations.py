@@ -68,13 +68,17 @@ class Annotations:
                     raise SourceError(what, file.path, "Mend or remove the file") from error
 
 
-def annotated(source: Source, found: Annotations, classes: Sequence[str]) -> Source:
+def annotated(
+    source: Source, found: Annotations, classes: Sequence[str], used: Counter[tuple[str, str]]
+) -> Source:
     """Return a source with the annotations of its pictures; folders are no classes then.
 
-    ``classes`` are all names by number.
+    ``classes`` are all names by number. ``used`` counts the pictures of each annotation, by its file and name, in this
+    split and those before it.
 
     Raises:
-        SourceError: None is of a picture of the source, or it has a column of the same name; a class is not given.
+        SourceError: None is of a picture of the source, or one is of several, in any split; it has a column of the same
+            name; a class is not given.
     """
     is_sorted = found.kind == "VOC" and not classes
     _number(found, classes)
@@ -92,10 +96,13 @@ def annotated(source: Source, found: Annotations, classes: Sequence[str]) -> Sou
     if not names:
         what = f"no picture is called as in the annotations ({found.kind})"
         raise SourceError(what, source.name, "Another folder, or another split?")
-    name, num = names.most_common(1)[0]
+    file = min(found.files)  # of COCO the only one; of others the same in all splits
+    used.update({(file, name): num for name, num in names.items()})
+    (_, name), num = used.most_common(1)[0]
     if num > 1:
-        what = f"{name} of the annotations would be {num} pictures of {source.name}"
-        raise SourceError(what, source.name, "Give annotations folders as the pictures have")
+        what = f"{name} of the annotations would be {num} pictures, of this split or several"
+        hint = "Give annotations folders as the pictures have, or each split its COCO file"
+        raise SourceError(what, source.name, hint)
 
     def extend(item: Item) -> Item:
         name = _name_of(item, found)
