@@ -124,6 +124,7 @@ class TestPalettes:
             "64 128 64\tAnimal\n192 0 128\tArchway\n0 128 192\tBicyclist\n",
             "name,r,g,b\nAnimal,64,128,64\nArchway,192,0,128\nBicyclist,0,128,192\n",
             "# classes\n#408040 Animal\n#C00080 Archway\n#0080c0 Bicyclist",
+            "R G B\n# 1 2 3 is none\n64 128 64\n\n192 0 128\n#\n0 128 192\n",
         ],
     )
     @pytest.mark.parametrize("kind", ["rgb", "rgba", "palette"])
@@ -207,6 +208,8 @@ class TestLabelMaps:
 
     @pytest.mark.parametrize(
         ("option", "text"), [("palette", "no colours"), ("palette", "1 2 3\n1 2 3"), ("label_map", "[1]"),
+                             ("palette", "1 2 3\n1 2 256\n4 5 6"), ("palette", "1 2 3\n#80400\n4 5 6"),
+                             ("palette", "1 2 3\nroad\n4 5 6"), ("palette", "300 2 3\n4 5 6"),
                              ("label_map", '{"0": 1}'), ("label_map", "0 70000"),
                              ("label_map", "0 1\n0 2")]
     )  # fmt: skip

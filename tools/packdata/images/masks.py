@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from loaders.checks import shown
 from loaders.codecs.heads import MAX_PIXELS
 from loaders.errors import CodecError, SourceError
 from packdata.images.pictures import PictureFile, decode_picture, oriented, without_alpha
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 Values = npt.NDArray[Any]
 NUM_PEEKED = 16  # items that are looked at before the first is packed
 _EXACT = ("png", "gif", "bmp", "tiff", "ppm")
+_COMMENT = re.compile(r"\s*#(\s|$)")
 _HEX = re.compile(r"#([0-9a-fA-F]{6})\b")
 _THREE = re.compile(r"(?<!\d)(\d{1,3})[\s,;]+(\d{1,3})[\s,;]+(\d{1,3})(?!\d)")
 _TWO = re.compile(r"^[ \t]*(\d+)[ \t,;:]+(\d+)\b", re.MULTILINE)
@@ -112,14 +114,17 @@ class ClassMap:
 
 
 def _palette(palette: Location | str) -> dict[int, int]:
-    """Return the number by colour; lines without one, such as a header, are passed over."""
+    """Return the number by colour; the first line may be a header, those of ``# `` are comments."""
     text = read_file(palette, _COLORS_HINT).decode(errors="replace")
+    lines = [line for line in text.splitlines() if line.strip() and not _COMMENT.match(line)]
     colors = []
-    for line in text.splitlines():
+    for number, line in enumerate(lines):
         if found := _HEX.search(line):
             colors.append(int(found[1], 16))
         elif (found := _THREE.search(line)) and max(map(int, found.groups())) <= 255:
             colors.append(int.from_bytes(bytes(map(int, found.groups())), "big"))
+        elif found or number:  # the numbers of the classes behind it would be others
+            raise SourceError(f"{shown(line)} is no colour", palette, _COLORS_HINT)
     if not colors or len({*colors}) < len(colors):
         raise SourceError("duplicate colours, or none", palette, _COLORS_HINT)
     return {color: number for number, color in enumerate(colors)}
