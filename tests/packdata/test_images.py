@@ -715,7 +715,7 @@ class TestMasks:
         ("mask", "suffix", "message"),
         [
             (photo(), "png", "the mask cannot be read: colors"),
-            (photo(), "jpeg", "the mask cannot be read: jpeg is not exact"),
+            (photo(), "jpeg", "the mask cannot be read: jpeg may change"),
             (np.zeros((40, 60), np.float32), "tiff", "the mask cannot be read: a tiff of such"),
             (np.full((40, 60), 7, np.int32), "tiff", "the mask cannot be read: a tiff of such"),
             (None, "png", "the mask cannot be read: the file is empty"),

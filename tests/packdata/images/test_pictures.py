@@ -26,6 +26,8 @@ from tests.packdata.pngs import png
 
 Array = npt.NDArray[Any]
 
+ZERO = PIL.Image.new("L", (3, 2))
+
 
 def photo(height: int = 60, width: int = 90, seed: int = 0) -> Array:
     """Noise on all scales, as in photographs: amplitude falls with frequency."""
@@ -67,6 +69,17 @@ def tiff(pixels: Array, orientation: int, *, order: str = "<", white: int = 1) -
     depths = struct.pack(f"{order}{channels}H", *[16] * channels)
     mark = b"II" if order == "<" else b"MM"
     return mark + start + directory + depths + pixels.astype(f"{order}u2").tobytes()
+
+
+def bmp(bits: int, palette: list[tuple[int, int, int]], is_old: bool = False) -> bytes:
+    """Write a BMP of 3 x 5 zeros: Pillow refuses a row of fewer bytes than pixels."""
+    rows = bytes(5 * 4)
+    colors = b"".join(bytes(color) + b"\0" * (not is_old) for color in palette)
+    head = struct.pack("<IHHHH", 12, 3, 5, 1, bits)
+    if not is_old:
+        head = struct.pack("<IiiHHIIiiII", 40, 3, 5, 1, bits, 0, 0, 0, 0, len(palette), 0)
+    start = 14 + len(head) + len(colors)
+    return struct.pack("<2sIII", b"BM", start + len(rows), 0, start) + head + colors + rows
 
 
 def upright(pixels: Array, orientation: int) -> Array:
@@ -184,8 +197,11 @@ class TestOrientation:
             tiff(np.zeros((5, 8, 1), np.uint16), 1, white=0),
             save(np.zeros((5, 8), np.uint8), "TIFF", tiffinfo={339: 2}),
             b"P6 " + b"# " * 40 + b"of a scanner\n+8 5\n4095\n" + bytes(240),
+            bmp(8, [(0, 0, 0), (255, 255, 255)]),
+            bmp(4, [(i, i, i) for i in range(16)]),
+            bmp(4, [(i, i, i) for i in range(16)], is_old=True),
         ],
-        ids=["0 is white", "signed", "PPM of 12 bits"],
+        ids=["0 is white", "signed", "PPM of 12 bits", "BMP of 8 bits", "BMP of 4", "BMP of OS/2"],
     )
     @pytest.mark.parametrize("dtype", ["uint8", "uint16"])
     def test_pixels_that_pillow_would_change_are_refused(self, data: bytes, dtype: str) -> None:
@@ -475,7 +491,8 @@ class TestDamage:
             at = data.index(b",\0\0\0\0\4\0\4\0", at + 1)
         data[at + 5 : at + 9] = b"\xff" * 4
 
-        with pytest.raises(CodecError) if which == 0 else nullcontext():
+        is_refused = which == 0 or decode is decode_mask  # which takes no second frame
+        with pytest.raises(CodecError) if is_refused else nullcontext():
             decode(bytes(data))
 
     def test_a_flipped_byte_in_a_png_is_refused(self) -> None:
@@ -856,6 +873,23 @@ class TestMasks:
     def test_formats_that_may_lose_pixels_are_no_masks(self, format: str) -> None:
         with pytest.raises(CodecError):
             decode_mask(save(photo()[:, :, 0], format, lossless=True))
+
+    @pytest.mark.parametrize(
+        "data",
+        [
+            b"P5 3 2 5\n" + bytes(range(6)),
+            b"P1 3 2\n1 0 1 0 1 0\n",
+            save(ZERO, "TIFF", tiffinfo={262: 0}),
+            save(ZERO, "TIFF", save_all=True, append_images=[PIL.Image.new("L", (3, 2), 1)]),
+            save(ZERO, "GIF", save_all=True, append_images=[PIL.Image.new("L", (3, 2), 1)]),
+        ],
+        ids=["PGM", "PBM", "0 is white", "two of TIFF", "two of GIF"],
+    )
+    def test_masks_whose_numbers_pillow_would_change_or_drop_are_refused(
+        self, data: bytes
+    ) -> None:
+        with pytest.raises(CodecError):
+            decode_mask(data)
 
     def test_lossy_empty_and_damaged_masks_are_refused(self) -> None:
         data = save(photo()[:, :, 0], "PNG")

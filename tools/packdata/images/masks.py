@@ -18,13 +18,15 @@ from packdata.images.pictures import PictureFile, decode_picture, oriented, with
 from packdata.reading import File, read_file
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from loaders.remote.url import Location
     from packdata.images.fit import Size
     from packdata.sources.base import Item, Source
 
 Values = npt.NDArray[Any]
 NUM_PEEKED = 16  # items that are looked at before the first is packed
-_EXACT = ("png", "gif", "bmp", "tiff", "ppm")
+_EXACT = ("png", "gif", "bmp", "tiff")
 _COMMENT = re.compile(r"\s*#(\s|$)")
 _HEX = re.compile(r"#([0-9a-fA-F]{6})\b")
 _THREE = re.compile(r"(?<!\d)(\d{1,3})[\s,;]+(\d{1,3})[\s,;]+(\d{1,3})(?!\d)")
@@ -40,11 +42,13 @@ def decode_mask(data: bytes, max_pixels: int = MAX_PIXELS) -> Values:
     255). Color files pass if their channels are equal, transparency if it is opaque.
 
     Raises:
-        CodecError: The bytes are no picture, a damaged one, a lossy one, one of more than ``max_pixels``, or
-            colors.
+        CodecError: The bytes are no picture, several, a damaged one, a lossy one, one of more than ``max_pixels``, or
+            colors; or 0 stands for white.
     """
     file = PictureFile(data, max_pixels)
-    _check_exact(file.format)
+    _check_exact(file.format, file.oddities())
+    if file.is_zero_white:
+        raise CodecError("0 is white in this TIFF, and is read as 255: save masks as PNG")
     values = np.asarray(file.load())
     if file.head.mode == "L" and file.bits in (2, 4):
         values = values // (255 // (2**file.bits - 1))  # Pillow stretches them to 8 bits
@@ -58,10 +62,12 @@ def decode_mask(data: bytes, max_pixels: int = MAX_PIXELS) -> Values:
     return np.ascontiguousarray(colors[:, :, 0])
 
 
-def _check_exact(format: str) -> None:
-    """Raise CodecError for a format that may lose pixels."""
+def _check_exact(format: str, changes: Sequence[str]) -> None:
+    """Raise CodecError for a format that may lose pixels, or a file of several pictures."""
     if format not in _EXACT:
-        raise CodecError(f"{format} is not exact: save masks as PNG")
+        raise CodecError(f"{format} may change the numbers of a mask: save masks as PNG")
+    if "animated" in changes:
+        raise CodecError("several pictures in one file: save each mask as a PNG of its own")
 
 
 class ClassMap:
@@ -100,7 +106,7 @@ class ClassMap:
         """
         if self._is_colored:
             picture = decode_picture(data, max_pixels=max_pixels)
-            _check_exact(picture.format)
+            _check_exact(picture.format, picture.changes)
             values = picture.pixels.astype(np.int64) @ np.array([1 << 16, 1 << 8, 1])
         else:
             values = decode_mask(data, max_pixels)

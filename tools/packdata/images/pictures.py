@@ -68,6 +68,7 @@ with suppress(ImportError):
 _PNG_DEPTH_AT, _PNG_END = 24, b"IEND\xaeB`\x82"
 # ISO 15444-1, A.5.1: Ssiz of the first component.
 _J2K_DEPTH = re.compile(rb"\xff\x4f\xff\x51.{38}(.)", re.DOTALL)
+_OLD_BMP = 12  # bytes of the header of OS/2
 _SIGNED = 2  # TIFF's SampleFormat
 _PADDING = re.compile(r"(\d+) extraneous bytes before marker 0x([0-9a-f]{2})")
 _MAX_ODDITIES = 8
@@ -83,7 +84,8 @@ class PictureFile:
         format: ``jpeg``, ``png``, ``webp``, ``tiff``, ...
         orientation: Exif's, 1 to 8; 1 of a file that says none (or is turned by Pillow).
         size: (height, width), upright.
-        bits: Bits a channel, as a PNG, TIFF, PPM or JPEG 2000 says; 8 for other formats.
+        bits: Bits a channel, as a PNG, TIFF, PPM, JPEG 2000 or gray BMP says; 8 for other formats.
+        is_zero_white: Whether 0 is white, as in some TIFF; Pillow turns it around where there are 8 bits or fewer.
 
     Raises:
         CodecError: The bytes are no picture, a damaged one, or one of too many pixels.
@@ -114,11 +116,14 @@ class PictureFile:
         if self.orientation >= 5:
             self.size = head.width, head.height
         self._tags = getattr(head, "tag_v2", {})
+        self.is_zero_white = self._tags.get(PIL.ExifTags.Base.PhotometricInterpretation) == 0
         self.bits = max(self._tags.get(PIL.ExifTags.Base.BitsPerSample) or (8,))
         if self.format == "png":
             self.bits = data[_PNG_DEPTH_AT]
         elif self.format == "ppm" and isinstance(head.tile[0].args, tuple):
             self.bits = max(8, head.tile[0].args[1].bit_length())  # of the largest value
+        elif self.format == "bmp" and head.mode in ("1", "L"):
+            self.bits = data[24 if data[14] == _OLD_BMP else 28]
         elif self.format == "jpeg2000" and (found := _J2K_DEPTH.search(data)):
             self.bits = (found[1][0] & 0x7F) + 1
 
@@ -138,8 +143,9 @@ class PictureFile:
         tags, names = self._tags, PIL.ExifTags.Base
         num_bands, extra = tags.get(names.SamplesPerPixel, 1), tags.get(names.ExtraSamples)
         is_signed = _SIGNED in tags.get(names.SampleFormat, ())
-        # Which Pillow turns around where there are 8 bits.
-        is_inverted = bits > 8 and tags.get(names.PhotometricInterpretation) == 0
+        is_inverted = bits > 8 and self.is_zero_white
+        # Pillow takes 8 bits for one where a palette is black and white, and 4 for 8 where it is a gray ramp.
+        is_misread = self.format == "bmp" and bits != {"1": 1}.get(mode, 8)
         if (
             mode in ("I", "F")
             or (bits > 8 and not mode.startswith("I;16"))
@@ -147,6 +153,7 @@ class PictureFile:
             or (num_bands not in (1, 3) and extra not in ((1,), (2,)))
             or is_signed
             or is_inverted
+            or is_misread
         ):
             what = f"mode {mode}, {bits} bits, {num_bands} bands, transparent value {clear}"
             what += ", signed" * is_signed + ", 0 is white" * is_inverted
