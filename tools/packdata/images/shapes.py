@@ -121,28 +121,30 @@ class ShapeOptions:
         name, path = _find(str(self.box_labels), source)
         boxes, _ = _find(_split_format(self.boxes[0])[0], source)
         declared = source.classes.get(str(self.box_labels), ())
-        is_given = bool(classes or declared)
+        names = classes or declared
+        is_given = bool(names)
         if not is_given:
             every = (each for item in source.items() for each in _list(item, path))
-            declared = tuple(sorted({each for each in every if isinstance(each, str)}))
-        numbers = class_numbers(declared, classes or (), source.name)
-        classes = classes or declared or None
+            names = tuple(sorted({each for each in every if isinstance(each, str)}))
+        # Whole numbers count what is given; where a class is called by one, as '7', they are names, as of labels.
+        is_counted = declared or (is_given and not any(map(str.isdecimal, names)))
+        numbers = class_numbers(declared, names, source.name)
 
         def extend(item: Item) -> Item:
             given, rows = _list(item, path), _list(item, [boxes])
-            found = [
-                numbers.get(each, each) if isinstance(each, int | str) else each for each in given
-            ]
+            found: list[Any] = [each for each in given if isinstance(each, int | str)]
+            if names:
+                found = [numbers.get(each if is_counted else str(each)) for each in found]
             num = len(rows) if not rows or isinstance(rows[0], list | tuple) else 1
             if len(found) != num or not all(isinstance(each, int) for each in found):
-                what = f"box_labels {given[:3]} of {len(found)} boxes are not a class for each of {num}"
+                what = f"box_labels {given[:3]} are not a class for each of {num} boxes"
                 raise SourceError(what, item.where)
             return replace(item, labels={**item.labels, BOX_LABELS: found})
 
-        field = Array(dtype="int64", dims=(None,), classes=classes)
+        field = Array(dtype="int64", dims=(None,), classes=names or None)
         labels = {n: c for n, c in source.labels.items() if n != name}
         labels |= {BOX_LABELS: Column("json", numbered=is_given, field=field)}
-        identity = {BOX_LABELS: self.box_labels, "classes": classes and list(classes)}
+        identity = {BOX_LABELS: self.box_labels, "classes": list(names) or None}
         return ExtendedSource(source, labels, identity, extend)
 
 
