@@ -670,6 +670,38 @@ class TestAnnotations:
         field = ShardDataset(tmp_path / "out").schema.fields["box_labels"]
         assert field.classes == expected  # type: ignore[attr-defined]
 
+    @pytest.mark.parametrize("name", ["data.yaml", "labels/classes.txt"])
+    def test_names_of_yolo_may_begin_with_a_byte_order_mark(
+        self, tmp_path: Path, name: str
+    ) -> None:
+        pictures(tmp_path / "in", "1.png")
+        (tmp_path / "labels").mkdir()
+        (tmp_path / "labels/1.txt").write_text("1 0.5 0.5 0.1 0.1\n")
+        text = "names: [cat, dog]\n" if name == "data.yaml" else "cat\ndog\n"
+        (tmp_path / name).write_text(f"\ufeff{text}")
+
+        plan = plan_images(tmp_path / "in", annotations=tmp_path / "labels")
+
+        field = plan.recipes[0].targets[0].schema.fields["box_labels"]
+        assert field.classes == ("cat", "dog")  # type: ignore[attr-defined]
+
+    def test_names_of_yolo_in_two_files_agree_or_one_is_nearer(self, tmp_path: Path) -> None:
+        pictures(tmp_path / "in", "1.png")
+        (tmp_path / "set/labels").mkdir(parents=True)
+        (tmp_path / "set/labels/1.txt").write_text("1 0.5 0.5 0.1 0.1\n")
+        (tmp_path / "set/data.yaml").write_text("names: [cat, dog]\n")
+        (tmp_path / "set/data2.yaml").write_text("names: {0: cat, 1: dog}\n")
+        (tmp_path / "another.yaml").write_text("names: [person, car]\n")
+        options: dict[str, Any] = {"annotations": tmp_path / "set/labels"}
+
+        pack_images(tmp_path / "in", tmp_path / "out", **options)
+
+        field = ShardDataset(tmp_path / "out").schema.fields["box_labels"]
+        assert field.classes == ("cat", "dog")  # type: ignore[attr-defined]
+        (tmp_path / "another.yaml").rename(tmp_path / "set/another.yaml")
+        with pytest.raises(SourceError, check=At("labels")):
+            plan_images(tmp_path / "in", **options)
+
     def test_names_of_yolo_are_read_beside_links_that_lead_nowhere(self, tmp_path: Path) -> None:
         pictures(tmp_path / "in", "1.png")
         (tmp_path / "labels").mkdir()

@@ -6,6 +6,7 @@ Source: docs.ultralytics.com, "Dataset formats".
 from __future__ import annotations
 
 import re
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from loaders.checks import shown
@@ -28,13 +29,18 @@ _AS_COCO = "Convert poses to COCO's person_keypoints"
 
 
 def read_yolo(found: Annotations) -> None:
-    """Read all files; SourceError if one cannot be read, or has poses, or what may be poses."""
+    """Read all files; SourceError if one cannot be read, or has poses, or what may be poses; or if names differ."""
     beside = _files_beside(place_of(found.place))
-    yaml_names = next(filter(None, map(_names_in_yaml, beside)), None)
-    found.classes = yaml_names or _names_in_text(beside)
+    folders = groupby(beside, lambda file: file.path.parent)
+    names = ({*map(_names_in_yaml, files)} - {()} for _, files in folders)
+    yaml_names = next(filter(None, names), set())  # of the nearest folder
+    if len(yaml_names) > 1:
+        what = f"YAML files in one folder name different classes, one {shown(min(yaml_names))}"
+        raise SourceError(what, found.place, "Move away those of other data sets")
+    found.classes = next(iter(yaml_names), ()) or _names_in_text(beside)
     found.read(_add)
     shapes = [each for values in found.pictures.values() for each in values[_POLYGON] if each]
-    if shapes and yaml_names is None:
+    if shapes and not yaml_names:
         what = "polygons or poses, which look alike, and there is no data.yaml that says which"
         hint = f"Add it: names: of classes, kpt_shape: of poses. {_AS_COCO}"
         raise SourceError(what, found.place, hint)
@@ -88,19 +94,19 @@ def _names_in_text(files: Sequence[File]) -> list[str]:
     """Return the names of classes in ``classes.txt``, one a line; none where there is no such file."""
     for file in files:
         if file.path.name in ("classes.txt", "obj.names"):
-            lines = file().decode(errors="replace").splitlines()
+            lines = file().decode("utf-8-sig", errors="replace").splitlines()
             return [line.strip() for line in lines if line.strip()]
     return []
 
 
-def _names_in_yaml(given: File) -> list[str]:
+def _names_in_yaml(given: File) -> tuple[str, ...]:
     """Return the names of classes in YOLO's YAML, none of another file; SourceError if they are not numbered from 0."""
     file = given.path
     if not file.name.endswith((".yaml", ".yml")):
-        return []
-    text = given().decode(errors="replace")
+        return ()
+    text = given().decode("utf-8-sig", errors="replace")
     if not re.search(r"^(names|kpt_shape):", text, re.MULTILINE):  # the YAML of some other tool
-        return []
+        return ()
     try:
         import yaml
     except ImportError as error:
@@ -119,4 +125,4 @@ def _names_in_yaml(given: File) -> list[str]:
     if not isinstance(numbered, dict) or {*numbered} != {*range(len(numbered))}:
         what = f"class names are {shown(names)}: no list, nor numbered from 0 without gaps"
         raise SourceError(what, file, "Write them as names: [cat, dog]")
-    return [str(numbered[number]) for number in range(len(numbered))]
+    return tuple(str(numbered[number]) for number in range(len(numbered)))
