@@ -805,6 +805,25 @@ class TestAnnotations:
             assert len(found) == (classes is None)
 
     @pytest.mark.parametrize(
+        ("names", "text"),
+        [
+            (("images/1.txt", "labels/1.txt"), "0 .5 .5 .1 .1"),
+            (("1.XML", "1.xml"), "<annotation/>"),
+        ],
+    )
+    def test_two_files_of_annotations_for_one_picture_are_refused(
+        self, tmp_path: Path, names: tuple[str, str], text: str
+    ) -> None:
+        pictures(tmp_path / "in", "1.png")
+        for name in names:
+            file = tmp_path / "about" / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+
+        with pytest.raises(SourceError, check=At(names[1])):
+            plan_images(tmp_path / "in", annotations=tmp_path / "about")
+
+    @pytest.mark.parametrize(
         ("name", "text"),
         [("1.txt", "cat 0 0 1 1"), ("1.txt", "0 0.5 0.5"), ("1.xml", "<annotation><object/></annotation>"),
          ("1.xml", "<other/>"), ("1.xml", "<annotation"),

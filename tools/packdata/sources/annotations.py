@@ -60,6 +60,8 @@ class Annotations:
                 # Labels lie in another folder, beside that of the pictures.
                 parts = PurePath(key_of(name)).parts
                 picture = "/".join("images" if part == "labels" else part for part in parts)
+                if picture in self.pictures:
+                    raise SourceError("a second file of one picture", file.path, "Remove one")
                 data = file()
                 try:
                     parse(self, picture, data)
