@@ -953,6 +953,18 @@ class TestAnnotations:
         with pytest.raises(SourceError, check=At("instances.json")):
             plan_images(tmp_path / "in", annotations=coco(tmp_path, ["1.png"], categories=twice))
 
+    def test_a_class_of_a_box_that_has_no_name_is_an_error_that_names_the_picture(
+        self, tmp_path: Path
+    ) -> None:
+        pictures(tmp_path / "in", "pear.png", "apple.png")
+        (tmp_path / "labels").mkdir()
+        (tmp_path / "labels/apple.txt").write_text("0 .5 .5 .1 .1")
+        (tmp_path / "labels/pear.txt").write_text("7 .5 .5 .1 .1")
+        (tmp_path / "labels/classes.txt").write_text("x\ny\n")
+
+        with pytest.raises(SourceError, match=r"class 7 .*pear", check=At("labels")):
+            plan_images(tmp_path / "in", annotations=tmp_path / "labels")
+
     def test_splits_number_classes_of_boxes_alike_where_they_are_named(
         self, tmp_path: Path
     ) -> None:

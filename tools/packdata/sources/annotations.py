@@ -149,10 +149,13 @@ def class_numbers(
 def _number(found: Annotations, classes: Sequence[str]) -> None:
     """Number the classes of boxes as ``classes`` are, if there are any; SourceError if that fails."""
     numbers = class_numbers(found.classes, classes, found.place)
-    for values in found.pictures.values() if numbers else ():
+    for picture, values in found.pictures.items() if numbers else ():
         if wrong := {*values[BOX_LABELS]} - numbers.keys():
-            what = f"class {min(wrong)} of a box, with {len(classes or found.classes)} classes"
-            raise SourceError(what, found.place)
+            known = few(classes or found.classes)
+            what = f"class {min(wrong)} of a box of {picture} is none of the classes ({known})"
+            raise SourceError(
+                what, found.place, "Name all classes in their order, or mend the box"
+            )
         values[BOX_LABELS] = [numbers[label] for label in values[BOX_LABELS]]
     found.classes = classes or found.classes
 
