@@ -953,6 +953,17 @@ class TestAnnotations:
         with pytest.raises(SourceError, check=At("instances.json")):
             plan_images(tmp_path / "in", annotations=coco(tmp_path, ["1.png"], categories=twice))
 
+    def test_pictures_called_as_files_that_are_no_labels_of_yolo_are_refused(
+        self, tmp_path: Path
+    ) -> None:
+        pictures(tmp_path / "in", "1.png", "test.png")
+        (tmp_path / "labels").mkdir()
+        for name in "1", "test":
+            (tmp_path / f"labels/{name}.txt").write_text("0 .5 .5 .1 .1")
+
+        with pytest.raises(SourceError, check=At("test.png")):
+            plan_images(tmp_path / "in", annotations=tmp_path / "labels")
+
     def test_a_class_of_a_box_that_has_no_name_is_an_error_that_names_the_picture(
         self, tmp_path: Path
     ) -> None:

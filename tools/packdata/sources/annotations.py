@@ -6,6 +6,7 @@ no boxes.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from packdata.sources.base import Item
 
 BOXES = "boxes"
+# Text files beside YOLO's labels.
+NO_LABELS = re.compile(r"(classes|train|val|test|readme.*)\.txt", re.IGNORECASE)
 _FORMS = {"COCO": "xywh", "VOC": "xyxy", "YOLO": "yolo"}  # how boxes are written
 NUMBERS = Array(dtype="int64", dims=(None,))  # one a box
 _BAD = (ParseError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
@@ -164,5 +167,8 @@ def _name_of(item: Item, found: Annotations) -> str:
     """Return what a picture is called in annotations, "" if it is not: the longest of names in which its path ends."""
     path = PurePath(item.key if item.file is None else str(item.file.path.absolute()))
     parts = (path if found.kind == "COCO" else path.with_suffix("")).parts
+    if found.kind == "YOLO" and NO_LABELS.fullmatch(f"{parts[-1]}.txt"):
+        what = f"{parts[-1]}.txt is not read as labels of a picture"
+        raise SourceError(what, item.where, "Rename the picture and its labels")
     names = ("/".join(parts[i:]) for i in range(len(parts)))
     return next((name for name in names if name in found.pictures), "")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from typing import TYPE_CHECKING
 
 from loaders.data.manifest import MANIFEST_NAME
@@ -13,7 +12,7 @@ from packdata.copies import opened_in_order
 from packdata.describe import few
 from packdata.reading import File
 from packdata.rows import suffix_inside
-from packdata.sources.annotations import Annotations
+from packdata.sources.annotations import NO_LABELS, Annotations
 from packdata.sources.coco import read_coco
 from packdata.sources.columns import ColumnNames
 from packdata.sources.folders import FolderSource
@@ -50,8 +49,6 @@ _ANNOTATIONS = {
     ".xml": ("VOC", read_voc),
     ".txt": ("YOLO", read_yolo),
 }
-# Text files beside YOLO's labels.
-_NO_LABELS = re.compile(r"(classes|train|val|test|readme.*)\.txt", re.IGNORECASE)
 _USUAL = ColumnNames()
 Found = Listing | list[File]  # a folder, or files that are one source
 
@@ -222,7 +219,7 @@ def read_annotations(path: Location | str, split: str) -> Annotations:
     """
     listed = look_at(path)
     if isinstance(listed, Listing):
-        names = [name for name in listed if not _NO_LABELS.fullmatch(os.path.basename(name))]
+        names = [name for name in listed if not NO_LABELS.fullmatch(os.path.basename(name))]
         files = dict(zip(names, listed.files(names), strict=True))
     else:
         files = dict(zip(relative_names([file.path for file in listed]), listed, strict=True))
