@@ -89,6 +89,14 @@ class TestSuffixes:
         assert [sample.key for sample in dataset] == ["cat/1", "dog/2"]
         assert masks_of(tmp_path / "out/val") == [NUMBERS.tolist()] * 2
 
+    def test_a_picture_that_is_called_as_a_mask_is_not_lost(self, tmp_path: Path) -> None:
+        for name in "1.png", "gas_mask.png":
+            picture(tmp_path / "in" / name)
+        save(tmp_path / "in/1_mask.png", NUMBERS)
+
+        with pytest.raises(SourceError, match=r"gas_mask\.png", check=At("in")):
+            plan_images(tmp_path / "in", mask_suffix="_mask")
+
     def test_a_missing_mask_is_said_to_be_looked_for(self, tmp_path: Path) -> None:
         picture(tmp_path / "in/1_rgb.jpg")
         picture(tmp_path / "in/2_rgb.jpg")

@@ -151,7 +151,9 @@ def _masks_of(split: str, source: Source, options: SourceOptions, kind: FileKind
         if not isinstance(source, FolderSource):
             what = "mask_suffix= is for masks in a folder"
             raise SourceError(what, source.name, "Pass masks=, or mask_column= of a list")
-        return MaskFolder(source.listing, kind, options.mask_suffix)
+        masks = MaskFolder(source.listing, kind, options.mask_suffix)
+        masks.check_used(source)
+        return masks
     listing = look_at(options.masks)
     if not isinstance(listing, Listing):
         raise SourceError("masks= takes a folder", place_of(options.masks))
