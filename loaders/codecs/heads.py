@@ -269,21 +269,21 @@ def with_end(data: bytes) -> bytes | None:
     All scans have begun. Whether the last is whole, the decoder says: only Huffman's warns.
     """
     frame = frame_of(data)
-    if frame is None or frame.mark not in (*_SEQUENTIAL, _PROGRESSIVE) or _unsent(data, frame):
+    if frame is None or frame.mark not in (*_SEQUENTIAL, _PROGRESSIVE) or unsent(data, frame):
         return None
     if any(mark == EOI for _, mark in markers(data)):
         return None
     return data + (b"\xd9" if data.endswith(b"\xff") else b"\xff\xd9")
 
 
-def _unsent(data: bytes, frame: Frame) -> set[tuple[int, int]]:
+def unsent(data: bytes, frame: Frame) -> set[tuple[int, int]]:
     """Return the coefficients that no scan sends to the last bit, as (component, number)."""
     every = range(_NUM_COEFFICIENTS)
     left = {(component, k) for component in frame.components for k in every}
     for at, mark in markers(data):
         if mark != SOS:
             continue
-        count = data[at + 4]
+        count = int.from_bytes(data[at + 4 : at + 5], "big")
         behind = at + 5 + 2 * count
         first, last, bits = data[behind : behind + 3].ljust(3, b"\0")
         sent = range(first, last + 1) if frame.mark == _PROGRESSIVE else every

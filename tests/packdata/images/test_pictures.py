@@ -1,5 +1,6 @@
 import io
 import itertools
+import re
 import struct
 import zlib
 from collections.abc import Callable
@@ -434,6 +435,20 @@ class TestDamage:
 
         with pytest.raises(CodecError):
             decode_picture(data[: len(data) // 2] + b"\xff\xd9")
+
+    @pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
+    def test_a_progressive_jpeg_without_its_last_scans_is_refused(self, mode: str) -> None:
+        """Viewers show it blurred."""
+        data = save(PIL.Image.fromarray(photo()).convert(mode), "JPEG", progressive=True)
+
+        decode_picture(data)
+
+        for match in [*re.finditer(b"\xff\xda", data)][1:]:
+            for end in range(match.start(), match.start() + 8):  # in the header of the scan, too
+                with pytest.raises(CodecError):
+                    decode_picture(data[:end])
+                with pytest.raises(CodecError):
+                    decode_picture(data[:end] + b"\xff\xd9")
 
     def test_a_cut_jpeg_is_refused_when_reduced(self) -> None:
         data = save(photo(400, 400), "JPEG")

@@ -40,7 +40,16 @@ import simplejpeg
 from PIL import ImageCms
 from PIL.JpegImagePlugin import JpegImageFile
 
-from loaders.codecs.heads import JPEG_START, MAX_PIXELS, SOS, check_pixels, markers, with_end
+from loaders.codecs.heads import (
+    JPEG_START,
+    MAX_PIXELS,
+    SOS,
+    check_pixels,
+    frame_of,
+    markers,
+    unsent,
+    with_end,
+)
 from loaders.codecs.picture import decode_cv2
 from loaders.errors import CodecError
 from packdata.images.fit import MIN_REDUCED
@@ -72,6 +81,7 @@ _OLD_BMP = 12  # bytes of the header of OS/2
 _SIGNED = 2  # TIFF's SampleFormat
 _PADDING = re.compile(r"(\d+) extraneous bytes before marker 0x([0-9a-f]{2})")
 _MAX_ODDITIES = 8
+_BAD_JPEG = "the JPEG is cut, damaged or of a rare kind ({}): save the picture again"
 _PREFIX_NBYTES = 16  # that Pillow tells formats by
 
 
@@ -187,6 +197,10 @@ class PictureFile:
         self, channels: int, needed: Callable[[Size], Size] | None
     ) -> tuple[Array, bytes | None]:
         """Return the pixels of a JPEG, and what was mended of the file to get them; see ``decode_picture``."""
+        if "progressive" in self.head.info:  # libjpeg does not warn of scans that are not there
+            frame = frame_of(self.data)
+            if frame is not None and unsent(bytes(self.data), frame):
+                raise CodecError(_BAD_JPEG.format("its last scans are missing"))
         if self.head.mode == "CMYK":  # Pillow, which makes colours of it, hears no warning
             decode_strictly(self.data, "CMYK")
             return self.pixels(), None
@@ -398,9 +412,7 @@ def decode_strictly(
         if (plain := _without_oddity(mended or bytes(data), reason)) is None:
             break
         mended = plain
-    raise CodecError(
-        f"the JPEG is cut, damaged or of a rare kind ({reason}): save the picture again"
-    )
+    raise CodecError(_BAD_JPEG.format(reason))
 
 
 def _without_oddity(data: bytes, warning: str) -> bytes | None:
