@@ -950,8 +950,11 @@ class TestAnnotations:
         (tmp_path / "labels/1.xml").write_text("<annotation/>")
         with pytest.raises(SourceError, check=At("labels")):
             plan_images(tmp_path / "in", annotations=tmp_path / "labels")
-        with pytest.raises(SourceError, check=At("instances.json")):
-            plan_images(tmp_path / "in", annotations=coco(tmp_path, ["1.png"], categories=twice))
+        same = [*({"id": 3, "name": name} for name in ("cat", "cow")), {"id": 90, "name": "dog"}]
+        for wrong in twice, same:
+            file = coco(tmp_path, ["1.png"], categories=wrong)
+            with pytest.raises(SourceError, check=At("instances.json")):
+                plan_images(tmp_path / "in", annotations=file)
 
     def test_pictures_called_as_files_that_are_no_labels_of_yolo_are_refused(
         self, tmp_path: Path

@@ -60,7 +60,10 @@ def _add(found: Annotations, _: str, data: bytes) -> None:
         raise ValueError("no annotation has a box: bbox")
     if without := len(content["annotations"]) - len(boxes):
         found.notes.append(f"annotations without a box, skipped: {without:,}")
-    categories = {each["id"]: each for each in content.get("categories", ())}
+    listed = content.get("categories", ())
+    categories = {each["id"]: each for each in listed}
+    if len(categories) < len(listed):
+        raise ValueError("two categories have the same id")
     numbers = {id: number for number, id in enumerate(sorted(categories))}
     found.classes = [str(categories[id].get("name", id)) for id in numbers]
     by_image: dict[Any, list[dict[str, Any]]] = {image["id"]: [] for image in content["images"]}
