@@ -472,6 +472,16 @@ def npy_bytes(array: Any, **options: Any) -> bytes:
     return file.getvalue()
 
 
+def lzma_bytes() -> bytes:
+    """Return an .npz whose LZMA is damaged."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("a.npy", npy_bytes(GOOD))
+    data = bytearray(file.getvalue())
+    data[60:80] = b"\xff" * 20
+    return bytes(data)
+
+
 def npz_bytes(array: Any) -> bytes:
     file = io.BytesIO()
     np.savez_compressed(file, array)
@@ -517,6 +527,7 @@ BAD = {
         header_bytes("{'descr': '<f4', 'fortran_order': False, 'shape': (99999999999,)}\n"),
         "bytes of numbers, the header says 399999999996",
     ),
+    "npz of LZMA": (lzma_bytes(), "the .npz is damaged"),
     "cut npz": (npz_bytes(GOOD)[:-20], "the .npz is damaged"),
     "flipped npz": (
         bytes(b ^ (i == 300) for i, b in enumerate(npz_bytes(GOOD))),

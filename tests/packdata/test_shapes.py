@@ -714,7 +714,10 @@ class TestAnnotations:
         field = ShardDataset(tmp_path / "out").schema.fields["box_labels"]
         assert field.classes == ("cat", "dog")  # type: ignore[attr-defined]
 
-    @pytest.mark.parametrize("names", ["{0: cat, 2: dog}", "5", "cat", "[cat, dog"])
+    @pytest.mark.parametrize(
+        "names",
+        ["{0: cat, 2: dog}", "5", "cat", "[cat, dog", "[cat]\ndate: 2024-02-30", "[" * 9999],
+    )
     def test_names_of_yolo_with_a_gap_or_in_no_list_are_refused(
         self, tmp_path: Path, names: str
     ) -> None:
@@ -825,7 +828,8 @@ class TestAnnotations:
 
     @pytest.mark.parametrize(
         ("name", "text"),
-        [("1.txt", "cat 0 0 1 1"), ("1.txt", "0 0.5 0.5"), ("1.xml", "<annotation><object/></annotation>"),
+        [("1.xml", '<?xml version="1.0" encoding="foo-1"?><annotation/>'),
+         ("1.txt", "cat 0 0 1 1"), ("1.txt", "0 0.5 0.5"), ("1.xml", "<annotation><object/></annotation>"),
          ("1.xml", "<other/>"), ("1.xml", "<annotation"),
          ("1.xml", "<annotation><object><name> </name><bndbox><xmin>1</xmin><ymin>1</ymin><xmax>2</xmax><ymax>2</ymax>"
                    "</bndbox></object></annotation>")],
@@ -840,7 +844,9 @@ class TestAnnotations:
 
     @pytest.mark.parametrize(
         "text", ["[]", "{", '{"images": [], "annotations": []}', '{"images": [{"id": 1, "file_name": "x.png"}], '
-                 '"annotations": [{"image_id": 2, "bbox": [0, 0, 1, 1], "category_id": 1}]}']
+                 '"annotations": [{"image_id": 2, "bbox": [0, 0, 1, 1], "category_id": 1}]}',
+                 '{"images": [{"id": 1, "file_name": "1.png", "height": 1e999, "width": 1}], '
+                 '"categories": [{"id": 1}], "annotations": [{"image_id": 1, "bbox": [0, 0, 1, 1], "category_id": 1}]}']
     )  # fmt: skip
     def test_other_json_is_refused(self, tmp_path: Path, text: str) -> None:
         pictures(tmp_path / "in", "1.png")

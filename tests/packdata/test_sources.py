@@ -995,6 +995,27 @@ class TestParquet:
         assert keys(source) == ["7", "12"]
         assert source.labels == {}
 
+    @pytest.mark.parametrize(
+        "values",
+        [
+            pa.Array.from_buffers(
+                pa.string(),
+                1,
+                [None, pa.py_buffer(bytes([0, 0, 0, 0, 1, 0, 0, 0])), pa.py_buffer(b"\xff")],
+            ),
+            pa.array([253_402_300_800_000_000], pa.timestamp("us")),
+            pa.array([1], pa.timestamp("us", "Foo/Bar")),
+        ],
+        ids=["no UTF-8", "the year 10,000", "no such zone"],
+    )
+    def test_a_value_that_python_has_not_is_an_error_with_its_place(
+        self, tmp_path: Path, values: pa.Array
+    ) -> None:
+        pq.write_table(pa.table({"image": [b"1"], "x": values}), tmp_path / "a.parquet")
+
+        with pytest.raises(SourceError, check=At("a.parquet, rows 0 to 0")):
+            list(open_source(tmp_path / "a.parquet").items())
+
     def test_wrong_files_say_so(self, tmp_path: Path) -> None:
         path = tmp_path / "a.parquet"
         path.write_bytes(b"PAR1 nonsense")

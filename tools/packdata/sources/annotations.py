@@ -35,7 +35,10 @@ BOXES = "boxes"
 NO_LABELS = re.compile(r"(classes|train|val|test|readme.*)\.txt", re.IGNORECASE)
 _FORMS = {"COCO": "xywh", "VOC": "xyxy", "YOLO": "yolo"}  # how boxes are written
 NUMBERS = Array(dtype="int64", dims=(None,))  # one a box
-_BAD = (ParseError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+_BAD = (
+    *(ParseError, ValueError, LookupError, TypeError, AttributeError),
+    *(RecursionError, OverflowError),
+)
 
 
 @dataclass(slots=True)

@@ -114,7 +114,7 @@ def _names_in_yaml(given: File) -> tuple[str, ...]:
         raise SourceError("class names in YAML need PyYAML", file, hint) from error
     try:
         data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # also of dates and numbers
         reason = " ".join(str(error).split())
         raise SourceError(f"cannot be read as YAML ({reason})", file, "Mend the file") from error
     if "kpt_shape" in data:
