@@ -94,7 +94,7 @@ class TestSuffixes:
             picture(tmp_path / "in" / name)
         save(tmp_path / "in/1_mask.png", NUMBERS)
 
-        with pytest.raises(SourceError, match=r"gas_mask\.png", check=At("in")):
+        with pytest.raises(SourceError, match="gas_mask", check=At("in")):
             plan_images(tmp_path / "in", mask_suffix="_mask")
 
     def test_a_missing_mask_is_said_to_be_looked_for(self, tmp_path: Path) -> None:

@@ -18,8 +18,6 @@ from packdata.images.pictures import PictureFile, decode_picture, oriented, with
 from packdata.reading import File, read_file
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from loaders.remote.url import Location
     from packdata.images.fit import Size
     from packdata.sources.base import Item, Source
@@ -27,7 +25,6 @@ if TYPE_CHECKING:
 Values = npt.NDArray[Any]
 NUM_PEEKED = 16  # items that are looked at before the first is packed
 _EXACT = ("png", "gif", "bmp", "tiff")
-_COMMENT = re.compile(r"\s*#(\s|$)")
 _HEX = re.compile(r"#([0-9a-fA-F]{6})\b")
 _THREE = re.compile(r"(?<!\d)(\d{1,3})[\s,;]+(\d{1,3})[\s,;]+(\d{1,3})(?!\d)")
 _TWO = re.compile(r"^[ \t]*(\d+)[ \t,;:]+(\d+)\b", re.MULTILINE)
@@ -46,7 +43,7 @@ def decode_mask(data: bytes, max_pixels: int = MAX_PIXELS) -> Values:
             colors; or 0 stands for white.
     """
     file = PictureFile(data, max_pixels)
-    _check_exact(file.format, file.oddities())
+    _check_exact(file.format, "animated" in file.oddities())
     if file.is_zero_white:
         raise CodecError("0 is white in this TIFF, and is read as 255: save masks as PNG")
     values = np.asarray(file.load())
@@ -62,11 +59,11 @@ def decode_mask(data: bytes, max_pixels: int = MAX_PIXELS) -> Values:
     return np.ascontiguousarray(colors[:, :, 0])
 
 
-def _check_exact(format: str, changes: Sequence[str]) -> None:
+def _check_exact(format: str, are_several: bool) -> None:
     """Raise CodecError for a format that may lose pixels, or a file of several pictures."""
     if format not in _EXACT:
         raise CodecError(f"{format} may change the numbers of a mask: save masks as PNG")
-    if "animated" in changes:
+    if are_several:
         raise CodecError("several pictures in one file: save each mask as a PNG of its own")
 
 
@@ -106,7 +103,7 @@ class ClassMap:
         """
         if self._is_colored:
             picture = decode_picture(data, max_pixels=max_pixels)
-            _check_exact(picture.format, picture.changes)
+            _check_exact(picture.format, "animated" in picture.changes)
             values = picture.pixels.astype(np.int64) @ np.array([1 << 16, 1 << 8, 1])
         else:
             values = decode_mask(data, max_pixels)
@@ -122,7 +119,9 @@ class ClassMap:
 def _palette(palette: Location | str) -> dict[int, int]:
     """Return the number by colour; the first line may be a header, those of ``# `` are comments."""
     text = read_file(palette, _COLORS_HINT).decode(errors="replace")
-    lines = [line for line in text.splitlines() if line.strip() and not _COMMENT.match(line)]
+    lines = [
+        line for line in text.splitlines() if line.strip() and not re.match(r"\s*#(\s|$)", line)
+    ]
     colors = []
     for number, line in enumerate(lines):
         if found := _HEX.search(line):

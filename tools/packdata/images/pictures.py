@@ -40,16 +40,7 @@ import simplejpeg
 from PIL import ImageCms
 from PIL.JpegImagePlugin import JpegImageFile
 
-from loaders.codecs.heads import (
-    JPEG_START,
-    MAX_PIXELS,
-    SOS,
-    check_pixels,
-    frame_of,
-    markers,
-    unsent,
-    with_end,
-)
+from loaders.codecs import heads
 from loaders.codecs.picture import decode_cv2
 from loaders.errors import CodecError
 from packdata.images.fit import MIN_REDUCED
@@ -77,7 +68,6 @@ with suppress(ImportError):
 _PNG_DEPTH_AT, _PNG_END = 24, b"IEND\xaeB`\x82"
 # ISO 15444-1, A.5.1: Ssiz of the first component.
 _J2K_DEPTH = re.compile(rb"\xff\x4f\xff\x51.{38}(.)", re.DOTALL)
-_OLD_BMP = 12  # bytes of the header of OS/2
 _SIGNED = 2  # TIFF's SampleFormat
 _PADDING = re.compile(r"(\d+) extraneous bytes before marker 0x([0-9a-f]{2})")
 _MAX_ODDITIES = 8
@@ -94,14 +84,14 @@ class PictureFile:
         format: ``jpeg``, ``png``, ``webp``, ``tiff``, ...
         orientation: Exif's, 1 to 8; 1 of a file that says none (or is turned by Pillow).
         size: (height, width), upright.
-        bits: Bits a channel, as a PNG, TIFF, PPM, JPEG 2000 or gray BMP says; 8 for other formats.
+        bits: Bits a channel, as a PNG, TIFF, PPM or JPEG 2000 says; 8 for other formats.
         is_zero_white: Whether 0 is white, as in some TIFF; Pillow turns it around where there are 8 bits or fewer.
 
     Raises:
         CodecError: The bytes are no picture, a damaged one, or one of too many pixels.
     """
 
-    def __init__(self, data: bytes, max_pixels: int = MAX_PIXELS) -> None:
+    def __init__(self, data: bytes, max_pixels: int = heads.MAX_PIXELS) -> None:
         if not data:
             raise CodecError("the file is empty")
         self.data, factory = data, _factory_of(data)
@@ -115,7 +105,7 @@ class PictureFile:
             # Not by Image.open, which has a limit of pixels of its own: one of the process.
             self.head: PIL.Image.Image = factory(io.BytesIO(data), "")
         head, self.format = self.head, str(self.head.format).lower()
-        check_pixels(head.height, head.width, max_pixels)
+        heads.check_pixels(head.height, head.width, max_pixels)
         if self.format == "png":
             if _PNG_END not in data:
                 raise CodecError("the png is cut: its last chunk is missing")
@@ -132,8 +122,6 @@ class PictureFile:
             self.bits = data[_PNG_DEPTH_AT]
         elif self.format == "ppm" and isinstance(head.tile[0].args, tuple):
             self.bits = max(8, head.tile[0].args[1].bit_length())  # of the largest value
-        elif self.format == "bmp" and head.mode in ("1", "L"):
-            self.bits = data[24 if data[14] == _OLD_BMP else 28]
         elif self.format == "jpeg2000" and (found := _J2K_DEPTH.search(data)):
             self.bits = (found[1][0] & 0x7F) + 1
 
@@ -154,8 +142,6 @@ class PictureFile:
         num_bands, extra = tags.get(names.SamplesPerPixel, 1), tags.get(names.ExtraSamples)
         is_signed = _SIGNED in tags.get(names.SampleFormat, ())
         is_inverted = bits > 8 and self.is_zero_white
-        # Pillow takes 8 bits for one where a palette is black and white, and 4 for 8 where it is a gray ramp.
-        is_misread = self.format == "bmp" and bits != {"1": 1}.get(mode, 8)
         if (
             mode in ("I", "F")
             or (bits > 8 and not mode.startswith("I;16"))
@@ -163,7 +149,8 @@ class PictureFile:
             or (num_bands not in (1, 3) and extra not in ((1,), (2,)))
             or is_signed
             or is_inverted
-            or is_misread
+            # Of 8 bits, which Pillow takes for one where a palette is black and white.
+            or (self.format == "bmp" and mode == "1" and self.data[28] != 1)
         ):
             what = f"mode {mode}, {bits} bits, {num_bands} bands, transparent value {clear}"
             what += ", signed" * is_signed + ", 0 is white" * is_inverted
@@ -198,8 +185,8 @@ class PictureFile:
     ) -> tuple[Array, bytes | None]:
         """Return the pixels of a JPEG, and what was mended of the file to get them; see ``decode_picture``."""
         if "progressive" in self.head.info:  # libjpeg does not warn of scans that are not there
-            frame = frame_of(self.data)
-            if frame is not None and unsent(bytes(self.data), frame):
+            frame = heads.frame_of(self.data)
+            if frame is not None and heads.unsent(bytes(self.data), frame):
                 raise CodecError(_BAD_JPEG.format("its last scans are missing"))
         if self.head.mode == "CMYK":  # Pillow, which makes colours of it, hears no warning
             decode_strictly(self.data, "CMYK")
@@ -223,7 +210,7 @@ class PictureFile:
 
 def _factory_of(data: bytes) -> Any:
     """Return Pillow's class for a file, as its first bytes say; None if there is none."""
-    if data[:2] == JPEG_START:  # a file of several JPEGs is the first
+    if data[:2] == heads.JPEG_START:  # a file of several JPEGs is the first
         return JpegImageFile
     for name in filter(PIL.Image.OPEN.__contains__, _PIL_FORMATS):
         factory, accepts = PIL.Image.OPEN[name]
@@ -274,7 +261,7 @@ def decode_picture(
     # Given the full size, says which size the picture will be scaled down to. A JPEG may then be decoded at a half,
     # a quarter or an eighth, sides rounded up, as long as that is twice as large as needed or more.
     needed: Callable[[Size], Size] | None = None,
-    max_pixels: int = MAX_PIXELS,  # that are accepted, of any format
+    max_pixels: int = heads.MAX_PIXELS,  # that are accepted, of any format
     to_srgb: bool = False,  # convert 8-bit colours that have a colour profile to sRGB
 ) -> Picture:
     """Return the pixels of an encoded picture.
@@ -420,7 +407,7 @@ def _without_oddity(data: bytes, warning: str) -> bytes | None:
     if padding := _PADDING.search(warning):
         return _without_padding(data, int(padding[1]), int(padding[2], 16))
     if "Premature end of JPEG file" in warning:
-        return with_end(data)
+        return heads.with_end(data)
     return _with_plain_scan(data) if "Invalid SOS" in warning else None
 
 
@@ -430,7 +417,7 @@ def _without_padding(data: bytes, num: int, before: int) -> bytes | None:
     A scan with a flipped bit may give all of its blocks too early, and leaves bytes there too: these
     were pixels.
     """
-    for at, mark in markers(data):
+    for at, mark in heads.markers(data):
         start = max(2, at - num)
         if mark == before and start < at and not data[start:at].strip(b"\0\xff"):
             return data[:start] + data[at:]
@@ -440,8 +427,8 @@ def _without_padding(data: bytes, num: int, before: int) -> bytes | None:
 def _with_plain_scan(data: bytes) -> bytes | None:
     """Give the scans of a sequential file the header that libjpeg goes on with."""
     plain = bytearray(data)
-    for at, mark in markers(data):
-        if mark == SOS:
+    for at, mark in heads.markers(data):
+        if mark == heads.SOS:
             behind = at + 5 + 2 * data[at + 4]
             plain[behind : behind + 3] = b"\0\x3f\0"
     return None if plain == data else bytes(plain)

@@ -56,7 +56,7 @@ def plan_images(src: Location | str | Sequence[Location | str], **options: Any) 
     sources, shapes = listed_sources(src), take(ShapeOptions, options)
     source = take(SourceOptions, options)
     image_options, has_annotations = ImageOptions(**options), shapes.annotations is not None
-    of_boxes = None
+    of_boxes: Sequence[str] = ()
     if source.classes is not None and (has_annotations or shapes.box_labels is not None):
         of_boxes = read_classes(source.classes, BOX_LABELS)
         source = replace(source, classes=None)

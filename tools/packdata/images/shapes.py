@@ -13,13 +13,12 @@ from loaders.schema import Array, Boxes, Keypoints
 from packdata.geometry import BOX_FORMATS, to_boxes, to_keypoints
 from packdata.options import check_options, opt, parse_target
 from packdata.parsing import parse_json
-from packdata.sources.annotations import annotated, class_numbers
+from packdata.sources.annotations import Used, annotated, class_numbers
 from packdata.sources.base import ExtendedSource, Item, Source
 from packdata.sources.columns import BOX_LABELS, Column, identifier_of
 from packdata.sources.opening import read_annotations
 
 if TYPE_CHECKING:
-    from collections import Counter
     from collections.abc import Iterable, Sequence
 
     from loaders.remote.url import Location
@@ -73,24 +72,17 @@ class ShapeOptions:
             if _split_format(text)[1] not in BOX_FORMATS:
                 raise SchemaError(f"boxes {text!r}: the format is one of {', '.join(BOX_FORMATS)}")
 
-    def extend(
-        self,
-        source: Source,
-        split: str,
-        classes: tuple[str, ...] | None,
-        used: Counter[tuple[str, str]],
-    ) -> Source:
+    def extend(self, source: Source, split: str, classes: Sequence[str], used: Used) -> Source:
         """Return a split of a source with its annotations, and with the columns of boxes and keypoints known.
 
-        ``classes`` are those of boxes, where they are given: names by number. ``used`` is one for all splits: see
-        ``annotated``.
+        ``classes`` are those of boxes, where they are given: names by number. ``used`` is one for all splits.
 
         Raises:
             SourceError: There is no such column, or the annotations cannot be read or are of other pictures.
         """
         if self.annotations is not None:
             found = read_annotations(self.annotations, split or source.name)
-            return annotated(source, found, classes or (), used)
+            return annotated(source, found, classes, used)
         points = Keypoints(flip_pairs=self.flip_pairs)  # type: ignore[arg-type]
         columns, members = dict[str, Column](), dict[str, list[str]]()
         boxes = map(_split_format, self.boxes)
@@ -116,7 +108,7 @@ class ShapeOptions:
         extended = ExtendedSource(source, labels, identity, extend, notes)
         return extended if self.box_labels is None else self._with_box_labels(extended, classes)
 
-    def _with_box_labels(self, source: Source, classes: tuple[str, ...] | None) -> Source:
+    def _with_box_labels(self, source: Source, classes: Sequence[str]) -> Source:
         """Add the classes of boxes as numbers; SourceError if they are neither numbers nor names."""
         name, path = _find(str(self.box_labels), source)
         boxes, _ = _find(_split_format(self.boxes[0])[0], source)
@@ -125,7 +117,7 @@ class ShapeOptions:
         is_given = bool(names)
         if not is_given:
             every = (each for item in source.items() for each in _list(item, path))
-            names = tuple(sorted({each for each in every if isinstance(each, str)}))
+            names = sorted({each for each in every if isinstance(each, str)})
         # Whole numbers count what is given; where a class is called by one, as '7', they are names, as of labels.
         is_counted = declared or (is_given and not any(map(str.isdecimal, names)))
         numbers = class_numbers(declared, names, source.name)
@@ -141,7 +133,7 @@ class ShapeOptions:
                 raise SourceError(what, item.where)
             return replace(item, labels={**item.labels, BOX_LABELS: found})
 
-        field = Array(dtype="int64", dims=(None,), classes=names or None)
+        field = Array(dtype="int64", dims=(None,), classes=tuple(names) or None)
         labels = {n: c for n, c in source.labels.items() if n != name}
         labels |= {BOX_LABELS: Column("json", numbered=is_given, field=field)}
         identity = {BOX_LABELS: self.box_labels, "classes": list(names) or None}

@@ -11,7 +11,7 @@ from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from xml.etree.ElementTree import ParseError
 
 from loaders.errors import SourceError
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from packdata.reading import File
     from packdata.sources.base import Item
 
+# How many pictures an annotation is of, by its file and name, in this split and those before it.
+Used: TypeAlias = Counter[tuple[str, str]]
 BOXES = "boxes"
 # Text files beside YOLO's labels.
 NO_LABELS = re.compile(r"(classes|train|val|test|readme.*)\.txt", re.IGNORECASE)
@@ -37,7 +39,7 @@ _FORMS = {"COCO": "xywh", "VOC": "xyxy", "YOLO": "yolo"}  # how boxes are writte
 NUMBERS = Array(dtype="int64", dims=(None,))  # one a box
 _BAD = (
     *(ParseError, ValueError, LookupError, TypeError, AttributeError),
-    *(RecursionError, OverflowError),
+    *(OverflowError, RecursionError),
 )
 
 
@@ -76,17 +78,14 @@ class Annotations:
                     raise SourceError(what, file.path, "Mend or remove the file") from error
 
 
-def annotated(
-    source: Source, found: Annotations, classes: Sequence[str], used: Counter[tuple[str, str]]
-) -> Source:
+def annotated(source: Source, found: Annotations, classes: Sequence[str], used: Used) -> Source:
     """Return a source with the annotations of its pictures; folders are no classes then.
 
-    ``classes`` are all names by number. ``used`` counts the pictures of each annotation, by its file and name, in this
-    split and those before it.
+    ``classes`` are all names by number.
 
     Raises:
-        SourceError: None is of a picture of the source, or one is of several, in any split; it has a column of the same
-            name; a class is not given.
+        SourceError: None is of a picture of the source, or one of several; it has a column of the same name; a class
+            is not given.
     """
     is_sorted = found.kind == "VOC" and not classes
     _number(found, classes)
@@ -157,11 +156,8 @@ def _number(found: Annotations, classes: Sequence[str]) -> None:
     numbers = class_numbers(found.classes, classes, found.place)
     for picture, values in found.pictures.items() if numbers else ():
         if wrong := {*values[BOX_LABELS]} - numbers.keys():
-            known = few(classes or found.classes)
-            what = f"class {min(wrong)} of a box of {picture} is none of the classes ({known})"
-            raise SourceError(
-                what, found.place, "Name all classes in their order, or mend the box"
-            )
+            what = f"class {min(wrong)} of a box of {picture} is none of {few(classes or found.classes)}"
+            raise SourceError(what, found.place, "Name all classes in their order")
         values[BOX_LABELS] = [numbers[label] for label in values[BOX_LABELS]]
     found.classes = classes or found.classes
 

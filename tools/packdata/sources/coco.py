@@ -60,9 +60,8 @@ def _add(found: Annotations, _: str, data: bytes) -> None:
         raise ValueError("no annotation has a box: bbox")
     if without := len(content["annotations"]) - len(boxes):
         found.notes.append(f"annotations without a box, skipped: {without:,}")
-    listed = content.get("categories", ())
-    categories = {each["id"]: each for each in listed}
-    if len(categories) < len(listed):
+    categories = {each["id"]: each for each in content.get("categories", ())}
+    if len(categories) < len(content.get("categories", ())):
         raise ValueError("two categories have the same id")
     numbers = {id: number for number, id in enumerate(sorted(categories))}
     found.classes = [str(categories[id].get("name", id)) for id in numbers]

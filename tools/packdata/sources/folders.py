@@ -14,7 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from loaders.errors import SourceError
-from packdata.describe import counted, few
+from packdata.describe import few
 from packdata.sources.base import ExtendedSource, Item, Source
 from packdata.sources.columns import LABEL, Column
 from packdata.sources.duplicates import check_unique
@@ -191,10 +191,10 @@ class MaskFolder:
 
     def check_used(self, source: Source) -> None:
         """Raise SourceError for a mask of no picture: it may be a picture, called so by chance."""
-        unused = self._numbers.keys() - {item.key for item in source.items()}
-        if unused:
-            path, _ = self._files[min(self._numbers[key] for key in unused)]
-            what = f"{counted(len(unused), 'mask')} of no picture, such as {path}"
+        if unused := self._numbers.keys() - {item.key for item in source.items()}:
+            what = (
+                f"{min(unused).removesuffix(self._old)}{self._new} would be the mask of no picture"
+            )
             raise SourceError(what, self.root, "Rename it if it is a picture, else remove it")
 
     def _with_mask(self, item: Item) -> Item:

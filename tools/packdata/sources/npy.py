@@ -31,10 +31,7 @@ _ZIP_MAGIC = b"PK"
 # NumPy parses a header with ``ast``, which in Python 3.11 fails at random where two threads do so
 # at once (CPython issue 106905).
 _PARSING = threading.Lock()
-_BROKEN = (
-    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError),
-    *(RuntimeError, NotImplementedError, KeyError),
-)
+_BROKEN = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, RuntimeError, KeyError)
 
 
 @dataclass(frozen=True, slots=True)

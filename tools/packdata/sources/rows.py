@@ -200,8 +200,7 @@ class RowsSource(ColumnsSource):
                         columns = [column.to_pylist() for column in rest.columns]
                     except (ValueError, OverflowError) as error:  # also of Arrow, and of UTF-8
                         where = f"{file.path}, rows {number - len(rest)} to {number - 1}"
-                        what, hint = f"a value cannot be read ({error})", "Rewrite its column"
-                        raise SourceError(what, where, hint) from error
+                        raise SourceError(f"a value cannot be read ({error})", where) from error
                     yield from zip(repeat(file), numbers, zip(*columns, strict=True), strict=False)
             start = max(0, start - file.num_rows)
 
