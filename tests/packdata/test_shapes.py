@@ -222,6 +222,19 @@ class TestColumns:
         with pytest.raises(SourceError, match="line 1 "):  # 1 is no class beside the name '3'
             pack_images(source, tmp_path / "names", **options)
 
+    def test_a_row_without_a_list_of_classes_is_rejected_in_its_turn(self, tmp_path: Path) -> None:
+        kinds = ["cat"], "oops", ["dog"]
+        rows = [
+            {"path": f"{i}.png", "box": CORNERS[:1], "kind": kind} for i, kind in enumerate(kinds)
+        ]
+        pictures(tmp_path, "0.png", "1.png", "2.png")
+        source = listed(tmp_path, rows, "jsonl")
+        options: dict[str, Any] = {"boxes": "box", "box_labels": "kind", "on_error": "skip"}
+
+        summary = pack_images(source, tmp_path / "out", **options)
+
+        assert (summary.samples, len(summary.rejected)) == (2, 1)
+
     @pytest.mark.parametrize("number", [2, -1])
     def test_a_number_of_a_box_that_is_no_class_is_refused(
         self, tmp_path: Path, number: int

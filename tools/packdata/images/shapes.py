@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -116,8 +117,11 @@ class ShapeOptions:
         names = classes or declared
         is_given = bool(names)
         if not is_given:
-            every = (each for item in source.items() for each in _list(item, path))
-            names = sorted({each for each in every if isinstance(each, str)})
+            found = set[str]()
+            for item in source.items():
+                with suppress(SourceError):  # it is rejected in its turn
+                    found.update(each for each in _list(item, path) if isinstance(each, str))
+            names = sorted(found)
         # Whole numbers count what is given; where a class is called by one, as '7', they are names, as of labels.
         is_counted = declared or (is_given and not any(map(str.isdecimal, names)))
         numbers = class_numbers(declared, names, source.name)
