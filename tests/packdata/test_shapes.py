@@ -918,6 +918,16 @@ class TestAnnotations:
             (sample,) = ShardDataset(tmp_path / "out" / split)
             assert len(sample.boxes)
 
+    def test_pictures_without_annotations_are_counted_split_by_split(self, tmp_path: Path) -> None:
+        for split in "train", "val":
+            pictures(tmp_path / "in" / split, "1.png", "2.png", "3.png")
+            (tmp_path / "labels" / split).mkdir(parents=True)
+            (tmp_path / f"labels/{split}/1.txt").write_text("0 .5 .5 .1 .1")
+
+        notes = plan_images(tmp_path / "in", annotations=tmp_path / "labels").notes()
+
+        assert sum("without annotations" in note and ": 2 " in note for note in notes) == 2
+
     def test_annotations_of_other_pictures_are_refused(self, tmp_path: Path) -> None:
         pictures(tmp_path / "in", "1.png")
 

@@ -123,7 +123,7 @@ def annotated(source: Source, found: Annotations, classes: Sequence[str], used: 
         "without annotations, so without boxes": without,
         "annotations of pictures that are not there": sum(map(of_others.isdisjoint, absent)),
     }
-    notes = [*found.notes, *(f"{what}: {n:,}" for what, n in counts.items() if n)]
+    notes = [*found.notes, *(f"{what}: {n:,} ({found.split})" for what, n in counts.items() if n)]
     if found.unread:
         notes.append(f"of the annotations not read: {few(sorted(found.unread), 8)}")
     states = ((name, file.size, file.mark) for name, file in found.files.items())
