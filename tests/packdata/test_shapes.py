@@ -918,6 +918,18 @@ class TestAnnotations:
             (sample,) = ShardDataset(tmp_path / "out" / split)
             assert len(sample.boxes)
 
+    def test_keys_of_rows_may_have_dots_and_suffixes(self, tmp_path: Path) -> None:
+        data = (pictures(tmp_path, "1.png") / "1.png").read_bytes()
+        table = pa.table({"image": [data, data], "key": ["a.1", "b.jpg"]})
+        pq.write_table(table, tmp_path / "a.parquet")
+        (tmp_path / "labels").mkdir()
+        for name in "a.1", "b":
+            (tmp_path / f"labels/{name}.txt").write_text("0 .5 .5 .1 .1")
+
+        pack_images(tmp_path / "a.parquet", tmp_path / "out", annotations=tmp_path / "labels")
+
+        assert [len(sample.boxes) for sample in ShardDataset(tmp_path / "out")] == [1, 1]
+
     def test_pictures_without_annotations_are_counted_split_by_split(self, tmp_path: Path) -> None:
         for split in "train", "val":
             pictures(tmp_path / "in" / split, "1.png", "2.png", "3.png")

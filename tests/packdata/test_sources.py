@@ -1065,6 +1065,13 @@ IMAGES = np.arange(12 * 4 * 5, dtype=np.uint8).reshape(12, 4, 5)
 
 
 class TestIdx:
+    def test_the_suffix_of_a_compressed_file_may_be_in_capitals(self, tmp_path: Path) -> None:
+        packed = write_idx(tmp_path / "images-idx3-ubyte.gz", IMAGES)
+
+        source = open_source(packed.rename(tmp_path / "IMAGES-IDX3-UBYTE.GZ"))
+
+        assert len(source) == len(IMAGES)
+
     @pytest.mark.parametrize(
         ("images", "names"),
         [

@@ -21,7 +21,7 @@ from packdata.describe import few
 from packdata.sources.base import ExtendedSource, Source
 from packdata.sources.columns import BOX_LABELS, Column
 from packdata.sources.listed import hash_of_files
-from packdata.sources.names import SPLIT_NAMES, key_of
+from packdata.sources.names import PICTURE_SUFFIXES, SPLIT_NAMES, key_of, suffix_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -165,7 +165,8 @@ def _number(found: Annotations, classes: Sequence[str]) -> None:
 def _name_of(item: Item, found: Annotations) -> str:
     """Return what a picture is called in annotations, "" if it is not: the longest of names in which its path ends."""
     path = PurePath(item.key if item.file is None else str(item.file.path.absolute()))
-    parts = (path if found.kind == "COCO" else path.with_suffix("")).parts
+    is_stem = found.kind == "COCO" or suffix_of(path.name) not in PICTURE_SUFFIXES
+    parts = (path if is_stem else path.with_suffix("")).parts
     if found.kind == "YOLO" and NO_LABELS.fullmatch(f"{parts[-1]}.txt"):
         what = f"{parts[-1]}.txt is not read as labels of a picture"
         raise SourceError(what, item.where, "Rename the picture and its labels")

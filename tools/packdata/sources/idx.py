@@ -67,7 +67,7 @@ class IdxSource(Source):
 def _read_idx(file: File, num_axes: int) -> Pixels:
     data, start = file(), 4 + 4 * num_axes
     try:
-        data = gzip.decompress(data) if file.path.name.endswith(".gz") else data
+        data = gzip.decompress(data) if file.path.name.lower().endswith(".gz") else data
         shape = struct.unpack_from(f">{num_axes}I", data, 4)
         if data[:4] != bytes([0, 0, 8, num_axes]) or len(data) != start + math.prod(shape):
             raise EOFError(f"{len(data)} bytes, shape {shape}")
