@@ -509,6 +509,14 @@ def test_text_among_numbers_of_json_is_named(tmp_path: Path) -> None:
     assert_refused(tmp_path, source, "t.jsonl", "'a'", "several kinds", numeric=("a",))
 
 
+def test_a_column_of_several_kinds_takes_no_good_rows_along(tmp_path: Path) -> None:
+    pack_tables(write(tmp_path, "a\n1\n2\n"), tmp_path / "train")
+    source = write(tmp_path, '{"a": 1}\n{"a": "x"}\n{"a": 2}\n', "t.jsonl")
+
+    with pytest.raises(SourceError, check=At("t.jsonl")):
+        pack_tables(source, tmp_path / "out", like=tmp_path / "train", on_error="skip")
+
+
 @pytest.mark.parametrize("more", ["{}\n", "{}\n[]\n"], ids=["by Arrow", "by Python"])
 @pytest.mark.parametrize(
     "numbers", [["1234567890123456789", "1234567890123456788", "4"], ["4", "1.5", "NaN"]]
