@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -17,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from loaders.errors import SchemaError, SourceError
+from packdata.parsing import arrow_lines
 from packdata.tables import pack_tables, plan_tables
 from packdata.types import shown
 from tests.packdata.reading import PackedReader
@@ -475,6 +477,8 @@ def test_another_separator_can_be_named(tmp_path: Path) -> None:
     [
         ('{"a": ', ""),
         ("[1, 2]", "[1, 2]"),
+        ("null", "null"),
+        ('{"a": 5}{"a": null}', ""),
         ('{"a": "\udce9"}', ""),
         (r'{"a": "\ud800"}', r"'\ud800'"),
         ('{"a": 5, "a": 6}', "'a'"),
@@ -489,6 +493,37 @@ def test_lines_that_are_no_json_objects_are_named(tmp_path: Path, line: str, nam
     reader = packed(tmp_path, source, on_error="skip")
 
     assert reader.column("features")[:, 0].tolist() == [1, 2]
+
+
+DEEP = b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}\n"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [b"null\n", b"null\nnull\n", b"\n" * 200_000 + DEEP],
+    ids=["null", "nulls", "deep below blank lines"],
+)
+def test_lines_that_arrow_takes_for_others_are_named(tmp_path: Path, lines: bytes) -> None:
+    """In a process of its own: of some lines Arrow's parser ends it."""
+    source = write(tmp_path, lines, "t.jsonl")
+    code = "import sys; from packdata.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "tables", str(source), str(tmp_path / "p")]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    assert done.returncode == 1
+    assert "t.jsonl" in done.stderr
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", " \n", "\n\n"], ids=repr)
+@pytest.mark.parametrize("begin", ["", "\ufeff"], ids=["", "a mark"])
+def test_arrow_parses_lines_of_objects(begin: str, end: str) -> None:
+    data = f'{begin}{{"a": "x"}}{end} {{"a": "}}"}}{end}{{"a": "{{"}}'.encode()
+
+    for lines in (data, data + end.encode()):
+        table = arrow_lines(lines, pa.schema([]), with_others=True)
+        assert table is not None
+        assert table["a"].to_pylist() == ["x", "}", "{"]
 
 
 @pytest.mark.parametrize("line", [b'{"a": "\xe9"}', b'{"\xe9": "x"}'])
