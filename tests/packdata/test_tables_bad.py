@@ -432,7 +432,7 @@ def test_a_column_of_too_many_texts_is_named(
     monkeypatch.setattr("packdata.tables.scan.MAX_CATEGORIES", 3)
     source = write(tmp_path, "id\n" + "".join(f"id-{i}\n" for i in range(5)))
 
-    assert_refused(tmp_path, source, "t.csv", "'id'", "3", "drop=['id']")
+    assert_refused(tmp_path, source, "t.csv, from line 2 on", "'id'", "3", "drop=['id']")
 
 
 # ------------------------------------------------------------------------------ files
@@ -542,6 +542,48 @@ def test_text_among_numbers_of_json_is_named(tmp_path: Path) -> None:
     assert_refused(tmp_path, source, "t.jsonl", "'a'", "several kinds")
     assert_refused(tmp_path, source, "t.jsonl", "'a'", "several kinds", categorical=("a",))
     assert_refused(tmp_path, source, "t.jsonl", "'a'", "several kinds", numeric=("a",))
+
+
+@pytest.mark.parametrize("part_bytes", [4 << 20, 8])
+@pytest.mark.parametrize(
+    ("values", "options"),
+    [
+        (["1", '"x"'], {"numeric": ("a",), "on_error": "skip"}),
+        (["1", '"1"'], {"categorical": ("a",)}),
+        (["true", '"no"'], {}),
+        (["true", "3"], {"numeric": ("a",)}),
+    ],
+    ids=["text among numbers", "a number as text", "text among flags", "a number among flags"],
+)
+def test_kinds_of_json_do_not_depend_on_its_parts(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    values: list[str],
+    options: dict[str, Any],
+    part_bytes: int,
+) -> None:
+    monkeypatch.setattr("packdata.rows.PART_BYTES", part_bytes)
+    source = write(tmp_path, "".join(f'{{"a": {v}, "b": 1}}\n' for v in values), "t.jsonl")
+
+    place = "t.jsonl, from line 2 on" if part_bytes == 8 else "t.jsonl"
+    assert_refused(tmp_path, source, place, "'a'", **options)
+
+
+def test_flags_and_texts_of_files_that_declare_them_are_two_kinds(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": [True, False]}), tmp_path / "1.parquet")
+    pq.write_table(pa.table({"a": ["true", "no"]}), tmp_path / "2.parquet")
+
+    assert_refused(tmp_path, tmp_path, "2.parquet, row 0", "'a'")
+
+
+def test_columns_that_are_not_packed_are_named_with_their_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("packdata.rows.PART_BYTES", 8)
+    write(tmp_path, '{"a": 1}\n{"a": 2}\n', "1.jsonl")
+    write(tmp_path, '{"a": 3}\n{"a": 4}\n{"a": [5]}\n{"a": 6}\n', "2.jsonl")
+
+    assert_refused(tmp_path, tmp_path, "2.jsonl, from line 3 on", "'a'", drop=("b",))
 
 
 def test_a_column_of_several_kinds_takes_no_good_rows_along(tmp_path: Path) -> None:

@@ -140,17 +140,22 @@ def _how(
     """Return how a column is, or is ``given`` to be; SourceError if its values are of no one kind."""
     kinds = sorted(column.kinds, key=lambda kind: (-column.kinds[kind], kind == "text", kind))
 
-    def refused(what: str, hint: str = "", seen: Kind | None = None) -> SourceError:
+    def refused(
+        what: str, hint: str = "", seen: Kind | None = None, where: Location | str = files.paths[0]
+    ) -> SourceError:
         """Return the error; it shows the first value of a kind, and its place."""
-        where: Location | str = files.paths[0]
         if seen is not None:
             value, where = files.value(name, *column.first[seen])
             what += f" ({value!r})"
         drop = "target= without it" if name in options.target else f"drop={[name]}"
         return SourceError(f"column {name!r} {what}", where, f"{hint}{drop} leaves it out")
 
-    if column.other:
-        raise refused(f"holds {column.other}")
+    # Each part of JSON lines declares a kind: where they are cut does not decide what a column is.
+    is_several = files[0].columns is None and len(column.declared) > 1
+    if column.other or is_several:
+        since = column.declared.get("other", max(column.declared.values()))
+        what = f"holds {column.other or 'values of several kinds'}"
+        raise refused(what, where=files.since(*since))
     if not kinds:
         hint = f"categorical={[name]} takes NA and the like as texts, "
         raise refused("has no value in any row", hint)
@@ -159,7 +164,9 @@ def _how(
     if given is not None:
         return given
     # With zeros in front, all its numbers are names.
-    if {*kinds} == {"flag", "text"} or "code" in {*kinds} <= {"code", "number", "flag", "text"}:
+    if "code" in {*kinds} <= {"code", "number", "flag", "text"}:
+        return "label"
+    if {*kinds} == {"flag", "text"} and "flag" not in column.declared:
         return "label"
     most, *others = kinds
     if others:

@@ -247,6 +247,11 @@ class TableFiles:
                 return
         yield from self[part.file].read(part, columns)
 
+    def since(self, part: Part, row: int) -> Location | str:
+        """Return the place of what is wrong from a row of a part on: of all of a file, its path."""
+        file, line = self[part.file], part.line + row
+        return file.path if line <= 1 else f"{file.path}, from {file.unit} {line} on"
+
     def value(self, column: str, part: Part, row: int) -> tuple[str, str]:
         """Return a value as it is written, and its place: the part is read once more."""
         file = self[part.file]
