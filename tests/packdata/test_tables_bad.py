@@ -416,6 +416,16 @@ def test_numbers_that_the_dtype_cannot_hold_are_named(tmp_path: Path) -> None:
     assert packed(tmp_path, source).column("features")[1].tolist() == [2, 16777216]
 
 
+def test_a_mean_that_the_dtype_cannot_hold_is_not_stored(tmp_path: Path) -> None:
+    source = write(tmp_path, "a,b\n60000,1\n,2\n90000,3\n")
+    options: dict[str, Any] = {"dtype": "float16", "missing": "mean"}
+
+    assert_refused(tmp_path, source, "t.csv, line 3", "'a'", "75000.0", **options)
+    rows = packed(tmp_path, source, on_error="skip", **options).column("features")
+
+    assert rows[:, 0].tolist() == [60000]
+
+
 def test_numbers_that_are_too_large_for_the_dtype_of_like_are_named(tmp_path: Path) -> None:
     pack_tables(write(tmp_path, "a\n1\n2\n"), tmp_path / "train", dtype="float16")
     source = write(tmp_path, "a\n1\n1e6\n", "test.csv")
