@@ -442,7 +442,7 @@ def test_a_column_of_too_many_texts_is_named(
     monkeypatch.setattr("packdata.tables.scan.MAX_CATEGORIES", 3)
     source = write(tmp_path, "id\n" + "".join(f"id-{i}\n" for i in range(5)))
 
-    assert_refused(tmp_path, source, "t.csv, from line 2 on", "'id'", "3", "drop=['id']")
+    assert_refused(tmp_path, source, "t.csv", "'id'", "3", "drop=['id']")
 
 
 # ------------------------------------------------------------------------------ files

@@ -16,6 +16,7 @@ from packdata.moments import Moments
 from packdata.sources.columns import identifier_of
 from packdata.sources.row_kinds import TypedRows
 from packdata.tables.files import check_names
+from packdata.types import as_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -107,7 +108,7 @@ def plan_columns(scan: Scan, files: TableFiles, options: TableOptions) -> Column
     for column in options.target:
         name, how = re.sub(r"^[\W_]+|[\W_]+$", "", column) or "target", hows[column]
         name = identifier_of(name, _NO_NAMES)
-        while name in (*fields, FEATURES, CATEGORIES, MISSING):
+        while name in (*fields, FEATURES, CATEGORIES, MISSING) or name in hows.keys() - {column}:
             name += "_"
         targets.append(TargetColumn(name, column, how))
         known = scan.columns[column].known_texts()
@@ -153,9 +154,9 @@ def _how(
     # Each part of JSON lines declares a kind: where they are cut does not decide what a column is.
     is_several = files[0].columns is None and len(column.declared) > 1
     if column.other or is_several:
-        since = column.declared.get("other", max(column.declared.values()))
+        since = column.declared.get("other", max(column.declared.values(), default=None))
         what = f"holds {column.other or 'values of several kinds'}"
-        raise refused(what, where=files.since(*since))
+        raise refused(what, where=files.since(*since) if since else files.paths[0])
     if not kinds:
         hint = f"categorical={[name]} takes NA and the like as texts, "
         raise refused("has no value in any row", hint)
@@ -183,15 +184,15 @@ def _names(file: RowFile, column: str, texts: Mapping[str, int]) -> tuple[str, .
     if isinstance(file, TypedRows) and getattr(file.schema.field(column).type, "ordered", False):
         for group in file.groups[:1]:
             array = file.table(group, [column])[column].combine_chunks()
-            names = tuple(map(str, array.dictionary.to_pylist()))
+            names = tuple(as_text(array.dictionary).drop_null().to_pylist())
             if {*texts} <= {*names}:
                 return names
     return _classes(texts)
 
 
 def _classes(names: Mapping[str, int]) -> tuple[str, ...]:
-    """Sort names; whole numbers by their value."""
-    if all(re.fullmatch(r"-?\d+", name) for name in names):
+    """Sort names; whole numbers by their value, of which Python reads no more than 4300 digits."""
+    if all(re.fullmatch(r"-?\d{1,4300}", name) for name in names):
         return tuple(sorted(names, key=lambda name: (int(name), name)))
     return tuple(sorted(names))
 

@@ -280,7 +280,7 @@ def as_table(frame: Any) -> pa.Table:
         if hasattr(frame, "with_format"):
             frame = frame.with_format("arrow")[:]  # of its selection
         return pa.table(frame.collect() if hasattr(frame, "collect") else frame)
-    except (pa.ArrowException, LookupError, TypeError, ValueError) as error:
+    except (pa.ArrowException, LookupError, OverflowError, TypeError, ValueError) as error:
         what = f"the source cannot be read as a table ({error})"
         hint = "A column has one kind of value"
         raise SourceError(what, type(frame).__name__, hint) from error

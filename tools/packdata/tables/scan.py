@@ -59,7 +59,8 @@ class ColumnScan:
     Attributes:
         kinds: Values of each kind; those of no kind are missing.
         first: Part and row in it where each kind was seen first.
-        declared: Part and row from which on it is of each type that a file, or a part of JSON lines, declares.
+        declared: Part and row from which on it is of each type that a file, or a part of JSON lines, declares; CSV
+            declares none.
         other: Why it has no place in a row, if so.
         moments: Of the numbers, or of the dates in days.
         words: How often each text occurs.
@@ -106,8 +107,11 @@ class ColumnScan:
             self.moments = Moments.of(kept[np.isfinite(kept)])
 
     def known_texts(self) -> Mapping[str, int]:
-        """Return how often each text occurs, ``NO_VALUES`` only where others are text too, or there are no others."""
-        if self.words.keys().isdisjoint(NO_VALUES):
+        """Return how often each text occurs.
+
+        ``NO_VALUES`` are some where the file says so, others are text too, or there are no others.
+        """
+        if "text" in self.declared or self.words.keys().isdisjoint(NO_VALUES):
             return self.words
         known = {text: count for text, count in self.words.items() if text not in NO_VALUES}
         kinds = kinds_of(pa.array(list(known), pa.string()))
@@ -208,7 +212,8 @@ def _look(
     column, declared = ColumnScan(), kind_of(array.type)
     if declared is None or (declared != "other" and array.null_count == len(array)):
         return column, array
-    column.declared[declared] = part, row
+    if "number" not in guesses:
+        column.declared[declared] = part, row
     if declared == "other":
         column.other = why_other(array.type)
         return column, array
