@@ -416,6 +416,13 @@ def test_numbers_that_the_dtype_cannot_hold_are_named(tmp_path: Path) -> None:
     assert packed(tmp_path, source).column("features")[1].tolist() == [2, 16777216]
 
 
+def test_a_column_whose_deviation_no_float_holds_is_named(tmp_path: Path) -> None:
+    source = write(tmp_path, "a,b\n1,1e200\n2,-1e200\n")
+
+    with pytest.raises(SchemaError, match="'b'"):
+        pack_tables(source, tmp_path / "out", dtype="float64")
+
+
 def test_a_mean_that_the_dtype_cannot_hold_is_not_stored(tmp_path: Path) -> None:
     source = write(tmp_path, "a,b\n60000,1\n,2\n90000,3\n")
     options: dict[str, Any] = {"dtype": "float16", "missing": "mean"}

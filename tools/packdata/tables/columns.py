@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from loaders.errors import SourceError
+from loaders.errors import SchemaError, SourceError
 from loaders.schema import Array, Categories, Features, Field, Label, Schema
 from packdata.moments import Moments
 from packdata.sources.columns import identifier_of
@@ -202,12 +202,17 @@ def _features(
 ) -> Features:
     """Return the field of numbers; where all of a column are equal, rounding does not count as a deviation."""
     kept = [_moments(scan.columns[name], hows[name]) for name in names]
+    std = tuple(0.0 if m.least == m.most else m.std for m in kept)
+    if not np.isfinite(std).all():
+        column = names[int(np.isfinite(std).argmin())]
+        hint = f"drop={[column]} leaves it out"
+        raise SchemaError(f"the deviation of column {column!r} is beyond float64; {hint}")
     return Features(
         dtype=options.dtype,
         columns=tuple(names),
         sources=tuple((name, hows[name]) for name in names),
         mean=tuple(m.least if m.least == m.most else m.mean for m in kept),
-        std=tuple(0.0 if m.least == m.most else m.std for m in kept),
+        std=std,
         least=tuple(m.least for m in kept),
         most=tuple(m.most for m in kept),
         missing=options.missing,
