@@ -267,3 +267,15 @@ def test_a_class_may_have_more_digits_than_python_reads(tmp_path: Path) -> None:
     reader = packed(tmp_path, write(tmp_path, [digits, "1"]), target=("c",), categorical=("c",))
 
     assert reader.schema.fields["c"].to_json()["classes"] == ["1", digits]
+
+
+@pytest.mark.parametrize("cells", [["x", "\ufeffx"], ["\ufeffx", "x"]])
+@pytest.mark.parametrize("part_bytes", [4, 4 << 20])
+def test_a_mark_that_begins_a_cell_belongs_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cells: list[str], part_bytes: int
+) -> None:
+    monkeypatch.setattr("packdata.rows.PART_BYTES", part_bytes)
+    source = tmp_path / "t.csv"
+    source.write_text("\ufeffc,x\n" + "".join(f"{cell},1\n" for cell in cells), encoding="utf-8")
+
+    assert words_of(packed(tmp_path, source)) == cells
