@@ -279,3 +279,12 @@ def test_a_mark_that_begins_a_cell_belongs_to_it(
     source.write_text("\ufeffc,x\n" + "".join(f"{cell},1\n" for cell in cells), encoding="utf-8")
 
     assert words_of(packed(tmp_path, source)) == cells
+
+
+@pytest.mark.parametrize("part_bytes", [3, 4 << 20])
+def test_an_infinite_number_among_names_is_one_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part_bytes: int
+) -> None:
+    monkeypatch.setattr("packdata.rows.PART_BYTES", part_bytes)
+
+    assert words_of(packed(tmp_path, write(tmp_path, ["01", "NA", "inf"]))) == ["01", "?", "inf"]

@@ -164,7 +164,7 @@ def scan_files(
         name
         for name, column in found.columns.items()
         if {"code"} <= column.kinds.keys() <= {"code", "number", "text", "flag"}
-        and column.moments.count
+        and column.kinds.total() > sum(n for w, n in column.words.items() if w not in NO_VALUES)
     ]
     if late:
         # Which rows can be read may depend on the other columns.
