@@ -59,8 +59,7 @@ class ColumnScan:
     Attributes:
         kinds: Values of each kind; those of no kind are missing.
         first: Part and row in it where each kind was seen first.
-        declared: Part and row from which on it is of each type that a file, or a part of JSON lines, declares; CSV
-            declares none.
+        declared: Part and row from which on a file, or a part of JSON lines, declares each type; CSV declares none.
         other: Why it has no place in a row, if so.
         moments: Of the numbers, or of the dates in days.
         words: How often each text occurs.
@@ -107,10 +106,7 @@ class ColumnScan:
             self.moments = Moments.of(kept[np.isfinite(kept)])
 
     def known_texts(self) -> Mapping[str, int]:
-        """Return how often each text occurs.
-
-        ``NO_VALUES`` are some where the file says so, others are text too, or there are no others.
-        """
+        """Return how often each text occurs; ``NO_VALUES`` as the file declares, or as others are text, or alone."""
         if "text" in self.declared or self.words.keys().isdisjoint(NO_VALUES):
             return self.words
         known = {text: count for text, count in self.words.items() if text not in NO_VALUES}
