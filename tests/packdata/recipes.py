@@ -77,19 +77,16 @@ class BlocksRecipe(NumbersRecipe):
 
     Args:
         sizes: Samples of each item; None: one sample, not as a block.
-        bad: Items that cannot be packed.
         options: As for ``NumbersRecipe``.
     """
 
     is_of_blocks = True
 
-    def __init__(
-        self, sizes: Sequence[int | None], bad: Sequence[int] = (), **options: Any
-    ) -> None:
+    def __init__(self, sizes: Sequence[int | None], **options: Any) -> None:
         counts = [1 if size is None else size for size in sizes]
         super().__init__(sum(counts), **options)
         self.num_samples = self._num_items
-        self._sizes, self._starts, self._bad_items = sizes, np.cumsum([0, *counts]), bad
+        self._sizes, self._starts = sizes, np.cumsum([0, *counts])
 
     def __len__(self) -> int:
         return len(self._sizes)
@@ -98,8 +95,6 @@ class BlocksRecipe(NumbersRecipe):
         yield from range(start, len(self))
 
     def encode(self, item: int) -> list[Any]:
-        if item in self._bad_items:
-            raise SourceError("it is bad luck", self.name(item))
         first = int(self._starts[item])
         if self._sizes[item] is None:
             return list(super().encode(first))

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given, settings
@@ -165,6 +166,59 @@ def test_columns_that_are_added_piece_by_piece_are_whole(
     packdata.pack({"x": np.arange(NUM)}, tmp_path / "a", {"x": Array("int64")})
 
     assert PackedReader(tmp_path / "a").column("x").tolist() == [*range(NUM)]
+
+
+@pytest.mark.parametrize("index", [[3, 2, 0, 1], [7, 8, 9, 10]], ids=["shuffled", "filtered"])
+def test_rows_of_a_series_are_taken_in_their_order(tmp_path: Path, index: list[int]) -> None:
+    """Pictures go to threads row by row; the labels beside them are not looked up by pandas' index."""
+    pictures = [np.full((2, 2, 3), i, np.uint8) for i in range(4)]
+    labels = pd.Series(["ant", "cow", "bee", "bee"], index=index)
+    fields: dict[str, Field] = {"picture": Image(codec="png"), "label": Label(classes=NAMES)}
+
+    packdata.pack({"picture": pictures, "label": labels}, tmp_path / "out", fields)
+
+    packed = PackedReader(tmp_path / "out")
+    assert packed.column("label").tolist() == [0, 2, 1, 1]
+    assert [int(packed.sample(i)["picture"].max()) for i in range(4)] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        (Array("int64"), [2**53 + 1, 1.0]),
+        (Array("uint64"), [np.uint64(2**63 + 1), np.int64(1)]),
+        (Array("uint64", dims=(1,)), [np.array([2**63 + 1], np.uint64), np.array([1])]),
+    ],
+    ids=["numbers", "scalars", "arrays"],
+)
+def test_values_of_several_types_are_stored_as_they_are(
+    tmp_path: Path, field: Field, values: list[Any]
+) -> None:
+    packdata.pack({"x": values}, tmp_path / "out", {"x": field})
+
+    stored = PackedReader(tmp_path / "out").column("x").ravel()
+    assert stored.tolist() == [int(np.ravel(value)[0]) for value in values]
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        (Label(classes=NAMES), [True, 2]),
+        (Array("float32"), [np.ma.masked, 1.0]),
+        (Array("float32", dims=(2,)), [np.ma.masked_array([1.0, 2.0], [True, False])]),
+    ],
+    ids=["a flag", "a masked number", "a masked array"],
+)
+def test_a_column_holds_what_a_single_sample_may(
+    tmp_path: Path, field: Field, values: list[Any]
+) -> None:
+    with packdata.Writer(tmp_path / "one", {"x": field}) as writer:
+        with pytest.raises(CodecError):
+            writer.add(x=values[0])
+        writer.abort()
+
+    with pytest.raises(CodecError):
+        packdata.pack({"x": values}, tmp_path / "out", {"x": field})
 
 
 def test_keys_stay_unique(tmp_path: Path) -> None:

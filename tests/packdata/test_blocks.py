@@ -73,14 +73,11 @@ def test_one_sample_may_fill_a_shard(tmp_path: Path) -> None:
     assert [s.num_samples for s in read_manifest(tmp_path).shards] == [1] * 5
 
 
-def test_bad_blocks_are_left_out_whole(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, check=At("number 1")):
-        pack(tmp_path / "a", bad=[1])
-
-    summary = pack(tmp_path / "a", bad=[1], on_error="skip")
-
-    assert labels(tmp_path / "a") == list(range(40, 100))
-    assert summary.rejected == (("number 1", "number 1: it is bad luck."),)
+@pytest.mark.parametrize("on_error", ["fail", "skip"])
+def test_a_block_that_cannot_be_made_ends_the_packing(tmp_path: Path, on_error: str) -> None:
+    """Its other samples are not left out with the bad one."""
+    with pytest.raises(SourceError, check=At("number 40")):
+        pack(tmp_path / "a", bad=[40], on_error=on_error)
 
 
 class PickyRecipe(BlocksRecipe):
@@ -184,18 +181,17 @@ def test_killed_inside_a_block_the_same_command_gives_the_same_bytes(
     tmp_path: Path, step: str, when: Any
 ) -> None:
     assert step in STEPS
-    common: dict[str, Any] = {"sizes": SIZES, "folders": ("a", "b"), "bad": (3,)}
-    options = {"on_error": "skip"}
-    Job(tmp_path / "whole", options=options, **common).run()
+    common: dict[str, Any] = {"sizes": SIZES, "folders": ("a", "b")}
+    Job(tmp_path / "whole", **common).run()
     whole = contents(tmp_path / "whole")
 
     num_killed = 0
     for nth in (0, 3):
-        job = Job(tmp_path / f"{nth}", options=options, kill=(step, nth, when), **common)
+        job = Job(tmp_path / f"{nth}", kill=(step, nth, when), **common)
         code = job.run_in_child()
         num_killed += code == -9
         if code == -9:
-            Job(job.dst, options=options, **common).run()
+            Job(job.dst, **common).run()
         assert contents(job.dst) == whole
     assert num_killed >= 1
 

@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -17,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from loaders.errors import SchemaError, SourceError
+from packdata.parsing import arrow_lines
 from packdata.tables import pack_tables, plan_tables
 from packdata.types import shown
 from tests.packdata.reading import PackedReader
@@ -414,6 +416,23 @@ def test_numbers_that_the_dtype_cannot_hold_are_named(tmp_path: Path) -> None:
     assert packed(tmp_path, source).column("features")[1].tolist() == [2, 16777216]
 
 
+def test_a_column_whose_deviation_no_float_holds_is_named(tmp_path: Path) -> None:
+    source = write(tmp_path, "a,b\n1,1e200\n2,-1e200\n")
+
+    with pytest.raises(SchemaError, match="'b'"):
+        pack_tables(source, tmp_path / "out", dtype="float64")
+
+
+def test_a_mean_that_the_dtype_cannot_hold_is_not_stored(tmp_path: Path) -> None:
+    source = write(tmp_path, "a,b\n60000,1\n,2\n90000,3\n")
+    options: dict[str, Any] = {"dtype": "float16", "missing": "mean"}
+
+    assert_refused(tmp_path, source, "t.csv, line 3", "'a'", "75000.0", **options)
+    rows = packed(tmp_path, source, on_error="skip", **options).column("features")
+
+    assert rows[:, 0].tolist() == [60000]
+
+
 def test_numbers_that_are_too_large_for_the_dtype_of_like_are_named(tmp_path: Path) -> None:
     pack_tables(write(tmp_path, "a\n1\n2\n"), tmp_path / "train", dtype="float16")
     source = write(tmp_path, "a\n1\n1e6\n", "test.csv")
@@ -475,6 +494,8 @@ def test_another_separator_can_be_named(tmp_path: Path) -> None:
     [
         ('{"a": ', ""),
         ("[1, 2]", "[1, 2]"),
+        ("null", "null"),
+        ('{"a": 5}{"a": null}', ""),
         ('{"a": "\udce9"}', ""),
         (r'{"a": "\ud800"}', r"'\ud800'"),
         ('{"a": 5, "a": 6}', "'a'"),
@@ -489,6 +510,37 @@ def test_lines_that_are_no_json_objects_are_named(tmp_path: Path, line: str, nam
     reader = packed(tmp_path, source, on_error="skip")
 
     assert reader.column("features")[:, 0].tolist() == [1, 2]
+
+
+DEEP = b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}\n"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [b"null\n", b"null\nnull\n", b"\n" * 200_000 + DEEP],
+    ids=["null", "nulls", "deep below blank lines"],
+)
+def test_lines_that_arrow_takes_for_others_are_named(tmp_path: Path, lines: bytes) -> None:
+    """In a process of its own: of some lines Arrow's parser ends it."""
+    source = write(tmp_path, lines, "t.jsonl")
+    code = "import sys; from packdata.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "tables", str(source), str(tmp_path / "p")]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    assert done.returncode == 1
+    assert "t.jsonl" in done.stderr
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", " \n", "\n\n"], ids=repr)
+@pytest.mark.parametrize("begin", ["", "\ufeff"], ids=["", "a mark"])
+def test_arrow_parses_lines_of_objects(begin: str, end: str) -> None:
+    data = f'{begin}{{"a": "x"}}{end} {{"a": "}}"}}{end}{{"a": "{{"}}'.encode()
+
+    for lines in (data, data + end.encode()):
+        table = arrow_lines(lines, pa.schema([]), with_others=True)
+        assert table is not None
+        assert table["a"].to_pylist() == ["x", "}", "{"]
 
 
 @pytest.mark.parametrize("line", [b'{"a": "\xe9"}', b'{"\xe9": "x"}'])
@@ -507,6 +559,56 @@ def test_text_among_numbers_of_json_is_named(tmp_path: Path) -> None:
     assert_refused(tmp_path, source, "t.jsonl", "'a'", "several kinds")
     assert_refused(tmp_path, source, "t.jsonl", "'a'", "several kinds", categorical=("a",))
     assert_refused(tmp_path, source, "t.jsonl", "'a'", "several kinds", numeric=("a",))
+
+
+@pytest.mark.parametrize("part_bytes", [4 << 20, 8])
+@pytest.mark.parametrize(
+    ("values", "options"),
+    [
+        (["1", '"x"'], {"numeric": ("a",), "on_error": "skip"}),
+        (["1", '"1"'], {"categorical": ("a",)}),
+        (["true", '"no"'], {}),
+        (["true", "3"], {"numeric": ("a",)}),
+    ],
+    ids=["text among numbers", "a number as text", "text among flags", "a number among flags"],
+)
+def test_kinds_of_json_do_not_depend_on_its_parts(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    values: list[str],
+    options: dict[str, Any],
+    part_bytes: int,
+) -> None:
+    monkeypatch.setattr("packdata.rows.PART_BYTES", part_bytes)
+    source = write(tmp_path, "".join(f'{{"a": {v}, "b": 1}}\n' for v in values), "t.jsonl")
+
+    place = "t.jsonl, from line 2 on" if part_bytes == 8 else "t.jsonl"
+    assert_refused(tmp_path, source, place, "'a'", **options)
+
+
+def test_flags_and_texts_of_files_that_declare_them_are_two_kinds(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": [True, False]}), tmp_path / "1.parquet")
+    pq.write_table(pa.table({"a": ["true", "no"]}), tmp_path / "2.parquet")
+
+    assert_refused(tmp_path, tmp_path, "2.parquet, row 0", "'a'")
+
+
+def test_columns_that_are_not_packed_are_named_with_their_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("packdata.rows.PART_BYTES", 8)
+    write(tmp_path, '{"a": 1}\n{"a": 2}\n', "1.jsonl")
+    write(tmp_path, '{"a": 3}\n{"a": 4}\n{"a": [5]}\n{"a": 6}\n', "2.jsonl")
+
+    assert_refused(tmp_path, tmp_path, "2.jsonl, from line 3 on", "'a'", drop=("b",))
+
+
+def test_a_column_of_several_kinds_takes_no_good_rows_along(tmp_path: Path) -> None:
+    pack_tables(write(tmp_path, "a\n1\n2\n"), tmp_path / "train")
+    source = write(tmp_path, '{"a": 1}\n{"a": "x"}\n{"a": 2}\n', "t.jsonl")
+
+    with pytest.raises(SourceError, check=At("t.jsonl")):
+        pack_tables(source, tmp_path / "out", like=tmp_path / "train", on_error="skip")
 
 
 @pytest.mark.parametrize("more", ["{}\n", "{}\n[]\n"], ids=["by Arrow", "by Python"])

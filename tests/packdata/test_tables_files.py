@@ -1,14 +1,17 @@
 """Which files a table is made of: each once, and what a folder holds beside them is told."""
 
+import errno
 import gzip
 import json
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 
-from loaders.errors import SourceError
+from loaders.errors import PackError, SourceError
 from packdata import Summary, pack_images, pack_tokens
 from packdata.cli import main
 from packdata.tables import pack_tables, plan_tables
@@ -139,3 +142,17 @@ def test_a_file_that_is_no_table_is_an_error_before_the_first_is_read(tmp_path: 
 
     with pytest.raises(SourceError, check=At("9.jsonl")):
         plan_tables([tmp_path], workers=1)
+
+
+@pytest.mark.parametrize("name", ["t.csv.gz", "t.jsonl.gz"])
+def test_where_a_copy_has_no_room_the_folder_of_copies_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / name).write_bytes(gzip.compress(b'{"a": 1}\n'))
+    monkeypatch.setattr("shutil.copyfileobj", full)
+
+    with pytest.raises(PackError, check=At(tempfile.gettempdir())):
+        pack_tables(tmp_path / name, tmp_path / "out")

@@ -144,6 +144,48 @@ def test_categories_in_an_order_are_the_classes_of_a_target(tmp_path: Path, kind
     assert packdata.arrays_of(plain, "y")["schema"]["y"] == Label(classes=("high", "low"))
 
 
+@pytest.mark.parametrize(
+    ("order", "classes"),
+    [
+        ([10.0, 9.0, 2.5], ("10", "9", "2.5")),
+        ([True, False], ("true", "false")),
+        (
+            [pd.Timestamp("2021-01-01"), pd.Timestamp("2020-01-01")],
+            ("2021-01-01 00:00:00", "2020-01-01 00:00:00"),
+        ),
+    ],
+    ids=["numbers", "flags", "dates"],
+)
+def test_categories_that_are_no_texts_keep_their_order(order: Any, classes: tuple[str]) -> None:
+    values = pd.Categorical(order, order, ordered=True)
+    frame = pd.DataFrame({"x": range(len(order)), "y": values})
+
+    made = packdata.arrays_of(frame, "y")["schema"]["y"].classes
+
+    assert [text.split(".000")[0] for text in made] == [*classes]
+
+
+def test_na_is_a_class_where_a_frame_declares_texts() -> None:
+    frame = pd.DataFrame({"x": [1, 2, 3], "y": ["NA", "1", "2"]})
+
+    assert packdata.arrays_of(frame, "y")["schema"]["y"] == Label(classes=("1", "2", "NA"))
+
+
+def test_a_target_is_not_called_as_another_column(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"price": [9.0, 8.0], "price_": [1.0, 2.0], "y ": [1, 2]})
+
+    fields = packdata.arrays_of(frame, ("price_", "y "))["schema"]
+
+    assert [*fields] == ["features", "price_", "y"]
+
+
+def test_whole_numbers_that_arrow_does_not_hold_are_a_source_error() -> None:
+    frame = pd.DataFrame({"x": pd.Series([2**64, 1], dtype=object)})
+
+    with pytest.raises(SourceError, check=At("DataFrame")):
+        packdata.arrays_of(frame)
+
+
 def test_rows_of_a_frame_that_cannot_be_packed_are_named_or_left_out(
     frame: pd.DataFrame,
 ) -> None:

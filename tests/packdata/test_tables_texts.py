@@ -103,7 +103,7 @@ def test_what_a_file_declares_to_be_text_is_text(
 ) -> None:
     reader = packed(tmp_path, write(tmp_path, cells, suffix), dates=dates)
 
-    assert words_of(reader) == [cell if cell != "NA" else "?" for cell in cells]
+    assert words_of(reader) == cells
 
 
 @pytest.mark.parametrize("suffix", ["jsonl", "parquet", "feather"])
@@ -194,9 +194,8 @@ def test_a_column_of_nothing_but_na_has_no_value_unless_it_is_of_categories(
     assert words_of(packed(tmp_path, source, categorical=("c",))) == ["NA", "NA"]
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_na_among_classes_that_are_numbers_is_none(tmp_path: Path, suffix: str) -> None:
-    source = write(tmp_path, ["10", "2", "NA", "2"], suffix)
+def test_na_among_classes_that_are_numbers_is_none_in_csv(tmp_path: Path) -> None:
+    source = write(tmp_path, ["10", "2", "NA", "2"])
     options: dict[str, Any] = {"target": ("c",), "categorical": ("c",), "on_error": "skip"}
 
     reader = packed(tmp_path, source, **options)
@@ -253,3 +252,39 @@ def test_zeros_of_one_column_are_not_taken_for_those_of_another(
 
     assert "x" in kinds[0].fields["features"].to_json()["columns"]
     assert "x" in kinds[1].fields["categories"].to_json()["columns"]
+
+
+@pytest.mark.parametrize(("cells", "line"), [(["\xa01", "2"], 2), (["2", "\xa01"], 3)])
+def test_blanks_beyond_ascii_make_a_text_of_a_number_wherever_it_is(
+    tmp_path: Path, cells: list[str], line: int
+) -> None:
+    with pytest.raises(SourceError, check=At(f"t.csv, line {line}")):
+        pack_tables(write(tmp_path, cells), tmp_path / "out")
+
+
+def test_a_class_may_have_more_digits_than_python_reads(tmp_path: Path) -> None:
+    digits = "9" * 5000
+    reader = packed(tmp_path, write(tmp_path, [digits, "1"]), target=("c",), categorical=("c",))
+
+    assert reader.schema.fields["c"].to_json()["classes"] == ["1", digits]
+
+
+@pytest.mark.parametrize("cells", [["x", "\ufeffx"], ["\ufeffx", "x"]])
+@pytest.mark.parametrize("part_bytes", [4, 4 << 20])
+def test_a_mark_that_begins_a_cell_belongs_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cells: list[str], part_bytes: int
+) -> None:
+    monkeypatch.setattr("packdata.rows.PART_BYTES", part_bytes)
+    source = tmp_path / "t.csv"
+    source.write_text("\ufeffc,x\n" + "".join(f"{cell},1\n" for cell in cells), encoding="utf-8")
+
+    assert words_of(packed(tmp_path, source)) == cells
+
+
+@pytest.mark.parametrize("part_bytes", [3, 4 << 20])
+def test_an_infinite_number_among_names_is_one_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part_bytes: int
+) -> None:
+    monkeypatch.setattr("packdata.rows.PART_BYTES", part_bytes)
+
+    assert words_of(packed(tmp_path, write(tmp_path, ["01", "NA", "inf"]))) == ["01", "?", "inf"]

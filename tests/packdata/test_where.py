@@ -100,6 +100,11 @@ _CONDITION = st.recursive(
 )
 
 
+def test_a_text_in_a_text_is_so_for_all_samples_or_none(view: View) -> None:
+    assert matching(view, "'a' in 'abc'").all()
+    assert not matching(view, "'x' in 'abc'").any()
+
+
 @given(_CONDITION)
 def test_conditions_mean_what_python_means(view: View, text: str) -> None:
     columns = {name: view.column(name).tolist() for name in "xy"}

@@ -149,6 +149,8 @@ class CsvRows(TextRows):
 
     def _parsed(self, data: bytes, names: list[str]) -> pa.Table | None:
         """Let Arrow parse; None where it refuses a row or value."""
+        if data.startswith(_BOM):  # of a cell: the file's is in no part, and Arrow takes one away
+            data = _BOM + data
         wanted = set(names)
         unlike = [name if name in wanted else f"{i}\0" for i, name in enumerate(self.columns)]
         reading = pa.csv.ReadOptions(

@@ -18,6 +18,7 @@ UTF8_HINT = (
     "iconv -f UTF-16 -t UTF-8 FILE, -f CP1252 if that was Windows in Western Europe"
 )
 _MOST_NESTED = 64  # Arrow's parser is recursive, and ends the process where the stack does
+_BOM = b"\xef\xbb\xbf"
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -75,14 +76,16 @@ def filled_lines(data: bytes) -> Iterator[tuple[int, int, bytes]]:
 def arrow_lines(data: bytes, schema: pa.Schema, *, with_others: bool) -> pa.Table | None:
     """Let Arrow parse whole lines of JSON, without the GIL; None where it refuses one, or cannot be trusted with it.
 
-    None, too, unless each line holds one object: Arrow takes several on a line, and one over several lines.
+    None, too, unless each line holds one object: Arrow takes several on a line, one over several lines, and null, of
+    which a file of nothing else ends the process.
 
     Args:
-        data: The lines; blank ones become no rows.
+        data: The lines, at least one; blank ones become no rows.
         schema: Columns whose type is known.
         with_others: Whether the columns that it lacks are read, too, as what Arrow takes them for.
     """
-    if _is_nested_deep(data):
+    num_objects = _num_objects(data)
+    if num_objects is None or _is_nested_deep(data, num_objects):
         return None
     unknown = "infer" if with_others else "ignore"
     parsing = pa.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior=unknown)
@@ -91,14 +94,25 @@ def arrow_lines(data: bytes, schema: pa.Schema, *, with_others: bool) -> pa.Tabl
         table = pa.json.read_json(pa.BufferReader(data), reading, parsing)
     except (pa.ArrowException, ValueError):
         return None
-    num_lines = data.count(b"\n") + (not data.endswith(b"\n"))
-    is_right = len(table) == num_lines or len(table) == sum(1 for _ in filled_lines(data))
-    return table if is_right else None
+    return table if len(table) == num_objects else None
 
 
-def _is_nested_deep(data: bytes) -> bool:
+def _num_objects(data: bytes) -> int | None:
+    """Return how many lines are not blank; None if one of them does not begin and end as an object does."""
+    codes = np.frombuffer(data, np.uint8)
+    ends = np.flatnonzero(codes == ord("\n"))
+    ends = ends if data.endswith(b"\n") else np.append(ends, len(data))
+    firsts, lasts = codes[np.append(0, ends[:-1] + 1)], codes[ends - 1]
+    lasts = np.where(lasts == ord("\r"), codes[ends - 2], lasts)
+    if (firsts == ord("{")).all() and (lasts == ord("}")).all():
+        return len(ends)
+    lines = [line.strip(b" \t\r" + _BOM) for _, _, line in filled_lines(data)]
+    return len(lines) if all(line[:1] + line[-1:] == b"{}" for line in lines) else None
+
+
+def _is_nested_deep(data: bytes, num_objects: int) -> bool:
     """Tell whether a line of JSON may be nested deeper than Arrow can be trusted with."""
-    if data.count(b"{") + data.count(b"[") <= data.count(b"\n") + _MOST_NESTED:
+    if data.count(b"{") + data.count(b"[") <= num_objects + _MOST_NESTED:
         return False
     codes = np.frombuffer(data, np.uint8)
     steps = ((codes == ord("{")) | (codes == ord("["))).astype(np.int32)

@@ -157,6 +157,7 @@ class Recipe(Protocol):
         the rows that it has. A recipe of blocks takes ``draw``, too: it orders the samples of a block at random.
 
         Raises:
-            SourceError: The item cannot be packed; the message says why.
+            SourceError: The item cannot be packed; the message says why. A block that is an error ends the packing;
+                samples of it that cannot be packed are its ``rejects``.
             CodecError: The same, from a codec.
         """

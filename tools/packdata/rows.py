@@ -7,6 +7,7 @@ texts; ``packdata.types`` tells what they stand for.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import tempfile
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import pyarrow as pa
 
-from loaders.errors import SourceError
+from loaders.errors import PackError, SourceError
 from packdata.parsing import UTF8_HINT
 from packdata.reading import LocalFile, open_file
 from packdata.types import Kind
@@ -112,12 +113,15 @@ def suffix_inside(name: str) -> str:
 
 @contextmanager
 def open_text(file: File) -> Iterator[BinaryIO]:
-    """Open a file of text, decompressed as it is read; SourceError if that fails."""
+    """Open a file of text, decompressed as it is read; SourceError if that fails, PackError if a copy has no room."""
     compression = compression_of(file.path.name)
     try:
         with open_file(file) as opened:
             yield pa.CompressedInputStream(opened, compression) if compression else opened
     except (OSError, pa.ArrowException) as error:
+        if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            what = f"{file.path} cannot be unpacked there ({error})"
+            raise PackError(what, tempfile.gettempdir(), "TMPDIR names another folder") from error
         what = f"the file cannot be {'decompressed' if compression else 'read'} ({error})"
         raise SourceError(what, file.path, "Is the file complete?") from error
 

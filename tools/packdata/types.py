@@ -114,7 +114,7 @@ def all_as_one(texts: pa.Array, kinds: Collection[Kind]) -> tuple[Kind, pa.Array
     One that says that there is no value needs it, too; so do numbers that are names, where ``code`` is among the kinds.
     """
     first = next((text for text in texts[:1].to_pylist() if text), "")
-    texts = pc.utf8_trim_whitespace(texts) if first != first.strip() else texts
+    texts = pc.ascii_trim_whitespace(texts) if first != first.strip() else texts
     for kind, arrow in ((kind, arrow) for kind, arrow in _CASTS.items() if kind in kinds):
         try:  # some first: a cast that fails takes a hundred times as long, as each value gets a message
             if len(texts) > _FEW:
@@ -147,7 +147,7 @@ def parsed(texts: pa.Array, kind: Kind) -> pa.Array:
     """Return the values of texts as one kind, dates in microseconds; null for what is none, such as February 30."""
     is_one = _matches(texts, _PATTERNS[kind])
     texts = pc.if_else(pa.array(is_one), texts, pa.scalar(None, texts.type))
-    texts = pc.utf8_trim_whitespace(texts)
+    texts = pc.ascii_trim_whitespace(texts)
     if kind == "number":
         return pc.cast(texts, pa.float64())
     if kind == "flag":

@@ -103,7 +103,7 @@ class Preparer:
     def column(self, values: Any) -> Column | None:
         """Return the records of many values at once; None where that takes threads, or ``__call__`` refuses one."""
         try:
-            if type(self.codec) is RawCodec and self.codec.num_free == 0:
+            if type(self.codec) is RawCodec and not self.codec.num_free and _are_alike(values):
                 array = np.asarray(_unmasked(values))
                 if array.dtype.kind in "uifb":  # else names of classes
                     return self._rows(array, self.codec)
@@ -261,6 +261,13 @@ def _unmasked(value: Any) -> Any:
     if isinstance(value, np.ma.MaskedArray) and np.ma.is_masked(value):
         raise CodecError("values are masked, and no value is stored for those: use .filled(...)")
     return value
+
+
+def _are_alike(values: Any) -> bool:
+    """Tell whether all rows are of one type: of several, NumPy makes one that holds not every value."""
+    if hasattr(values, "dtype"):
+        return True
+    return len({(type(_unmasked(row)), getattr(row, "dtype", None)) for row in values}) <= 1
 
 
 def _rows_of_none(value: Any, field: Array) -> Any:

@@ -194,8 +194,9 @@ class Writer:
         num = next(iter(sizes.values()), 0)
         block = self._block(arrays) if num else None
         if block is None:  # pictures go to threads; and which row is wrong, ``add`` says
-            for i in range(num):
-                self.add(**{name: values[i] for name, values in arrays.items()})
+            # Not by number, which pandas takes for a label of its index.
+            for row in zip(*arrays.values(), strict=True):
+                self.add(**dict(zip(arrays, row, strict=True)))
             return
         self._num_samples += num
         self._or_end(packer.add, block)

@@ -116,7 +116,7 @@ def _contains(whole: _Operand, part: _Operand) -> Any:
         return whole.values[:, _number_of(part.values, whole)] != 0
     if whole.kind != "text" or part.kind != "text":
         raise SchemaError(f"{part.name} in {whole.name} cannot be compared")
-    return _CONTAINS(whole.plain, part.plain).astype(bool)
+    return np.asarray(_CONTAINS(whole.plain, part.plain), bool)
 
 
 def _operand(view: View, node: ast.expr) -> _Operand:

@@ -236,6 +236,8 @@ def _encode(recipe: Recipe, format: Format, item: Any) -> Outcome:
         if not isinstance(why, SourceError):
             why = SourceError(str(error), name)
             why.__cause__ = error
+        if recipe.is_of_blocks:  # its good samples would be lost, and counted as one item
+            raise why from why.__cause__
         return Outcome((), [(name, why)], recipe.tally.take())
     except LoadersError:  # of a damaged shard, a store: with its place
         raise

@@ -101,8 +101,10 @@ class TypedRows(RowFile):
             names = pa.array(classes, pa.string())
             return pa.DictionaryArray.from_arrays(numbers.cast(pa.int32()), names)
         except pa.ArrowException as error:
-            what = f"column {name!r} has numbers of no class: there are {len(classes)}, from 0 ({error})"
-            raise SourceError(what, f"{self.path}, from row {row} on") from error
+            values = array.fill_null(0).to_numpy()
+            row += int(((values < -1) | (values >= len(classes))).argmax())
+            what = f"column {name!r} has a number of no class: there are {len(classes)}, from 0 ({error})"
+            raise SourceError(what, self.place(row)) from error
 
 
 def _class_names(schema: pa.Schema) -> dict[str, tuple[str, ...]]:

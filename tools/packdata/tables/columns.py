@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from loaders.errors import SourceError
+from loaders.errors import SchemaError, SourceError
 from loaders.schema import Array, Categories, Features, Field, Label, Schema
 from packdata.moments import Moments
 from packdata.sources.columns import identifier_of
 from packdata.sources.row_kinds import TypedRows
 from packdata.tables.files import check_names
+from packdata.types import as_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -107,7 +108,7 @@ def plan_columns(scan: Scan, files: TableFiles, options: TableOptions) -> Column
     for column in options.target:
         name, how = re.sub(r"^[\W_]+|[\W_]+$", "", column) or "target", hows[column]
         name = identifier_of(name, _NO_NAMES)
-        while name in (*fields, FEATURES, CATEGORIES, MISSING):
+        while name in (*fields, FEATURES, CATEGORIES, MISSING) or name in hows.keys() - {column}:
             name += "_"
         targets.append(TargetColumn(name, column, how))
         known = scan.columns[column].known_texts()
@@ -140,17 +141,22 @@ def _how(
     """Return how a column is, or is ``given`` to be; SourceError if its values are of no one kind."""
     kinds = sorted(column.kinds, key=lambda kind: (-column.kinds[kind], kind == "text", kind))
 
-    def refused(what: str, hint: str = "", seen: Kind | None = None) -> SourceError:
+    def refused(
+        what: str, hint: str = "", seen: Kind | None = None, where: Location | str = files.paths[0]
+    ) -> SourceError:
         """Return the error; it shows the first value of a kind, and its place."""
-        where: Location | str = files.paths[0]
         if seen is not None:
             value, where = files.value(name, *column.first[seen])
             what += f" ({value!r})"
         drop = "target= without it" if name in options.target else f"drop={[name]}"
         return SourceError(f"column {name!r} {what}", where, f"{hint}{drop} leaves it out")
 
-    if column.other:
-        raise refused(f"holds {column.other}")
+    # Each part of JSON lines declares a kind: where they are cut does not decide what a column is.
+    is_several = files[0].columns is None and len(column.declared) > 1
+    if column.other or is_several:
+        since = column.declared.get("other", max(column.declared.values(), default=None))
+        what = f"holds {column.other or 'values of several kinds'}"
+        raise refused(what, where=files.since(*since) if since else files.paths[0])
     if not kinds:
         hint = f"categorical={[name]} takes NA and the like as texts, "
         raise refused("has no value in any row", hint)
@@ -159,7 +165,9 @@ def _how(
     if given is not None:
         return given
     # With zeros in front, all its numbers are names.
-    if {*kinds} == {"flag", "text"} or "code" in {*kinds} <= {"code", "number", "flag", "text"}:
+    if "code" in {*kinds} <= {"code", "number", "flag", "text"}:
+        return "label"
+    if {*kinds} == {"flag", "text"} and "flag" not in column.declared:
         return "label"
     most, *others = kinds
     if others:
@@ -176,15 +184,15 @@ def _names(file: RowFile, column: str, texts: Mapping[str, int]) -> tuple[str, .
     if isinstance(file, TypedRows) and getattr(file.schema.field(column).type, "ordered", False):
         for group in file.groups[:1]:
             array = file.table(group, [column])[column].combine_chunks()
-            names = tuple(map(str, array.dictionary.to_pylist()))
+            names = tuple(as_text(array.dictionary).drop_null().to_pylist())
             if {*texts} <= {*names}:
                 return names
     return _classes(texts)
 
 
 def _classes(names: Mapping[str, int]) -> tuple[str, ...]:
-    """Sort names; whole numbers by their value."""
-    if all(re.fullmatch(r"-?\d+", name) for name in names):
+    """Sort names; whole numbers by their value, of which Python reads no more than 4300 digits."""
+    if all(re.fullmatch(r"-?\d{1,4300}", name) for name in names):
         return tuple(sorted(names, key=lambda name: (int(name), name)))
     return tuple(sorted(names))
 
@@ -194,12 +202,17 @@ def _features(
 ) -> Features:
     """Return the field of numbers; where all of a column are equal, rounding does not count as a deviation."""
     kept = [_moments(scan.columns[name], hows[name]) for name in names]
+    std = tuple(0.0 if m.least == m.most else m.std for m in kept)
+    if not np.isfinite(std).all():
+        column = names[int(np.isfinite(std).argmin())]
+        hint = f"drop={[column]} leaves it out"
+        raise SchemaError(f"the deviation of column {column!r} is beyond float64; {hint}")
     return Features(
         dtype=options.dtype,
         columns=tuple(names),
         sources=tuple((name, hows[name]) for name in names),
         mean=tuple(m.least if m.least == m.most else m.mean for m in kept),
-        std=tuple(0.0 if m.least == m.most else m.std for m in kept),
+        std=std,
         least=tuple(m.least for m in kept),
         most=tuple(m.most for m in kept),
         missing=options.missing,

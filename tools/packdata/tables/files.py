@@ -247,6 +247,11 @@ class TableFiles:
                 return
         yield from self[part.file].read(part, columns)
 
+    def since(self, part: Part, row: int) -> Location | str:
+        """Return the place of what is wrong from a row of a part on: of all of a file, its path."""
+        file, line = self[part.file], part.line + row
+        return file.path if line <= 1 else f"{file.path}, from {file.unit} {line} on"
+
     def value(self, column: str, part: Part, row: int) -> tuple[str, str]:
         """Return a value as it is written, and its place: the part is read once more."""
         file = self[part.file]
@@ -275,7 +280,7 @@ def as_table(frame: Any) -> pa.Table:
         if hasattr(frame, "with_format"):
             frame = frame.with_format("arrow")[:]  # of its selection
         return pa.table(frame.collect() if hasattr(frame, "collect") else frame)
-    except (pa.ArrowException, LookupError, TypeError, ValueError) as error:
+    except (pa.ArrowException, LookupError, OverflowError, TypeError, ValueError) as error:
         what = f"the source cannot be read as a table ({error})"
         hint = "A column has one kind of value"
         raise SourceError(what, type(frame).__name__, hint) from error

@@ -198,10 +198,11 @@ class _Table:
         array = self.array(column)
         values, bad = numbers(array, READ_AS[how])
         values = values / DAY_US if how == "days" else values
-        missing, stored = np.isnan(values), values
+        missing = np.isnan(values)
         if missing.any():
             missing &= ~bad
-            stored = values if fill is None else np.where(missing, fill, values)
+            values = values if fill is None else np.where(missing, fill, values)
+        stored = values
         with np.errstate(over="ignore"):
             if scale is not None:
                 mean, std = scale
@@ -210,8 +211,7 @@ class _Table:
         if not np.isfinite(out).all():
             limit = f"is infinite, or more than dtype={out.dtype} holds"
             self.note(bad, lambda row: f"{what}: {shown(array, row)!r} is no {READ_AS[how]}")
-            large = np.isinf(out) & ~missing
-            self.note(large, lambda row: f"{what} {limit} ({float(values[row])!r})")
+            self.note(np.isinf(out), lambda row: f"{what} {limit} ({float(values[row])!r})")
         return missing
 
 

@@ -10,7 +10,7 @@ from collections import Counter
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -59,6 +59,7 @@ class ColumnScan:
     Attributes:
         kinds: Values of each kind; those of no kind are missing.
         first: Part and row in it where each kind was seen first.
+        declared: Part and row from which on a file, or a part of JSON lines, declares each type; CSV declares none.
         other: Why it has no place in a row, if so.
         moments: Of the numbers, or of the dates in days.
         words: How often each text occurs.
@@ -66,6 +67,7 @@ class ColumnScan:
 
     kinds: Counter[Kind] = field(default_factory=Counter)
     first: dict[Kind, tuple[Part, int]] = field(default_factory=dict)
+    declared: dict[Kind | Literal["other"], tuple[Part, int]] = field(default_factory=dict)
     moments: Moments = field(default_factory=Moments)
     words: Counter[str] = field(default_factory=Counter)
     other: str = ""
@@ -74,6 +76,7 @@ class ColumnScan:
         """Take in what later rows hold."""
         self.kinds.update(other.kinds)
         self.first = other.first | self.first
+        self.declared = other.declared | self.declared
         self.moments.add(other.moments)
         self.other = self.other or other.other
         if not self.other:
@@ -103,8 +106,8 @@ class ColumnScan:
             self.moments = Moments.of(kept[np.isfinite(kept)])
 
     def known_texts(self) -> Mapping[str, int]:
-        """Return how often each text occurs, ``NO_VALUES`` only where others are text too, or there are no others."""
-        if self.words.keys().isdisjoint(NO_VALUES):
+        """Return how often each text occurs; ``NO_VALUES`` as the file declares, or as others are text, or alone."""
+        if "text" in self.declared or self.words.keys().isdisjoint(NO_VALUES):
             return self.words
         known = {text: count for text, count in self.words.items() if text not in NO_VALUES}
         kinds = kinds_of(pa.array(list(known), pa.string()))
@@ -157,7 +160,7 @@ def scan_files(
         name
         for name, column in found.columns.items()
         if {"code"} <= column.kinds.keys() <= {"code", "number", "text", "flag"}
-        and column.moments.count
+        and column.kinds.total() > sum(n for w, n in column.words.items() if w not in NO_VALUES)
     ]
     if late:
         # Which rows can be read may depend on the other columns.
@@ -203,10 +206,12 @@ def _look(
         What it holds; and its values: numbers, dates, or texts by their dictionary.
     """
     column, declared = ColumnScan(), kind_of(array.type)
+    if declared is None or (declared != "other" and array.null_count == len(array)):
+        return column, array
+    if "number" not in guesses:
+        column.declared[declared] = part, row
     if declared == "other":
         column.other = why_other(array.type)
-        return column, array
-    if declared is None or array.null_count == len(array):
         return column, array
     if kind == "text" and not are_exact(array):
         column.other = (
