@@ -16,6 +16,7 @@ from loaders.errors import PackError
 from loaders.schema import Bytes
 from packdata import Writer, write
 from packdata.cli import main
+from packdata.inspect.verify import verify
 from tests.packdata.packing import pack_samples
 
 SMALL = ["label", "key", "score"]
@@ -153,6 +154,25 @@ def test_it_is_packed_anew_where_that_is_asked_for(tmp_path: Path, photos: Path)
     assert run(*argv, "--overwrite") == 0
 
     assert state_of(tmp_path / "out") != before
+
+
+@pytest.mark.parametrize("command", ["images", "copy", "merge"])
+def test_a_damaged_shard_is_replaced_where_that_is_asked_for(
+    tmp_path: Path, photos: Path, command: str
+) -> None:
+    one = pack_samples(tmp_path / "one", 4, fields=SMALL)
+    two, dst = pack_samples(tmp_path / "two", 4, first=50, fields=SMALL), tmp_path / "out"
+    sources = {"images": [photos], "copy": [one], "merge": [one, two]}[command]
+    assert run(command, *sources, dst) == 0
+    shard = min(dst.glob("shard-*"))
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.unlink()  # may be linked to that of the source
+    shard.write_bytes(data)
+
+    assert run(command, *sources, dst, "--overwrite") == 0
+
+    assert verify(dst).ok
 
 
 def test_what_was_left_out_is_left_out_again_or_an_error(

@@ -34,7 +34,7 @@ from packdata import cli
 from packdata.packing import store
 
 step, nth, when = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-holder, name = {"rename": (os, "link"), "publish": (store, "swap")}[step]
+holder, name = {"rename": (os, "replace"), "publish": (store, "swap")}[step]
 original, calls = getattr(holder, name), iter(range(1000))
 
 def dying(*args, **kwargs):
@@ -455,8 +455,8 @@ def test_what_a_manifest_names_is_on_disk_before_it(
     assert steps[:2] == ["sync new", f"sync {tmp_path.name}"]
     (name,) = files(tmp_path / "new" / "dst")
     assert steps[-2:] == ["link to manifest.json", "sync dst"]
-    linked = steps.index(f"link to {name}")
-    assert steps.index("sync shard-00000.lmdb") < linked < steps.index("sync dst") < len(steps) - 2
+    placed = steps.index(f"rename to {name}")
+    assert steps.index("sync shard-00000.lmdb") < placed < steps.index("sync dst") < len(steps) - 2
 
 
 # Provenance
