@@ -408,6 +408,16 @@ def test_a_split_that_was_killed_between_two_parts_is_done_again(
     assert all(verify(dst / name).notes == () for name in parts)
 
 
+def test_a_split_that_was_killed_is_not_continued_with_its_parts_in_another_order(
+    tmp_path: Path, source: Path
+) -> None:
+    killed("rename", 1, "before", "split", source, tmp_path / "s", "--parts", "a=0.5", "b=0.5")
+
+    split(source, tmp_path / "s", {"b": 0.5, "a": 0.5})
+
+    assert sorted(keys(tmp_path / "s" / "a") + keys(tmp_path / "s" / "b")) == sorted(keys(source))
+
+
 @pytest.mark.parametrize(("parts", "notes"), [((0.5, 0.2), 1), ((0.9, 0.1), 0)])
 def test_a_split_says_what_comes_to_no_part(
     tmp_path: Path, source: Path, parts: tuple[float, float], notes: int
