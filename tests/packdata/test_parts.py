@@ -308,6 +308,22 @@ def test_a_packing_of_all_drops_parts_where_that_is_asked_for(
     assert not (dst / ".parts").exists()
 
 
+def test_parts_stay_where_a_packing_is_refused_though_a_lock_was_left_by_a_kill(
+    photos: Path, tmp_path: Path
+) -> None:
+    dst = tmp_path / "dst"
+    for i in range(2):
+        pack_images(photos, dst, part=f"{i}/2")
+    lock = dst / PACKING_NAME / LOCK_NAME
+    lock.parent.mkdir()
+    lock.touch()
+
+    with pytest.raises(PackError, check=At("dst")):
+        pack_images(photos, dst)
+
+    assert finish(dst).samples == 10
+
+
 def test_overwriting_parts_of_another_count_drops_them(photos: Path, tmp_path: Path) -> None:
     dst = tmp_path / "dst"
     for i in range(3):

@@ -418,6 +418,21 @@ def test_a_split_that_was_killed_is_not_continued_with_its_parts_in_another_orde
     assert sorted(keys(tmp_path / "s" / "a") + keys(tmp_path / "s" / "b")) == sorted(keys(source))
 
 
+def test_a_command_that_is_refused_leaves_what_a_killed_split_has_published(
+    tmp_path: Path, source: Path
+) -> None:
+    dst, parts = tmp_path / "s", {"a": 0.5, "b": 0.5}
+    killed("publish", 0, "behind", "split", source, dst, "--parts", "a=0.5", "b=0.5")
+    there = {*dst.rglob("shard-*"), *dst.rglob("manifest.json"), *dst.rglob("*.jsonl")}
+
+    with pytest.raises(PackError, check=At("s/a")):
+        copy_dataset(source, dst)
+
+    assert there <= {*dst.rglob("*")}
+    split(source, dst, parts)
+    assert sorted(keys(dst / "a") + keys(dst / "b")) == sorted(keys(source))
+
+
 @pytest.mark.parametrize(("parts", "notes"), [((0.5, 0.2), 1), ((0.9, 0.1), 0)])
 def test_a_split_says_what_comes_to_no_part(
     tmp_path: Path, source: Path, parts: tuple[float, float], notes: int

@@ -135,8 +135,8 @@ class PartPacking(Packing):
             self.is_published, self.state = True, found
         return self.is_published
 
-    def _check_target(self) -> None:
-        check_target(self._store, self.folders, overwrite=self._overwrite)
+    def _check_target(self, folders: Collection[str]) -> None:
+        check_target(self._store, folders, overwrite=self._overwrite)
         if self._overwrite:
             return
         begun = self.dst / PACKING_NAME / JOURNAL_NAME
