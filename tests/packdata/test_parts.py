@@ -275,6 +275,24 @@ def test_a_part_with_rejects_is_packed_again_where_that_is_asked_for(
     assert finish(dst).samples == 10
 
 
+def test_a_damaged_part_of_a_finished_dataset_is_packed_again_where_that_is_asked_for(
+    photos: Path, tmp_path: Path
+) -> None:
+    dst = tmp_path / "dst"
+    for i in range(2):
+        pack_images(photos, dst, part=f"{i}/2")
+    finish(dst)
+    made = contents(dst)
+    shard = min(dst.rglob("shard-*"))
+    shard.write_bytes(bytes(shard.stat().st_size))
+
+    assert pack_images(photos, dst, part="0/2").samples == 0
+    assert pack_images(photos, dst, part="0/2", overwrite=True).samples == 5
+    finish(dst)
+
+    assert contents(dst) == made
+
+
 def test_a_part_that_fails_leaves_the_shards_of_others(photos: Path, tmp_path: Path) -> None:
     dst = tmp_path / "dst"
     pack_images(photos, dst, part="0/2")
