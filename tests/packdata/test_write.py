@@ -366,8 +366,9 @@ def test_a_dataset_that_was_replaced_since_it_was_opened_is_not_written(tmp_path
     assert not (tmp_path / "b").exists()
 
 
+@pytest.mark.parametrize("is_linked", [False, True])
 def test_a_dataset_that_is_replaced_while_its_shards_are_linked_is_not_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_linked: bool
 ) -> None:
     fields = {"x": Array(dtype="int64")}
     packdata.pack({"x": np.arange(4)}, tmp_path / "a", fields)
@@ -375,8 +376,11 @@ def test_a_dataset_that_is_replaced_while_its_shards_are_linked_is_not_written(
 
     def late(self: FolderStore, *about: Any) -> None:
         monkeypatch.setattr(FolderStore, "put_shard", put_shard)
-        put_shard(self, *about)
+        if is_linked:
+            put_shard(self, *about)
         packdata.pack({"x": np.arange(4) + 10}, tmp_path / "a", fields, overwrite=True)
+        if not is_linked:
+            put_shard(self, *about)
 
     monkeypatch.setattr(FolderStore, "put_shard", late)
     with pytest.raises(StaleDatasetError):

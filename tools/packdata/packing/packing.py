@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import lmdb
 
 from loaders.data.manifest import Manifest, ShardInfo
-from loaders.errors import PackError
+from loaders.errors import LoadersError, PackError
 from loaders.remote.url import URL, Location
 from loaders.schema import Schema
 from loaders.system.regular import read_regular
@@ -320,7 +320,11 @@ class Packing:
         infos = [named_by_hash(s.info, f"shard-{n:05d}") for n, s in enumerate(shards, first)]
 
         def put(shard: PackedShard, info: ShardInfo) -> None:
-            self._store.put_shard(folder, shard.fetch(), info)
+            try:
+                self._store.put_shard(folder, shard.fetch(), info)
+            except LoadersError:
+                shard.check_version()
+                raise
 
         list(self._pool.map(put, shards, infos))
         for shard in shards:
