@@ -54,7 +54,7 @@ from packdata.inspect.stats import stats
 from packdata.inspect.verify import verify
 from packdata.options import size_from
 from packdata.packed import derive
-from packdata.packed.derive import CopyOptions, copy_dataset, extend, split
+from packdata.packed.derive import CopyOptions, copy_dataset, extend, merge, split
 from packdata.packed.rewrite import ViewContent, write_datasets
 from packdata.packing import store
 from packdata.packing.provenance import PLAN
@@ -620,6 +620,17 @@ def test_stats_of_a_table_refuse_damaged_rows(tmp_path: Path) -> None:
 
 
 # extend and merge
+
+
+def test_a_merge_that_linked_is_not_one_that_copies(tmp_path: Path) -> None:
+    sources = [pack_samples(tmp_path / "a", 2, fields=SMALL)]
+    merge(tmp_path / "m", sources)
+
+    with pytest.raises(PackError):
+        merge(tmp_path / "m", sources, link=False)
+
+    merge(tmp_path / "m", sources, link=False, overwrite=True)
+    assert {path.stat().st_nlink for path in (tmp_path / "m").iterdir()} == {1}
 
 
 @pytest.mark.parametrize("link", [True, False])

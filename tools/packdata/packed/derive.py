@@ -215,7 +215,7 @@ def merge(
     content = ViewContent(view, view.schema, provenance=provenance, whole=shards)
     settings = RunSettings(shard_bytes=shard_bytes, overwrite=overwrite)
     return write_datasets(
-        dst, "merge", views, {"": content}, {"whole": whole}, settings, link=link
+        dst, "merge", views, {"": content}, {"whole": whole, "link": link}, settings, link=link
     )
 
 
