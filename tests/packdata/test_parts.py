@@ -445,7 +445,7 @@ def test_a_part_of_another_version_counts_as_missing(photos: Path, tmp_path: Pat
     for i in range(2):
         pack_images(photos, dst, part=f"{i}/2")
     record = dst / ".parts" / "part-00001-of-00002"
-    record.write_bytes(record.read_bytes().replace(b'"journal":8', b'"journal":3', 1))
+    record.write_bytes(record.read_bytes().replace(b'"journal":9', b'"journal":3', 1))
     with pytest.raises(PackError, match="missing: 1"):
         finish(dst)
 
