@@ -16,8 +16,10 @@ from loaders.errors import PackError
 from loaders.schema import Bytes
 from packdata import Writer, write
 from packdata.cli import main
+from packdata.images.plan import pack_images
 from packdata.inspect.verify import verify
 from tests.packdata.packing import pack_samples
+from tests.refusals import At
 
 SMALL = ["label", "key", "score"]
 
@@ -187,6 +189,17 @@ def test_what_was_left_out_is_left_out_again_or_an_error(
 
     assert json.loads(capsys.readouterr().out)["rejected"] == first["rejected"]
     assert run(*argv, "fail") == 1
+
+
+def test_a_list_of_rejects_that_somebody_wrote_into_is_named(tmp_path: Path, photos: Path) -> None:
+    (photos / "c0" / "bad.png").write_bytes(b"no picture")
+    pack_images(photos, tmp_path / "out", on_error="skip")
+    rejects = tmp_path / "out" / "rejected.jsonl"
+
+    for line in (b"# seen", b"[]", b'{"item": "a"}', b"\xff"):
+        rejects.write_bytes(line)
+        with pytest.raises(PackError, check=At("rejected.jsonl")):
+            pack_images(photos, tmp_path / "out", on_error="skip")
 
 
 def test_every_dataset_of_a_packing_has_to_be_there(tmp_path: Path, photos: Path) -> None:

@@ -262,9 +262,13 @@ def _already_there(folder: Location) -> PackError:
 
 
 def rejected_at(store: Store) -> list[tuple[str, str]]:
-    """Return (item, error) of what was left out of the datasets at a place."""
+    """Return (item, error) of what was left out of the datasets at a place; PackError if the list is damaged."""
     lines = (store.read(REJECTED_NAME)[0] or b"").splitlines()
-    return [(line["item"], line["error"]) for line in map(json.loads, lines)]
+    try:
+        return [(line["item"], line["error"]) for line in map(json.loads, lines)]
+    except (LookupError, TypeError, ValueError) as error:
+        what, hint = f"not a list of rejects ({error})", "Remove it, or pass overwrite=True"
+        raise PackError(what, store.url / REJECTED_NAME, hint) from error
 
 
 def _rejected_bytes(rejected: Iterable[tuple[str, str]]) -> bytes:
