@@ -60,7 +60,7 @@ from packdata.packing import store
 from packdata.packing.provenance import PLAN
 from packdata.packing.settings import RunSettings
 from packdata.packing.target import lock
-from tests.packdata.breaking import ROOM
+from tests.packdata.breaking import ROOM, tmpfs
 from tests.packdata.packing import CLASSES, FIELDS, pack, pack_samples, sample
 from tests.packdata.reading import PackedReader
 from tests.refusals import At, without_hash
@@ -366,6 +366,16 @@ def test_preview_replaces_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     assert Path("a.png").read_text() == "a figure of somebody"
     assert entries(tmp_path) == ["a", "a.png"]
+
+
+def test_a_preview_that_does_not_fit_on_the_disk_leaves_nothing_there(tmp_path: Path) -> None:
+    pack_samples(tmp_path / "a", 20)
+
+    with tmpfs(tmp_path / "disk", "16k") as disk:
+        with pytest.raises(OSError):
+            run("preview", tmp_path / "a", "--out", disk / "a.png")
+
+        assert entries(disk) == []
 
 
 def test_captions_are_printed_as_the_sheet_has_no_letters_for_them(
