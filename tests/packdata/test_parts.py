@@ -454,6 +454,19 @@ def test_a_part_of_another_version_counts_as_missing(photos: Path, tmp_path: Pat
     assert finish(dst).samples == 10
 
 
+def test_a_folder_in_place_of_a_part_counts_as_missing(photos: Path, tmp_path: Path) -> None:
+    """Development versions packed a part in a folder of its name."""
+    dst = tmp_path / "dst"
+    pack_images(photos, dst, part="0/2")
+    (dst / ".parts" / "part-00001-of-00002").mkdir()
+    with pytest.raises(PackError, match="missing: 1"):
+        finish(dst)
+
+    pack_images(photos, dst, part="1/2")
+
+    assert finish(dst).samples == 10
+
+
 def test_a_part_that_lost_a_shard_is_packed_again(photos: Path, tmp_path: Path) -> None:
     dst = tmp_path / "dst"
     pack_images(photos, dst, part="1/2")

@@ -69,7 +69,7 @@ class FolderStore:
         """Return a file's bytes, and the mark of this state of it; None and {} if there is none."""
         try:
             data = read_regular(self._folder / name)
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None, {}
         return data, {"xxh3_128": xxhash.xxh3_128_hexdigest(data)}
 
