@@ -279,6 +279,8 @@ def _check_sum(name: str, data: Mapping[str, Any], expected: str) -> None:
 
 def _take_shards(data: list[Any], sizes: Mapping[str, int | None]) -> list[ShardInfo]:
     """Read and check shards, given the size of the records of each field, where all have one."""
+    if not data:
+        raise ValueError("there is no shard")
     shards: list[ShardInfo] = []
     for number, described in enumerate(data):
         try:

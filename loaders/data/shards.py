@@ -81,7 +81,7 @@ class FileShard:
         """Map the file; ShardError if it is not what the manifest says, StaleDatasetError if that is another by now."""
         try:
             shard = _opened(self.path, self, check)
-        except ShardError:
+        except (ShardError, OSError):
             self.check_version()
             raise
         self.check_version()  # last: what replaces the file from here on is not what is mapped

@@ -488,6 +488,13 @@ def test_a_manifest_of_another_gigabyte_is_not_read(tmp_path: Path) -> None:
         read_manifest(tmp_path)
 
 
+def test_a_dataset_without_a_shard_is_refused(tmp_path: Path) -> None:
+    put_manifest(tmp_path, Manifest(SCHEMA, ()))
+
+    with pytest.raises(ManifestError):
+        read_manifest(tmp_path)
+
+
 @pytest.mark.parametrize(("version", "hint"), [(2, "Update loaders"), (0, "Pack again")])
 def test_another_version_says_what_to_do(version: int, hint: str, tmp_path: Path) -> None:
     write_json(tmp_path, {"format": "loaders", "version": version, "from the future": []})

@@ -11,9 +11,10 @@ import pytest
 
 import packdata
 from loaders import DataLoader, RAMDataset, ShardDataset, concat
+from loaders.data import formats
 from loaders.data.manifest import read_manifest
 from loaders.errors import SampleError, StaleDatasetError
-from loaders.schema import Array, Field, Label
+from loaders.schema import Array, Field, Label, Text
 from packdata.packed.derive import extend
 from tests.refusals import without_hash
 
@@ -29,6 +30,13 @@ def pack(folder: Path, value: int, classes: tuple[str, str] = ("cat", "dog")) ->
     }
     rows = ({"x": np.full(WIDTH, value, np.uint8), "label": i % 2} for i in range(NUM))
     packdata.pack(rows, folder, fields, shard_bytes=4 * WIDTH)
+    return folder
+
+
+def pack_texts(folder: Path, number: int) -> Path:
+    """Pack texts, whose places are read from the file that is mapped."""
+    shutil.rmtree(folder, ignore_errors=True)
+    packdata.pack([{"x": f"text {number}"}], folder, {"x": Text()})
     return folder
 
 
@@ -64,6 +72,21 @@ def test_a_shard_that_is_opened_behind_a_new_packing_is_refused(
     )
     assert int(dataset[1].x[0]) == 1  # of the file that is mapped
     assert ShardDataset(folder)[0].x[0] == (1 if classes[0] == "ape" else 2)
+
+
+def test_a_dataset_that_is_replaced_while_a_shard_is_opened_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset, map_shard = ShardDataset(pack_texts(tmp_path / "a", 1)), formats.map_shard
+
+    def late(*about: Any) -> Any:
+        mapped = map_shard(*about)
+        monkeypatch.setattr(formats, "map_shard", map_shard)
+        pack_texts(tmp_path / "a", 2)
+        return mapped
+
+    monkeypatch.setattr(formats, "map_shard", late)
+    assert_stale(dataset.__getitem__, 0)
 
 
 def test_copies_of_a_dataset_meet_the_new_files(tmp_path: Path) -> None:

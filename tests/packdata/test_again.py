@@ -16,7 +16,10 @@ from loaders.errors import PackError
 from loaders.schema import Bytes
 from packdata import Writer, write
 from packdata.cli import main
+from packdata.images.plan import pack_images
+from packdata.inspect.verify import verify
 from tests.packdata.packing import pack_samples
+from tests.refusals import At
 
 SMALL = ["label", "key", "score"]
 
@@ -155,6 +158,25 @@ def test_it_is_packed_anew_where_that_is_asked_for(tmp_path: Path, photos: Path)
     assert state_of(tmp_path / "out") != before
 
 
+@pytest.mark.parametrize("command", ["images", "copy", "merge"])
+def test_a_damaged_shard_is_replaced_where_that_is_asked_for(
+    tmp_path: Path, photos: Path, command: str
+) -> None:
+    one = pack_samples(tmp_path / "one", 4, fields=SMALL)
+    two, dst = pack_samples(tmp_path / "two", 4, first=50, fields=SMALL), tmp_path / "out"
+    sources = {"images": [photos], "copy": [one], "merge": [one, two]}[command]
+    assert run(command, *sources, dst) == 0
+    shard = min(dst.glob("shard-*"))
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.unlink()  # may be linked to that of the source
+    shard.write_bytes(data)
+
+    assert run(command, *sources, dst, "--overwrite") == 0
+
+    assert verify(dst).ok
+
+
 def test_what_was_left_out_is_left_out_again_or_an_error(
     tmp_path: Path, photos: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -167,6 +189,17 @@ def test_what_was_left_out_is_left_out_again_or_an_error(
 
     assert json.loads(capsys.readouterr().out)["rejected"] == first["rejected"]
     assert run(*argv, "fail") == 1
+
+
+def test_a_list_of_rejects_that_somebody_wrote_into_is_named(tmp_path: Path, photos: Path) -> None:
+    (photos / "c0" / "bad.png").write_bytes(b"no picture")
+    pack_images(photos, tmp_path / "out", on_error="skip")
+    rejects = tmp_path / "out" / "rejected.jsonl"
+
+    for line in (b"# seen", b"[]", b'{"item": "a"}', b"\xff"):
+        rejects.write_bytes(line)
+        with pytest.raises(PackError, check=At("rejected.jsonl")):
+            pack_images(photos, tmp_path / "out", on_error="skip")
 
 
 def test_every_dataset_of_a_packing_has_to_be_there(tmp_path: Path, photos: Path) -> None:

@@ -54,13 +54,13 @@ from packdata.inspect.stats import stats
 from packdata.inspect.verify import verify
 from packdata.options import size_from
 from packdata.packed import derive
-from packdata.packed.derive import CopyOptions, copy_dataset, extend, split
+from packdata.packed.derive import CopyOptions, copy_dataset, extend, merge, split
 from packdata.packed.rewrite import ViewContent, write_datasets
 from packdata.packing import store
 from packdata.packing.provenance import PLAN
 from packdata.packing.settings import RunSettings
 from packdata.packing.target import lock
-from tests.packdata.breaking import ROOM
+from tests.packdata.breaking import ROOM, tmpfs
 from tests.packdata.packing import CLASSES, FIELDS, pack, pack_samples, sample
 from tests.packdata.reading import PackedReader
 from tests.refusals import At, without_hash
@@ -368,6 +368,16 @@ def test_preview_replaces_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert entries(tmp_path) == ["a", "a.png"]
 
 
+def test_a_preview_that_does_not_fit_on_the_disk_leaves_nothing_there(tmp_path: Path) -> None:
+    pack_samples(tmp_path / "a", 20)
+
+    with tmpfs(tmp_path / "disk", "16k") as disk:
+        with pytest.raises(OSError):
+            run("preview", tmp_path / "a", "--out", disk / "a.png")
+
+        assert entries(disk) == []
+
+
 def test_captions_are_printed_as_the_sheet_has_no_letters_for_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -620,6 +630,17 @@ def test_stats_of_a_table_refuse_damaged_rows(tmp_path: Path) -> None:
 
 
 # extend and merge
+
+
+def test_a_merge_that_linked_is_not_one_that_copies(tmp_path: Path) -> None:
+    sources = [pack_samples(tmp_path / "a", 2, fields=SMALL)]
+    merge(tmp_path / "m", sources)
+
+    with pytest.raises(PackError):
+        merge(tmp_path / "m", sources, link=False)
+
+    merge(tmp_path / "m", sources, link=False, overwrite=True)
+    assert {path.stat().st_nlink for path in (tmp_path / "m").iterdir()} == {1}
 
 
 @pytest.mark.parametrize("link", [True, False])

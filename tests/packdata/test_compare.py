@@ -28,6 +28,12 @@ def test_options_that_only_one_has_are_differences_in_both_orders(
     assert len(schema_differences(b, a)) == len(schema_differences(a, b))
 
 
+def test_a_list_that_ends_earlier_differs_though_the_other_goes_on_with_none() -> None:
+    a, b = Schema({"x": Array(dims=(None,))}), Schema({"x": Array(dims=(None, None))})
+
+    assert [len(schema_differences(*pair)) for pair in ((a, b), (b, a))] == [1, 1]
+
+
 def test_pictures_of_several_codecs_are_told_to_be_encoded_alike(tmp_path: Path) -> None:
     picture, label = np.zeros((8, 8, 3), np.uint8), Label(classes=("a", "b"))
     fields: dict[str, dict[str, Field]] = {

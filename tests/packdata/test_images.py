@@ -20,13 +20,12 @@ import pytest
 
 from loaders import ShardDataset
 from loaders.codecs import codec_for
-from loaders.data.manifest import Manifest
 from loaders.errors import CodecError, SchemaError, SourceError
 from loaders.schema import Array, Image, Json, Label, Mask, Schema, Text
 from packdata.cli import main
 from packdata.images.plan import pack_images, plan_images
 from packdata.images.recipe import ImagesRecipe
-from tests.manifests import put_manifest
+from tests.packdata.packing import pack
 from tests.packdata.pngs import clear_png
 from tests.refusals import At
 
@@ -374,9 +373,7 @@ class TestLabels:
         save(tmp_path / "src/cat/1.png", photo())
         names = ["dog", "cat", "emu"]
         (tmp_path / "classes.txt").write_text("dog\ncat\n\nemu\n")
-        (tmp_path / "packed").mkdir()
-        schema = Schema({"image": Image(), "label": Label(classes=tuple(names))})
-        put_manifest(tmp_path / "packed", Manifest(schema, ()))
+        pack(tmp_path / "packed", {"label": Label(classes=tuple(names))}, [{"label": 0}])
         choices = {
             "names": names,
             "file": tmp_path / "classes.txt",
@@ -397,8 +394,7 @@ class TestLabels:
 
     def test_classes_need_labels(self, tmp_path: Path) -> None:
         save(tmp_path / "src/1.png", photo())
-        (tmp_path / "packed").mkdir()
-        put_manifest(tmp_path / "packed", Manifest(Schema({"image": Image()}), ()))
+        pack(tmp_path / "packed", {"text": Text()}, [{"text": "a"}])
 
         with pytest.raises(SourceError, check=At("src")):
             plan(tmp_path / "src", classes=["a"])

@@ -93,6 +93,19 @@ def test_cut_anywhere_whole_lines_count_and_appending_goes_on(tmp_path: Path) ->
         assert len(journal.state.shards.get("", [])) == min(whole - 1, 2)
 
 
+def test_from_a_flipped_bit_on_nothing_counts(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    write(path)
+    good = path.read_bytes()
+
+    for at in range(len(good)):
+        state = parse_journal(good[:at] + bytes([good[at] ^ 1 << at % 7]) + good[at + 1 :])
+        num = good[:at].count(b"\n")  # lines before that
+        assert (state is None) == (num == 0)
+        assert state is None or len(state.shards.get("", [])) == min(num - 1, 2)
+        assert state is None or not state.ended
+
+
 @pytest.mark.parametrize("tail", [b"\0" * 50 + b"\n", b'{"half'])
 def test_from_a_damaged_line_on_nothing_counts(tmp_path: Path, tail: bytes) -> None:
     path = tmp_path / "journal.jsonl"

@@ -322,7 +322,7 @@ def test_each_step_is_on_disk_before_the_next_relies_on_it(
     begun = ["sync new", f"sync {tmp_path.name}"]
     begun += ["sync journal.jsonl.tmp", "rename to journal.jsonl", f"sync {PACKING_NAME}"]
     assert steps[: len(begun)] == begun
-    named = [f"link to {shard.file}" for shard in read_manifest(dst).shards]
+    named = [f"rename to {shard.file}" for shard in read_manifest(dst).shards]
     lines = [i for i, step in enumerate(steps) if step == "sync journal.jsonl"]
     for shard, name, line in zip(shards, named, lines[:2], strict=True):
         assert steps.index(f"sync {shard}") < steps.index(name) < line

@@ -275,6 +275,24 @@ def test_a_part_with_rejects_is_packed_again_where_that_is_asked_for(
     assert finish(dst).samples == 10
 
 
+def test_a_damaged_part_of_a_finished_dataset_is_packed_again_where_that_is_asked_for(
+    photos: Path, tmp_path: Path
+) -> None:
+    dst = tmp_path / "dst"
+    for i in range(2):
+        pack_images(photos, dst, part=f"{i}/2")
+    finish(dst)
+    made = contents(dst)
+    shard = min(dst.rglob("shard-*"))
+    shard.write_bytes(bytes(shard.stat().st_size))
+
+    assert pack_images(photos, dst, part="0/2").samples == 0
+    assert pack_images(photos, dst, part="0/2", overwrite=True).samples == 5
+    finish(dst)
+
+    assert contents(dst) == made
+
+
 def test_a_part_that_fails_leaves_the_shards_of_others(photos: Path, tmp_path: Path) -> None:
     dst = tmp_path / "dst"
     pack_images(photos, dst, part="0/2")
@@ -306,6 +324,22 @@ def test_a_packing_of_all_drops_parts_where_that_is_asked_for(
     pack_images(photos, dst, overwrite=True)
 
     assert not (dst / ".parts").exists()
+
+
+def test_parts_stay_where_a_packing_is_refused_though_a_lock_was_left_by_a_kill(
+    photos: Path, tmp_path: Path
+) -> None:
+    dst = tmp_path / "dst"
+    for i in range(2):
+        pack_images(photos, dst, part=f"{i}/2")
+    lock = dst / PACKING_NAME / LOCK_NAME
+    lock.parent.mkdir()
+    lock.touch()
+
+    with pytest.raises(PackError, check=At("dst")):
+        pack_images(photos, dst)
+
+    assert finish(dst).samples == 10
 
 
 def test_overwriting_parts_of_another_count_drops_them(photos: Path, tmp_path: Path) -> None:
@@ -411,7 +445,20 @@ def test_a_part_of_another_version_counts_as_missing(photos: Path, tmp_path: Pat
     for i in range(2):
         pack_images(photos, dst, part=f"{i}/2")
     record = dst / ".parts" / "part-00001-of-00002"
-    record.write_bytes(record.read_bytes().replace(b'"journal":8', b'"journal":3', 1))
+    record.write_bytes(record.read_bytes().replace(b'"journal":9', b'"journal":3', 1))
+    with pytest.raises(PackError, match="missing: 1"):
+        finish(dst)
+
+    pack_images(photos, dst, part="1/2")
+
+    assert finish(dst).samples == 10
+
+
+def test_a_folder_in_place_of_a_part_counts_as_missing(photos: Path, tmp_path: Path) -> None:
+    """Development versions packed a part in a folder of its name."""
+    dst = tmp_path / "dst"
+    pack_images(photos, dst, part="0/2")
+    (dst / ".parts" / "part-00001-of-00002").mkdir()
     with pytest.raises(PackError, match="missing: 1"):
         finish(dst)
 

@@ -34,7 +34,7 @@ from packdata import cli
 from packdata.packing import store
 
 step, nth, when = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-holder, name = {"rename": (os, "link"), "publish": (store, "swap")}[step]
+holder, name = {"rename": (os, "replace"), "publish": (store, "swap")}[step]
 original, calls = getattr(holder, name), iter(range(1000))
 
 def dying(*args, **kwargs):
@@ -408,6 +408,31 @@ def test_a_split_that_was_killed_between_two_parts_is_done_again(
     assert all(verify(dst / name).notes == () for name in parts)
 
 
+def test_a_split_that_was_killed_is_not_continued_with_its_parts_in_another_order(
+    tmp_path: Path, source: Path
+) -> None:
+    killed("rename", 1, "before", "split", source, tmp_path / "s", "--parts", "a=0.5", "b=0.5")
+
+    split(source, tmp_path / "s", {"b": 0.5, "a": 0.5})
+
+    assert sorted(keys(tmp_path / "s" / "a") + keys(tmp_path / "s" / "b")) == sorted(keys(source))
+
+
+def test_a_command_that_is_refused_leaves_what_a_killed_split_has_published(
+    tmp_path: Path, source: Path
+) -> None:
+    dst, parts = tmp_path / "s", {"a": 0.5, "b": 0.5}
+    killed("publish", 0, "behind", "split", source, dst, "--parts", "a=0.5", "b=0.5")
+    there = {*dst.rglob("shard-*"), *dst.rglob("manifest.json"), *dst.rglob("*.jsonl")}
+
+    with pytest.raises(PackError, check=At("s/a")):
+        copy_dataset(source, dst)
+
+    assert there <= {*dst.rglob("*")}
+    split(source, dst, parts)
+    assert sorted(keys(dst / "a") + keys(dst / "b")) == sorted(keys(source))
+
+
 @pytest.mark.parametrize(("parts", "notes"), [((0.5, 0.2), 1), ((0.9, 0.1), 0)])
 def test_a_split_says_what_comes_to_no_part(
     tmp_path: Path, source: Path, parts: tuple[float, float], notes: int
@@ -455,8 +480,8 @@ def test_what_a_manifest_names_is_on_disk_before_it(
     assert steps[:2] == ["sync new", f"sync {tmp_path.name}"]
     (name,) = files(tmp_path / "new" / "dst")
     assert steps[-2:] == ["link to manifest.json", "sync dst"]
-    linked = steps.index(f"link to {name}")
-    assert steps.index("sync shard-00000.lmdb") < linked < steps.index("sync dst") < len(steps) - 2
+    placed = steps.index(f"rename to {name}")
+    assert steps.index("sync shard-00000.lmdb") < placed < steps.index("sync dst") < len(steps) - 2
 
 
 # Provenance

@@ -7,12 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loaders.data.formats import open_checksums, open_columns
+import packdata
+from loaders.data.formats import hash_file, open_checksums, open_columns
 from loaders.data.manifest import MANIFEST_NAME, read_manifest
-from loaders.errors import ManifestError, ShardError
+from loaders.errors import ManifestError, ShardError, StaleDatasetError
 from loaders.progress import Meter
 from loaders.schema import Array, Field, Image, Label, Text
 from packdata.cli import main
+from packdata.inspect import verify as verifying
 from packdata.inspect.stats import stats
 from packdata.inspect.verify import Fault, Report, verify
 from tests.packdata.packing import pack, pack_samples, sample
@@ -244,6 +246,24 @@ def test_decode_finds_records_that_are_whole_but_wrong(tmp_path: Path) -> None:
     assert [(f.field, f.rows, f.keys) for f in report.faults] == [
         ("image", (i, i), (f"k{i}",)) for i in range(3)
     ]
+
+
+def test_a_dataset_that_is_replaced_while_it_is_verified_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "a"
+    packdata.pack([{"x": "one"}], folder, {"x": Text()})
+
+    def late(path: Path) -> str:
+        monkeypatch.undo()
+        packdata.pack([{"x": "two"}], folder, {"x": Text()}, overwrite=True)
+        return hash_file(path)
+
+    monkeypatch.setattr(verifying, "hash_file", late)
+    with pytest.raises(StaleDatasetError):
+        verify(folder)
+
+    assert verify(folder).ok
 
 
 def test_progress_counts_every_byte(tmp_path: Path) -> None:

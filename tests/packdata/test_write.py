@@ -246,6 +246,10 @@ def test_what_cannot_be_written_is_refused_and_leaves_nothing(
         (SchemaError, dataset, {"add": {"label": ["cow"] * 10}}),
         (SchemaError, dataset, {"add": {"": [1] * 10}}),
         (SchemaError, dataset, {"add": {"x": "0123456789"}}),
+        (SchemaError, dataset, {"add": {"x": {*range(10)}}}),
+        (SchemaError, dataset, {"add": {"x": dict.fromkeys(range(10))}}),
+        (SchemaError, dataset, {"add": {"x": np.array(3)}}),
+        (SchemaError, dataset, {"fit": "cover"}),
         (TypeError, [1, 2], {}),
         (TypeError, torch.utils.data.TensorDataset(torch.zeros(3)), {}),
         (ValueError, dataset, {"codec": "png", "quality": 80}),
@@ -366,8 +370,9 @@ def test_a_dataset_that_was_replaced_since_it_was_opened_is_not_written(tmp_path
     assert not (tmp_path / "b").exists()
 
 
+@pytest.mark.parametrize("is_linked", [False, True])
 def test_a_dataset_that_is_replaced_while_its_shards_are_linked_is_not_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_linked: bool
 ) -> None:
     fields = {"x": Array(dtype="int64")}
     packdata.pack({"x": np.arange(4)}, tmp_path / "a", fields)
@@ -375,8 +380,11 @@ def test_a_dataset_that_is_replaced_while_its_shards_are_linked_is_not_written(
 
     def late(self: FolderStore, *about: Any) -> None:
         monkeypatch.setattr(FolderStore, "put_shard", put_shard)
-        put_shard(self, *about)
+        if is_linked:
+            put_shard(self, *about)
         packdata.pack({"x": np.arange(4) + 10}, tmp_path / "a", fields, overwrite=True)
+        if not is_linked:
+            put_shard(self, *about)
 
     monkeypatch.setattr(FolderStore, "put_shard", late)
     with pytest.raises(StaleDatasetError):

@@ -4,14 +4,19 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import packdata
 from loaders import ShardDataset
 from loaders.data.manifest import read_manifest
 from loaders.remote import origin
+from loaders.schema import Array
 from packdata.cli import main
+from packdata.inspect.verify import verify
+from packdata.packed.derive import merge
 from packdata.packed.remote import cache_report
-from tests.remote.conftest import SETTINGS
+from tests.remote.conftest import SETTINGS, Store
 from tests.remote.test_remote import S3
 
 
@@ -36,6 +41,21 @@ def test_a_url_is_described_as_the_folder_is(
     if isinstance(local, dict) and "path" in local:
         assert (local.pop("path"), remote.pop("path")) == (str(packed / "bucket/packed"), S3)
     assert remote == local
+
+
+def test_every_damaged_shard_at_a_url_is_named(store: Store, tmp_path: Path) -> None:
+    packdata.pack({"x": np.arange(4)}, tmp_path / "a", {"x": Array(dtype="int64")})
+    packdata.pack({"x": np.arange(5)}, tmp_path / "b", {"x": Array(dtype="int64")})
+    merge(store.root / "out" / "m", [tmp_path / "a", tmp_path / "b"], link=False)
+    shards = sorted((store.root / "out" / "m").glob("shard-*"))
+    for shard in shards:
+        data = bytearray(shard.read_bytes())
+        data[len(data) // 2] ^= 1
+        shard.write_bytes(data)
+
+    report = verify("s3://out/m")
+
+    assert [fault.file for fault in report.faults] == [shard.name for shard in shards]
 
 
 def test_a_shard_that_is_evicted_while_a_cache_is_looked_at_is_no_error(tmp_path: Path) -> None:
@@ -67,7 +87,8 @@ def test_fetch_fills_the_cache_and_a_folder_and_cache_shows_and_clears_it(
     assert (about["url"], about["num_shards"]) == (S3, about["of_shards"])
     reader = ShardDataset(S3)
     before = reader.read([0])[0]
-    assert main(["cache", str(cache), "--clear"]) == 0
+    assert main(["cache", str(cache), "--clear", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["num_deleted"] == about["num_shards"]
     assert not list((cache / "v2/shards").glob("??/*"))
     assert (reader.read([0])[0].values == before.values).all()  # of what it has mapped
     assert main(["diff", S3, str(tmp_path / "here"), *options]) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from io import BytesIO
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from loaders.progress import Meter
 from loaders.remote.options import add_remote
 from loaders.remote.url import URL, Location
 from loaders.schema import Label, MultiLabel
+from loaders.system.publish import publish_bytes
 from loaders.text import describe_size, printable
 from packdata.commands.common import (
     DATASETS,
@@ -73,7 +75,7 @@ def _described(path: Location, manifest: Manifest) -> dict[str, Any]:
         "num_samples": manifest.num_samples,
         "num_shards": len(shards),
         "size_bytes": manifest.size_bytes,
-        "bytes_per_sample": round(manifest.size_bytes / max(1, manifest.num_samples), 1),
+        "bytes_per_sample": round(manifest.size_bytes / manifest.num_samples, 1),
         "fields": {name: field.to_json() for name, field in fields.items()},
         "defaults": list(manifest.schema.defaults),
         "num_classes": {n: None if names is None else len(names) for n, names in classes.items()},
@@ -129,8 +131,8 @@ def preview(args: Namespace) -> int:
             show(preview.as_text(view, i))
         return 0
     tiles = [preview.tile_of(view, i) for i in indices]
-    with out.open("xb") as file:
-        preview.sheet_of(tiles).save(file, "PNG")
+    preview.sheet_of(tiles).save(sheet := BytesIO(), "PNG")
+    publish_bytes(out, sheet.getvalue())
     show(f"{printable(str(out))}: {len(indices)} of {counted(len(view), 'sample')}")
     for tile in tiles:  # as on the sheet, whose font lacks letters and room
         show(f"  {printable(tile.caption)}")

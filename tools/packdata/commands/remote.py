@@ -56,7 +56,8 @@ def cache(args: Namespace) -> int:
 
     folder = Cache.parse(args.folder).folder or default_folder()
     if args.clear:
-        show(f"{counted(clear_cache(folder), 'shard')} deleted")
+        num = clear_cache(folder)
+        show_result(args, {"num_deleted": num}, [f"{counted(num, 'shard')} deleted"])
         return 0
     report = cache_report(folder)
     lines = [f"{folder}: {describe_size(report['size_bytes'])}"]

@@ -59,6 +59,8 @@ def _different(what: str, a: Any, b: Any) -> list[str]:
     if a == b:
         return []
     if isinstance(a, list) and isinstance(b, list):
-        i, (a, b) = next(pair for pair in enumerate(zip_longest(a, b)) if pair[1][0] != pair[1][1])
-        what = f"{what} {i}"
+        pairs = enumerate(zip_longest(a, b))
+        if unequal := [pair for pair in pairs if pair[1][0] != pair[1][1]]:
+            i, (a, b) = unequal[0]  # else one has None at its end, as of dimensions of any length
+            what = f"{what} {i}"
     return [f"{what} is {cut(repr(a), _MAX_CHARS)} in A, {cut(repr(b), _MAX_CHARS)} in B"]

@@ -106,6 +106,7 @@ def verify(
 
     Raises:
         RemoteError: What lies at the URL cannot be fetched.
+        StaleDatasetError: The dataset was replaced meanwhile.
     """
     folder = place_of(path)
     try:
@@ -115,8 +116,14 @@ def verify(
         return Report(folder, (Fault(MANIFEST_NAME, what),))
 
     def check(shard: PackedShard) -> list[Fault]:
-        with _file_of(shard) as file:
-            return [*_faults(file, shard, quick, decode)]
+        try:
+            with _file_of(shard) as file:
+                found = [*_faults(file, shard, quick, decode)]
+        except ShardError as error:  # of one that is fetched
+            found = [Fault(shard.info.file, error.what)]
+        if found:
+            shard.check_version()
+        return found
 
     faults, shown = list[Fault](), progress or Quiet()
     workers = max(1, min(workers or usable_cores(), len(shards)))

@@ -161,7 +161,9 @@ def split(
     for name, content in datasets.items():
         described = {**options, "part": name}
         content.provenance = {"command": "split", "source": source, "options": described}
-    made = write_datasets(dst, "split", [view], datasets, options, RunSettings(**settings))
+    # The order of the parts decides, too, and names are sorted where plans are compared.
+    decides = {**options, "parts": [*parts.items()]}
+    made = write_datasets(dst, "split", [view], datasets, decides, RunSettings(**settings))
     if (total := sum(fractions)) < 1 - 1e-9:
         what = f"{1 - total:.3g} of the samples are in no part"
         note = f"{src}: {what}: the fractions are {total:.3g} together"
@@ -213,7 +215,7 @@ def merge(
     content = ViewContent(view, view.schema, provenance=provenance, whole=shards)
     settings = RunSettings(shard_bytes=shard_bytes, overwrite=overwrite)
     return write_datasets(
-        dst, "merge", views, {"": content}, {"whole": whole}, settings, link=link
+        dst, "merge", views, {"": content}, {"whole": whole, "link": link}, settings, link=link
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Set
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +33,6 @@ from packdata.sources.duplicates import row_hashes
 from packdata.values import Preparer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from loaders.data.columns import Column
     from packdata.images.fit import Size
     from packdata.packing.summary import Summary
@@ -86,6 +85,8 @@ def write(
         packdata.write(cats, "packed/cats", codec="dct", size=224, fit="cover", add={"score": scores})
     """
     source, known = _as_view(view)
+    if size is None and fit != "shorter":
+        raise SchemaError(f"fit {fit!r} without size=: pass size=, too")
     resize = None if size is None else SizeOption.parse(size, fit)
     added = {n: _added(n, each, known.fields.get(n), source) for n, each in (add or {}).items()}
     content = content_of(source, known, Recoding(codec, quality, resize=resize), added)
@@ -154,6 +155,7 @@ def _identity(content: ViewContent) -> dict[str, Any]:
 def _added(name: str, values: Any, field: Field | None, view: View) -> tuple[Field, Column]:
     """Return the field of values that are added, and their records."""
     is_one = isinstance(values, str | bytes) or not hasattr(values, "__len__")
+    is_one |= isinstance(values, Set | Mapping) or getattr(values, "ndim", 1) == 0
     if is_one or len(values) != len(view):
         what = f"add takes a value for each of {len(view)} samples"
         raise SchemaError(f"{what}, {name!r} is {shown(values)}")

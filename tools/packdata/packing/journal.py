@@ -7,7 +7,8 @@
 3. ``{"end"}``: a split is at its end, a ``Reached``, too.
 4. ``{"done"}``: every shard is complete; only publishing is left. This line has what else the datasets of a part take.
 
-A line that is torn, because the machine or the process died while it was written, is dropped.
+Each line has the hash of what is before that. From one that is torn, because the machine or the process died while it
+was written, or damaged, nothing counts.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from loaders.system.publish import publish_bytes
 if TYPE_CHECKING:
     from pathlib import Path
 
-JOURNAL_VERSION = 8
+JOURNAL_VERSION = 9
+_BEFORE_HASH = b',"hash":"'
 _MAX_VALUE_CHARS = 400  # longer values of the plan are kept as their hash
 _MAX_SHOWN_CHARS = 60  # and of longer ones a message only says that they differ
 _HASH = "xxh3:"
@@ -175,7 +177,7 @@ class Journal:
 
 
 def parse_journal(data: bytes) -> State | None:
-    """Return what a journal says up to the first torn line; None if that is the header, or of another version."""
+    """Return what a journal says up to the first bad line; None if that is the header, or of another version."""
     first, *rest = data.splitlines(keepends=True) or [b""]
     if (header := _parse(first)) is None or header.get("journal") != JOURNAL_VERSION:
         return None
@@ -192,12 +194,14 @@ def parse_journal(data: bytes) -> State | None:
 def _dump(line: Mapping[str, Any]) -> bytes:
     text = json.dumps(line, ensure_ascii=False, separators=(",", ":"))
     # A file name that is not UTF-8 is a string with surrogates: what replaces them is JSON, too.
-    return text.encode(errors="backslashreplace") + b"\n"
+    body = text.removesuffix("}").encode(errors="backslashreplace")
+    return body + _end_of(body)
 
 
 def _parse(raw: bytes) -> dict[str, Any] | None:
-    try:
-        line = json.loads(raw) if raw.endswith(b"\n") else None
-    except ValueError:
-        return None
-    return line if isinstance(line, dict) else None
+    body = raw.rpartition(_BEFORE_HASH)[0]
+    return json.loads(raw) if body and raw == body + _end_of(body) else None
+
+
+def _end_of(body: bytes) -> bytes:
+    return b'%b%b"}\n' % (_BEFORE_HASH, xxhash.xxh3_64_hexdigest(body).encode())

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import lmdb
 
 from loaders.data.manifest import Manifest, ShardInfo
-from loaders.errors import PackError
+from loaders.errors import LoadersError, PackError
 from loaders.remote.url import URL, Location
 from loaders.schema import Schema
 from loaders.system.regular import read_regular
@@ -167,7 +167,7 @@ class Packing:
         if not self._work.exists():
             if self._find_made():
                 return
-            self._check_target()  # refuses before anything is made
+            self._check_target(self.folders)  # refuses before anything is made
         for folder in sorted({"", *self.folders}) if self._owns_shards else ("",):
             opened.enter_context(locked(self._work.parent / folder))
         self._journal = self._open_journal()
@@ -175,7 +175,7 @@ class Packing:
         opened.callback(self._leave)
         opened.callback(partial(self._pool.shutdown, cancel_futures=True))
         if not self._find_made() and self.state.done is None:  # another may have been faster
-            self._check_target()
+            self._check_target(self.folders)
         if self._overwrite or self._adds:
             self._seen = marks_at(self._store, self.folders)
 
@@ -189,13 +189,13 @@ class Packing:
             self.state = State(rejects={"": rejects})
         return self.is_published
 
-    def _check_target(self) -> None:
-        """Raise PackError if something is there that is not to be replaced."""
+    def _check_target(self, folders: Collection[str]) -> None:
+        """Raise PackError if something is there that is not to be replaced, also in folders of another packing."""
         if not self._overwrite and any(self._store.in_folder(PARTS_NAME)):
             hint = "Run 'packdata finish' to join them, or pass overwrite=True to drop them"
             raise PackError("unfinished packing in parts", self.dst, hint)
         may_be_there, is_alone = self._overwrite or self._adds, not self._of_packed
-        check_target(self._store, self.folders, overwrite=may_be_there, is_alone=is_alone)
+        check_target(self._store, folders, overwrite=may_be_there, is_alone=is_alone)
 
     def _open_journal(self) -> Journal:
         """Open the journal that is there, if this packing continues it; else begin one."""
@@ -220,9 +220,8 @@ class Packing:
                 hint = "Pass the same settings to continue, or overwrite=True to start anew"
                 raise PackError(what, self.dst, hint)
             begun.update(was.folders)
-        if data:  # refuses before anything is dropped
-            is_alone = not self._of_packed
-            check_target(self._store, begun, overwrite=True, is_alone=is_alone)
+        if not self._find_made():
+            self._check_target(begun)  # refuses before anything is dropped
         self._clear()
         self._make_room(begun)
         is_kept = bool(self._plan) and not self._of_packed
@@ -321,7 +320,11 @@ class Packing:
         infos = [named_by_hash(s.info, f"shard-{n:05d}") for n, s in enumerate(shards, first)]
 
         def put(shard: PackedShard, info: ShardInfo) -> None:
-            self._store.put_shard(folder, shard.fetch(), info)
+            try:
+                self._store.put_shard(folder, shard.fetch(), info)
+            except LoadersError:
+                shard.check_version()
+                raise
 
         list(self._pool.map(put, shards, infos))
         for shard in shards:

@@ -2,8 +2,8 @@
 
 Shards and tokenizers come first, under names that hold their hash; then the manifests are swapped.
 
-1. A reader sees the old dataset or the new one: no shard is written over, and a manifest is replaced in one step.
-2. Killed, the same command does all of it again, and finds the shards that are there.
+1. A reader sees the old dataset or the new one: files are replaced in one step, a shard only by one of the same hash.
+2. Killed, the same command does all of it again, but for the shards that its journal has.
 3. In a folder, what the dataset before had goes after that. At a URL it stays: somebody may still read it.
 4. Of two who publish at one place: the manifest is put only in place of the one that was seen. It is
    read again right before and after, as some stores ignore conditions.
@@ -69,7 +69,7 @@ class FolderStore:
         """Return a file's bytes, and the mark of this state of it; None and {} if there is none."""
         try:
             data = read_regular(self._folder / name)
-        except (FileNotFoundError, NotADirectoryError):
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
             return None, {}
         return data, {"xxh3_128": xxhash.xxh3_128_hexdigest(data)}
 
@@ -82,7 +82,7 @@ class FolderStore:
         return self._publish(target, lambda beside: publish_bytes(beside, data), only == {})
 
     def put_shard(self, folder: str, path: Path, info: ShardInfo) -> None:
-        """Put a file under a name that no other content has, unless it is there: link it, or copy and verify it."""
+        """Put a file under a name that no other content has, over what is there: link it, or copy and verify it."""
         target = self._folder / name_at(folder, info.file)
 
         def write(beside: Path) -> None:
@@ -91,13 +91,10 @@ class FolderStore:
                     return os.link(path.resolve(), beside)
             return _copy(path, beside, info.xxh3_128)
 
-        if target.exists() and target.stat().st_size == info.size_bytes:
-            return
         if (what := size_fault(path, info.size_bytes)) is not None:
             hint = "Run 'packdata verify', and copy what it names from a backup"
             raise ShardError(what, path, hint=hint)
-        target.unlink(missing_ok=True)
-        self._publish(target, write, True)
+        self._publish(target, write, False)  # what is there may be damaged
 
     def _publish(self, target: Path, write: Callable[[Path], None], is_first: bool) -> bool:
         """Write a file beside what is ours, and rename it; False if ``is_first``, and another was faster."""
@@ -265,9 +262,13 @@ def _already_there(folder: Location) -> PackError:
 
 
 def rejected_at(store: Store) -> list[tuple[str, str]]:
-    """Return (item, error) of what was left out of the datasets at a place."""
+    """Return (item, error) of what was left out of the datasets at a place; PackError if the list is damaged."""
     lines = (store.read(REJECTED_NAME)[0] or b"").splitlines()
-    return [(line["item"], line["error"]) for line in map(json.loads, lines)]
+    try:
+        return [(line["item"], line["error"]) for line in map(json.loads, lines)]
+    except (LookupError, TypeError, ValueError) as error:
+        what, hint = f"not a list of rejects ({error})", "Remove it, or pass overwrite=True"
+        raise PackError(what, store.url / REJECTED_NAME, hint) from error
 
 
 def _rejected_bytes(rejected: Iterable[tuple[str, str]]) -> bytes:

@@ -53,7 +53,7 @@ def check_empty(dst: Path, folders: Collection[str]) -> None:
         for name in sorted(os.listdir(dst / folder)) if (dst / folder).is_dir() else ():
             may_be_there = name in _NOT_IN_THE_WAY or name in inner
             if not may_be_there and not (is_begun and STORED.fullmatch(name)):
-                hint = "Choose a folder that is new or empty; nothing here was touched"
+                hint = "Choose a folder that is new or empty"
                 raise PackError(f"not empty (holds {name!r})", dst / folder, hint)
 
 

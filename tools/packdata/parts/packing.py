@@ -122,11 +122,13 @@ class PartPacking(Packing):
     def _find_made(self) -> bool:
         """Tell whether the part is packed, or all of them are finished; take over what its journal says.
 
-        With ``overwrite``, a part that left items out is packed again: they may be readable now.
+        With ``overwrite``, a part that left items out is packed again: they may be readable now. So is any part of
+        datasets that are finished.
         """
         if (found := part_at(self._store, self._part.name)) is None:
             plan = whole(self._plan, self._part.of)
-            self.is_published = bool(made_at(self._store, self.folders, plan))
+            made = not self._overwrite and made_at(self._store, self.folders, plan)
+            self.is_published = bool(made)
         elif not (
             differences(found.plan, self._plan)
             or lost_at(self._store, files_of(manifests_of([found], {})))
@@ -135,8 +137,8 @@ class PartPacking(Packing):
             self.is_published, self.state = True, found
         return self.is_published
 
-    def _check_target(self) -> None:
-        check_target(self._store, self.folders, overwrite=self._overwrite)
+    def _check_target(self, folders: Collection[str]) -> None:
+        check_target(self._store, folders, overwrite=self._overwrite)
         if self._overwrite:
             return
         begun = self.dst / PACKING_NAME / JOURNAL_NAME
