@@ -137,7 +137,7 @@ def shares(parts: Any) -> list[float]:
     """
     found = as_list("parts", parts, "shares that sum to 1, such as [0.9, 0.1]")
     numbers = [float(real_number(f"parts[{i}]", part)) for i, part in enumerate(found)]
-    if abs(sum(numbers) - 1) > 1e-6 or min(numbers) < 0:
+    if not abs(sum(numbers) - 1) <= 1e-6 or min(numbers) < 0:  # nor NaN
         raise ValueError(f"parts must be shares that sum to 1, such as [0.9, 0.1], got {found}")
     last = max(i for i, number in enumerate(numbers) if number)
     numbers[last] += max(0.0, 1 - sum(numbers))  # no sample is left out

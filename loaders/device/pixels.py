@@ -66,7 +66,9 @@ def move_images(images: torch.Tensor, moves: Moves) -> torch.Tensor:
             raise BatchError(
                 f"only uint8 images can be rotated, sheared or warped on a device, got {images.dtype}"
             )
-        fill = row_of(np.broadcast_to(moves.fill, images.shape[1]).tolist(), images)[None]
+        fill = None
+        if moves.resampling.padding_mode != "edge":
+            fill = row_of(np.broadcast_to(moves.fill, images.shape[1]).tolist(), images)[None]
         points = points_of(matrices, moves.size, ripples)
         warped = warp(images.index_select(0, rows), points, moves.resampling.warp, fill)
         moved.index_copy_(0, rows, warped)

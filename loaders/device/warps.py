@@ -107,7 +107,7 @@ def _sampled(values: torch.Tensor, points: torch.Tensor, mode: str, around: str)
 
 
 def warp(
-    images: torch.Tensor, points: torch.Tensor, mode: str, fill: torch.Tensor
+    images: torch.Tensor, points: torch.Tensor, mode: str, fill: torch.Tensor | None
 ) -> torch.Tensor:
     """Return images whose pixels come from points.
 
@@ -115,12 +115,13 @@ def warp(
         images: uint8 ``(n, C, H, W)``.
         points: As ``points_of`` returns them.
         mode: ``"nearest"`` or ``"bilinear"``.
-        fill: ``(n, C)``, or of one for all: what lies outside.
+        fill: ``(n, C)``, or of one for all: what lies outside; None: the edge goes on.
     """
-    values = _sampled(images.float(), points, mode, "zeros")
-    ones = torch.ones_like(images[:, :1], dtype=torch.float32)
-    share = _sampled(ones, points, mode, "zeros")
-    values += (1 - share) * fill.view(len(fill), -1, 1, 1)
+    values = _sampled(images.float(), points, mode, "border" if fill is None else "zeros")
+    if fill is not None:
+        ones = torch.ones_like(images[:, :1], dtype=torch.float32)
+        share = _sampled(ones, points, mode, "zeros")
+        values += (1 - share) * fill.view(len(fill), -1, 1, 1)
     return values.round_().clamp_(0, 255).to(torch.uint8)
 
 

@@ -33,7 +33,7 @@ from loaders.loading.delivery import BatchT, Delivery, LoaderStats, Started
 from loaders.loading.frameworks import check_no_mesh
 from loaders.loading.options import LoaderOptions, check_alone
 from loaders.loading.ordered import OrderedLoader
-from loaders.loading.resume import ThirdParty
+from loaders.loading.resume import ThirdParty, num_batches
 from loaders.profiling import profile_from_environment
 from loaders.sampling.cursor import Pass
 from loaders.sampling.sampler import EpochSampler
@@ -380,7 +380,7 @@ class DataLoader(Settled, OrderedLoader[BatchT]):
             assert self._others is not None
             if self._options.uses_torch_sampler:
                 check_alone()
-            return self._others.begin()
+            return self._others.begin(num_batches(self))
         if steps.sampler.given_ranks == (None, None):
             check_no_mesh()
             if self._number:

@@ -87,6 +87,8 @@ class ThirdParty:
         generators = [getattr(part, "generator", None) for part in (*samplers, loader)]
         found = [each for each in generators if isinstance(each, torch.Generator)]
         self._generators = list({id(each): each for each in found}.values())
+        self._keeps_workers = loader.persistent_workers  # whose seed is drawn once
+        self._num_batches = float("inf")
         self._next: Mapping[str, Any] = {}
         self.epoch = 0
         self._current: ForeignPass | None = None
@@ -96,15 +98,26 @@ class ThirdParty:
         if epoch != self.epoch:
             self._next, self.epoch = {}, epoch
 
-    def begin(self) -> ForeignPass:
-        """Begin a pass; the state tells of it from now on."""
+    def begin(self, num_batches: float) -> ForeignPass:
+        """Begin a pass of so many batches, before workers draw their seed; the state tells of it from now on."""
         last = self._current
         is_unused = last is not None and not last.is_over and not last.num_new
         if last is not None and is_unused and self.epoch == last.epoch + 1:
             self._next, self.epoch = last.resumed, last.epoch  # frameworks begin twice
         self._current = ForeignPass(self.epoch, {"states": self._states(), **self._next})
-        self._next, self.epoch = {}, self.epoch + 1
+        self._next, self.epoch, self._num_batches = {}, self.epoch + 1, num_batches
+        if not self._is_seeded(self._current.resumed):
+            self._restore(self._current.resumed)
         return self._current
+
+    def _is_seeded(self, resumed: Mapping[str, Any]) -> bool:
+        """Tell whether workers drew their seed before the generators of a state were noted."""
+        is_kept = self._keeps_workers and resumed.get("epoch", 0) > 0
+        return is_kept or bool(resumed.get("seeded", resumed.get("delivered", 0) > 0))
+
+    def _restore(self, resumed: Mapping[str, Any]) -> None:
+        for generator, text in zip(self._generators, resumed.get("generators", []), strict=False):
+            generator.set_state(_tensor(text))
 
     # -- state -------------------------------------------------------------------------------------
 
@@ -121,7 +134,7 @@ class ThirdParty:
             )
         if current is None:
             return self._place_of(self.epoch, 0) | dict(self._next)
-        if not pending and (current.is_over or 0 < current.delivered >= _num_batches(loader)):
+        if not pending and (current.is_over or 0 < current.delivered >= num_batches(loader)):
             return self._place_of(current.epoch + 1, 0)
         place = self._place_of(current.epoch, current.delivered - pending)
         return place | current.drawn | {"states": copy.deepcopy(current.states)}
@@ -135,6 +148,7 @@ class ThirdParty:
         generators = [_text(each.get_state()) for each in self._generators]
         # All names in every state: torch.distributed.checkpoint restores those that a fresh loader's state has.
         place = {"epoch": epoch, "delivered": delivered, "generators": generators, "rng": None}
+        place["seeded"] = False
         if self._own is not None:
             place["sampler_epoch"] = self._own.epoch
         return {"kind": _KIND, **self._sizes, **place, "states": self._states()}
@@ -166,18 +180,23 @@ class ThirdParty:
         with self._drawing_again(current):
             iterator = self._go_on(number(current.epoch), current.resumed)
             first = [*islice(iterator, 1)]
-        for batch in chain(first, iterator):
-            if self._stateful is not None:
-                current.taken.append(self._states())
-            yield batch
+        batches = chain(first, iterator)
+        for place, batch in enumerate(batches, current.resumed.get("delivered", 0) + 1):
+            # At its end torch's RandomSampler draws once more: before a state tells of the next epoch.
+            behind = [*islice(batches, 1)] if place == self._num_batches else []
+            for each in (batch, *behind):
+                if self._stateful is not None:
+                    current.taken.append(self._states())
+                yield each
 
     @contextmanager
     def _drawing_again(self, current: ForeignPass) -> Iterator[None]:
         """Draw as when the pass began; note how generators stood then, torch's own if it is drawn from."""
         resumed = current.resumed
-        for generator, text in zip(self._generators, resumed.get("generators", []), strict=False):
-            generator.set_state(_tensor(text))
+        if self._is_seeded(resumed):
+            self._restore(resumed)
         current.drawn["generators"] = [_text(each.get_state()) for each in self._generators]
+        current.drawn["seeded"] = True
         before = torch.get_rng_state()
         rng = resumed.get("rng")
         if rng is not None:
@@ -212,7 +231,8 @@ def _first(batches: Iterable[Any], num: int) -> Iterator[Any]:
             return
 
 
-def _num_batches(loader: DataLoader[Any]) -> float:
+def num_batches(loader: DataLoader[Any]) -> float:
+    """Return the steps of an epoch; infinity if that is not known."""
     try:
         return len(loader)
     except TypeError:

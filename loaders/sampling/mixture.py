@@ -116,9 +116,11 @@ class MixtureOrder(Computed):
         flat = positions.ravel()
         indices, draws = np.empty_like(flat), np.empty_like(flat)
         pieces = self._once(epoch, self._pieces)
-        ends = [piece.begin for piece in pieces[1:]]
+        ends, at_begin = [piece.begin for piece in pieces[1:]], pieces[0].given
+        if self.history is not None and self.history.position and self.history.epoch == epoch:
+            at_begin = (0,) * len(at_begin)  # what was given when the epoch began is not known
         for number, rows in groups(np.searchsorted(ends, flat // self.block_size, "right")):
-            found = self._of_piece(epoch, pieces[number], pieces[0].given, flat[rows])
+            found = self._of_piece(epoch, pieces[number], at_begin, flat[rows])
             indices[rows], draws[rows] = found
         return indices.reshape(positions.shape), draws.reshape(positions.shape)
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from loaders import BatchAugment, Normalize, augment
+from loaders import BatchAugment, Normalize, RAMDataset, augment
 from loaders.augment.pixels import apply
 from loaders.augment.planning import draw_geometry, fill_of
 from loaders.datasets.reading.crops import cut
@@ -66,6 +66,19 @@ def test_images_are_those_of_the_host_within_a_step(name: str, channels: int, dt
     )  # OpenCV's weights have 11 bits: 2**-11 of 65,535 and a little
     difference = found.permute(0, 2, 3, 1).numpy().astype(np.int64) - want.astype(np.int64)
     assert np.abs(difference).max() <= step
+
+
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear"])
+def test_beyond_a_warped_picture_its_edge_goes_on_as_on_the_host(interpolation: Any) -> None:
+    turned = augment.RandomRotation((45, 45), interpolation=interpolation)
+    ops = [turned, augment.RandomCrop(64, padding=4, padding_mode="edge")]
+    images = np.full((3, 64, 64, 3), 200, np.uint8)
+    want = RAMDataset.from_arrays(image=images, augment=ops)
+
+    found = BatchAugment(ops)(torch.from_numpy(images).permute(0, 3, 1, 2), indices=range(3))
+
+    assert (found == 200).all()
+    assert all((want[i].image == 200).all() for i in range(3))
 
 
 class Clones(TorchDispatchMode):

@@ -152,6 +152,39 @@ def test_a_generator_is_drawn_from_as_by_torch(way: dict[str, Any], persistent: 
     assert epochs(DataLoader, **way) == epochs(TorchLoader, num_workers=workers)
 
 
+@every_way
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("kind", ["generator", "sampler", "batch_sampler"])
+@pytest.mark.parametrize("batch_size", [4, 5])  # of 12 samples: whole batches, or not
+def test_a_state_of_any_batch_goes_on_as_if_nothing_had_been(
+    way: dict[str, Any], persistent: bool, kind: str, batch_size: int
+) -> None:
+    """What workers draw before an order, and torch's sampler at its end, is drawn again."""
+
+    def make() -> DataLoader[Any]:
+        generator = torch.Generator().manual_seed(3)
+        order: dict[str, Any] = {"batch_size": batch_size, "shuffle": True, "generator": generator}
+        if kind != "generator":
+            sampler = RandomSampler(range(NUM), generator=generator)
+            order = {"batch_size": batch_size, "sampler": sampler}
+            if kind == "batch_sampler":
+                order = {"batch_sampler": BatchSampler(sampler, batch_size, drop_last=False)}
+        is_kept = persistent and way["num_workers"] > 0
+        return DataLoader(numbers(), persistent_workers=is_kept, **order, **way)
+
+    loader = make()
+    batches, states, seen = loader.forever(), [loader.state_dict()], list[list[int]]()
+    for _ in range(7):
+        seen.append(next(batches).x.tolist())
+        states.append(loader.state_dict())
+
+    for number in (0, 3, 5):  # an epoch has three
+        again = make()
+        again.load_state_dict(json.loads(json.dumps(states[number])))
+        resumed = again.forever()
+        assert [next(resumed).x.tolist() for _ in seen[number:]] == seen[number:]
+
+
 def test_batches_of_a_sampler_of_others_are_torchs() -> None:
     """Lightning makes the batch sampler of a loader anew, of a sampler of its own."""
     batches: Any = EpochBatches(range(5), batch_size=2, drop_last=True)

@@ -34,6 +34,12 @@ def test_shares_that_are_rounded_leave_no_sample_out() -> None:
     assert sum(map(len, divide_by_key(hashes, shares, seed=0))) == len(hashes)
 
 
+@pytest.mark.parametrize("parts", [[0.5, 0.6], [1.5, -0.5], [float("nan"), 1.0]], ids=str)
+def test_what_is_no_share_is_refused(parts: list[float]) -> None:
+    with pytest.raises(ValueError, match="sum to 1"):
+        checked_shares(parts)
+
+
 @pytest.mark.parametrize("parts", [[0.7, 0.2, 0.1, 0.0], [0.1] * 10 + [0.0], [0.0, 0.7, 0.3, 0.0]])
 def test_a_part_without_a_share_gets_nothing(parts: list[float]) -> None:
     found = divide(1_000, checked_shares(parts), seed=0)

@@ -302,6 +302,20 @@ def test_new_weights_go_on_where_each_source_was(before: Any, after: Any, num_ta
         sampler(after, seed=4).load_state_dict(state, weights="new")
 
 
+def test_new_weights_within_an_epoch_draw_no_sample_twice_alike() -> None:
+    first, second = (
+        EpochSampler(MixtureOrder([10, 57], weights, 60, seed=3), rank=0, world_size=1)
+        for weights in ([1, 1], [2, 1])
+    )
+    seen = list(islice(first.batches(4), 5))
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())), weights="new")
+
+    batches = (*seen, *second.batches(4))
+    rows = [row for batch in batches for row in zip(batch.indices, batch.draws, strict=True)]
+
+    assert len({*rows}) == len(rows) == 60
+
+
 def batches_of(sampler: EpochSampler) -> Iterator[npt.NDArray[np.int64]]:
     while True:
         for batch in sampler.batches(8):
