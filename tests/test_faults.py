@@ -185,7 +185,7 @@ multiprocessing.active_children().pop().kill()
 began = time.monotonic()
 try:
     list(iterator)
-except RuntimeError:
+except (RuntimeError, OSError):  # torch sees it, or what it reads from is gone
     os._exit(3 if time.monotonic() - began < 15 else 4)
 """
 

@@ -106,14 +106,21 @@ class ThirdParty:
             self._next, self.epoch = last.resumed, last.epoch  # frameworks begin twice
         self._current = ForeignPass(self.epoch, {"states": self._states(), **self._next})
         self._next, self.epoch, self._num_batches = {}, self.epoch + 1, num_batches
-        if not self._is_seeded(self._current.resumed):
-            self._restore(self._current.resumed)
+        resumed, drawn = self._current.resumed, self._current.drawn
+        drawn["seeded"] = self._is_seeded(resumed)
+        if not drawn["seeded"]:
+            self._restore(resumed)
+        drawn["rng"] = resumed.get("rng")
+        drawn["generators"] = resumed.get("generators", self._generator_states())
         return self._current
 
     def _is_seeded(self, resumed: Mapping[str, Any]) -> bool:
         """Tell whether workers drew their seed before the generators of a state were noted."""
         is_kept = self._keeps_workers and resumed.get("epoch", 0) > 0
         return is_kept or bool(resumed.get("seeded", resumed.get("delivered", 0) > 0))
+
+    def _generator_states(self) -> list[str]:
+        return [_text(each.get_state()) for each in self._generators]
 
     def _restore(self, resumed: Mapping[str, Any]) -> None:
         for generator, text in zip(self._generators, resumed.get("generators", []), strict=False):
@@ -145,7 +152,7 @@ class ThirdParty:
         return {} if stateful is None else {"0": copy.deepcopy(stateful.state_dict())}
 
     def _place_of(self, epoch: int, delivered: int) -> dict[str, Any]:
-        generators = [_text(each.get_state()) for each in self._generators]
+        generators = self._generator_states()
         # All names in every state: torch.distributed.checkpoint restores those that a fresh loader's state has.
         place = {"epoch": epoch, "delivered": delivered, "generators": generators, "rng": None}
         place["seeded"] = False
@@ -195,7 +202,7 @@ class ThirdParty:
         resumed = current.resumed
         if self._is_seeded(resumed):
             self._restore(resumed)
-        current.drawn["generators"] = [_text(each.get_state()) for each in self._generators]
+        current.drawn["generators"] = self._generator_states()
         current.drawn["seeded"] = True
         before = torch.get_rng_state()
         rng = resumed.get("rng")
