@@ -103,7 +103,7 @@ def annotated(source: Source, found: Annotations, classes: Sequence[str], used: 
     if not names:
         what = f"no picture is called as in the annotations ({found.kind})"
         raise SourceError(what, source.name, "Another folder, or another split?")
-    file = min(found.files)  # of COCO the only one; of others the same in all splits
+    file = min(found.files)  # names the annotations: COCO's one file, or the first of the folder
     used.update({(file, name): num for name, num in names.items()})
     (_, name), num = used.most_common(1)[0]
     if num > 1:

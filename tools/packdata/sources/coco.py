@@ -25,7 +25,7 @@ _MORE = {
     "area": Column("json", field=Array(dtype="float32", dims=(None,))),
     "segmentation": Column("json", field=Json()),
 }
-_NOTHING = {"iscrowd": 0, "area": 0.0}  # what a box without them gets; None in the place of others
+_NOTHING = {"iscrowd": 0, "area": 0.0}  # defaults of a box; other keys default to None
 _READ = {*_MORE, "id", "image_id", "category_id", "bbox", _KEYPOINTS, "num_keypoints"}
 # Of names such as left_eye, L_Eye, lefteye, eyeLeft, LEye.
 _WORD = re.compile(

@@ -247,7 +247,7 @@ class ChatTemplate:
                 unsure.append(number)
             elif (at := text.find(said := _said(message), at)) >= 0:
                 at += len(said)
-            else:  # what was found of others may have been said elsewhere
+            else:  # earlier contents may have matched inside other messages: check each
                 unsure = [*range(len(messages))]
                 break
         for number in unsure:
@@ -287,7 +287,7 @@ class ChatTemplate:
         if not text.startswith(opened):
             start = self._begin(text, upto, opened, self.render(earlier, tools))
         said = _said(messages[number])
-        # Of a short answer, what follows it may change.
+        # What follows a short answer may change when more messages follow.
         head = text[start : start + (min(len(said), _HEAD_CHARS) or _HEAD_CHARS)]
         # The end token may stand behind the last message alone.
         for end in (upto, upto.removesuffix(self._end)):

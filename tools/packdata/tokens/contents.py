@@ -73,7 +73,7 @@ class Content(ABC):
 
     @property
     def _lost(self) -> list[str]:
-        """What no row of JSON may have."""
+        """Columns that change what is learned, and are neither read nor dropped."""
         return [name for name in self.known if name not in (*self.columns, *self.drop)]
 
     def check_unused(self, schema: pa.Schema, path: Location) -> None:
