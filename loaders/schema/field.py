@@ -122,8 +122,8 @@ def check_dtype(dtype: Any, allowed: str) -> str:
     """Return the name of a numpy type; SchemaError unless it is of an allowed kind, as of ``"uif"``."""
     try:
         known = None if dtype is None else np.dtype(dtype)  # None would be float64
-    except (TypeError, ValueError, SyntaxError, MemoryError, RecursionError):
-        # Strings are parsed as Python source.
+    except (TypeError, ValueError, SyntaxError, MemoryError, RecursionError, DeprecationWarning):
+        # Strings are parsed as Python source; a warning is one where a program makes errors of them.
         known = None
     if known is None or known.name not in _DTYPES or known.kind not in allowed:
         names = sorted(name for name in _DTYPES if np.dtype(name).kind in allowed)
