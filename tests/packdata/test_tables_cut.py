@@ -6,6 +6,7 @@ import itertools
 import re
 import tempfile
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 
 from packdata import rows as row_files
 from packdata.delimited import CsvRows, last_record_end
+from packdata.jsonl import JsonRows
+from packdata.reading import File, open_file
 from packdata.sources.listed import files_at
 from packdata.tables import pack_tables
 from tests.packdata.reading import PackedReader
@@ -119,6 +122,27 @@ def test_parts_know_their_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
             found += [(value, rows.line(i)) for i, value in enumerate(rows.table["a"].to_pylist())]
 
     assert found == [(str(i), 2 + 3 * i) for i in range(20)]
+
+
+@pytest.mark.parametrize("kind", [CsvRows, JsonRows])
+def test_lines_of_many_rows_are_found_by_reading_their_part_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[CsvRows | JsonRows]
+) -> None:
+    (tmp_path / "t").write_text("\n" + '{"a":1}\n' * 100)
+    file, reads = kind(files_at(tmp_path / "t")[0]), list[File]()
+    (part,) = file.parts()
+    (rows,) = file.read(part)
+
+    def counted(file: File) -> BinaryIO:
+        reads.append(file)
+        return open_file(file)
+
+    monkeypatch.setattr(row_files, "open_file", counted)
+
+    lines = [rows.line(row) for row in range(len(rows.table))]
+
+    assert lines == [*range(102 - len(rows.table), 102)]
+    assert len(reads) == 1
 
 
 def test_a_row_without_end_is_not_read_into_memory(

@@ -22,7 +22,7 @@ import pyarrow.csv
 from loaders.errors import SourceError
 from packdata.options import check_options, opt, unescaped
 from packdata.parsing import UTF8_HINT
-from packdata.rows import MAX_ROW_BYTES, Rows, TextRows, suffix_inside
+from packdata.rows import MAX_ROW_BYTES, TextRows, suffix_inside
 from packdata.types import Kind
 
 if TYPE_CHECKING:
@@ -135,20 +135,9 @@ class CsvRows(TextRows):
         last_end = partial(last_record_end, delimiter=ord(self.delimiter))
         return self._cut(last_end, self._begin, self._line)
 
-    def read(self, part: Part, columns: Names = None) -> Iterator[Rows]:
-        """Parse a part into texts, null where a cell is empty."""
-        data, names = self._bytes(part), [*(self.columns if columns is None else columns)]
-        table = self._parsed(data, names)
-        if table is None:  # a row of more or less cells, or no UTF-8
-            yield self._by_hand(part, partial(self._table, names=names))
-            return
-
-        # The part is read once more when a message says where a row is.
-        lines = cache(lambda: [line for line, *_ in self.records(part)])
-        yield Rows(table, lambda row: lines()[row])
-
-    def _parsed(self, data: bytes, names: list[str]) -> pa.Table | None:
-        """Let Arrow parse; None where it refuses a row or value."""
+    def _parsed(self, data: bytes, columns: Names) -> pa.Table | None:
+        """Let Arrow parse into texts, null where a cell is empty; None where it refuses a row or value."""
+        names = [*(columns or ())]
         if data.startswith(_BOM):  # of a cell: the file's is in no part, and Arrow takes one away
             data = _BOM + data
         wanted = set(names)
@@ -200,11 +189,12 @@ class CsvRows(TextRows):
                 csv.field_size_limit(before)
         return rows
 
-    def _table(self, rows: Sequence[list[str]], names: list[str]) -> pa.Table:
+    def _table(self, rows: Sequence[list[str]], columns: Names) -> pa.Table:
         """Return the columns of rows as texts, null where a cell is empty."""
+        names = [*(columns or ())]
         none, places = {"", *self._missing}, {name: i for i, name in enumerate(self.columns)}
-        columns = ([cells[places[name]] for cells in rows] for name in names)
-        texts = ([None if cell in none else cell for cell in column] for column in columns)
+        values = ([cells[places[name]] for cells in rows] for name in names)
+        texts = ([None if cell in none else cell for cell in column] for column in values)
         return pa.Table.from_arrays([pa.array(each, pa.string()) for each in texts], names=names)
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from packdata.parsing import arrow_lines, filled_lines, json_object
-from packdata.rows import Rows, TextRows
+from packdata.rows import TextRows
 from packdata.types import Kind
 
 if TYPE_CHECKING:
@@ -28,48 +26,34 @@ class JsonRows(TextRows):
         """List pieces of whole lines."""
         return self._cut(lambda data: data.rfind(b"\n") + 1)
 
-    def read(self, part: Part, columns: Names = None) -> Iterator[Rows]:
-        """Parse a part: by Arrow, or where it refuses a line or reads something else, line by line."""
-        if (table := _parsed(self._bytes(part))) is None:
-            rows = self._by_hand(part, _table)
-        else:
-            rows = Rows(table, lambda row: next(islice(self._lines(part), row, None))[0])
-        yield replace(rows, table=_some_of(rows.table, columns))
-
-    def _lines(self, part: Part) -> Iterator[tuple[int, bytes]]:
-        """Yield the lines of a part that are not blank: it is read once more."""
-        found = filled_lines(self._bytes(part))
-        return ((part.line + number, text) for number, _, text in found)
-
     def records(self, part: Part) -> Iterator[tuple[int, dict[str, Any], str]]:
         """Yield the object of each line that is not blank."""
-        for line, text in self._lines(part):
+        for number, _, text in filled_lines(self._bytes(part)):
             try:
-                yield line, json_object(text), ""
+                yield part.line + number, json_object(text), ""
             except ValueError as error:
-                yield line, {}, str(error)
+                yield part.line + number, {}, str(error)
+
+    def _parsed(self, data: bytes, columns: Names) -> pa.Table | None:
+        """Let Arrow parse; None where it would not get what JSON says."""
+        if (table := _as_written(data)) is None or columns is None:
+            return table
+        known = {*table.column_names}
+        arrays = [table[name] if name in known else pa.nulls(len(table)) for name in columns]
+        return pa.Table.from_arrays(arrays, names=[*columns])
+
+    def _table(self, rows: Sequence[dict[str, Any]], columns: Names) -> pa.Table:
+        """Take what JSON says as it is."""
+        if columns is None:
+            columns = [*dict.fromkeys(name for row in rows for name in row)]
+        if not columns:  # rows there may be
+            return pa.table({"": pa.nulls(len(rows))}).select([])
+        arrays = [_column([row.get(name) for row in rows]) for name in columns]
+        return pa.Table.from_arrays(arrays, names=columns)
 
 
-def _table(rows: Sequence[dict[str, Any]]) -> pa.Table:
-    """Take what JSON says as it is."""
-    names = dict.fromkeys(name for row in rows for name in row)
-    if not names:  # rows there may be
-        return pa.table({"": pa.nulls(len(rows))}).select([])
-    arrays = [_column([row.get(name) for row in rows]) for name in names]
-    return pa.Table.from_arrays(arrays, [*names])
-
-
-def _some_of(table: pa.Table, columns: Sequence[str] | None) -> pa.Table:
-    """Return these columns of a table; one that it lacks is empty."""
-    if columns is None:
-        return table
-    known = {*table.column_names}
-    arrays = [table[name] if name in known else pa.nulls(len(table)) for name in columns]
-    return pa.Table.from_arrays(arrays, names=[*columns])
-
-
-def _parsed(data: bytes) -> pa.Table | None:
-    """Let Arrow parse; None where it would not get what JSON says."""
+def _as_written(data: bytes) -> pa.Table | None:
+    """Let Arrow parse; None where it refuses a line, or reads something else."""
     if (table := arrow_lines(data, pa.schema([]), with_others=True)) is None:
         return None
     try:

@@ -15,7 +15,7 @@ import weakref
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
@@ -148,12 +148,27 @@ class TextRows(RowFile):
     def records(self, part: Part) -> Iterator[tuple[int, Any, str]]:
         """Yield the rows of a part one by one in Python: the line of each, what it holds, and why it cannot be read."""
 
-    def _by_hand(self, part: Part, table: Callable[[list[Any]], pa.Table]) -> Rows:
-        """Return the rows that can be read, as the table of what they hold; the others are bad."""
+    @abstractmethod
+    def _parsed(self, data: bytes, columns: Names) -> pa.Table | None:
+        """Return columns of whole rows as Arrow parses them; None where it refuses one, or reads something else."""
+
+    @abstractmethod
+    def _table(self, rows: Sequence[Any], columns: Names) -> pa.Table:
+        """Return columns of what records hold."""
+
+    def read(self, part: Part, columns: Names = None) -> Iterator[Rows]:
+        """Parse a part: by Arrow, or where it cannot, row by row, and only those that cannot be read are bad."""
+        columns = self.columns if columns is None else columns
+        if (table := self._parsed(self._bytes(part), columns)) is not None:
+            # The part is read once more when a message says where a row is.
+            lines = cache(lambda: [line for line, *_ in self.records(part)])
+            yield Rows(table, lambda row: lines()[row])
+            return
         found = [*self.records(part)]
         bad = [(line, why) for line, _, why in found if why]
         good = [(line, row) for line, row, why in found if not why]
-        return Rows(table([row for _, row in good]), [line for line, _ in good].__getitem__, bad)
+        table = self._table([row for _, row in good], columns)
+        yield Rows(table, [line for line, _ in good].__getitem__, bad)
 
     @cached_property
     def _unpacked(self) -> LocalFile:
