@@ -129,6 +129,17 @@ def test_one_column_of_texts_with_blanks_is_one_column(tmp_path: Path) -> None:
     assert reader.column("categories").tolist() == [[1], [2]]
 
 
+def test_one_column_of_texts_with_other_separators_is_one_where_the_comma_is_named(
+    tmp_path: Path,
+) -> None:
+    source, names = write(tmp_path, "hello; world\nfoo bar\n"), ("text",)
+
+    assert_refused(tmp_path, source, "t.csv", "delimiter=';'", names=names)
+    reader = packed(tmp_path, source, names=names, delimiter=",")
+
+    assert reader.column("categories").tolist() == [[2], [1]]
+
+
 def test_lines_are_right_behind_rows_that_were_left_out_and_rejects_in_their_order(
     tmp_path: Path,
 ) -> None:

@@ -188,7 +188,7 @@ def test_datatrove_without_an_index_that_fits_is_refused(
 
 @pytest.mark.parametrize("data", ["plain ascii".encode("utf-16-le"), bytes([1, 0, 2, 0] * 9)])
 def test_utf16_and_ids_that_are_utf8_by_chance_are_not_text(tmp_path: Path, data: bytes) -> None:
-    with pytest.raises(SourceError, check=At("a.txt")):
+    with pytest.raises(SourceError, check=At("a.txt, line 1")):
         pack(write(tmp_path / "a.txt", data), tmp_path / "p")
 
     write(tmp_path / "b.txt", "a NUL \0 among other characters is text")

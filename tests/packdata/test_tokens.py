@@ -338,6 +338,18 @@ def test_lines_that_are_not_json_with_a_text_are_refused_with_their_number(
     assert named in caught.value.what
 
 
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_a_line_of_nuls_is_one_that_is_not_json(tmp_path: Path, end: str) -> None:
+    write(tmp_path / "src/a.jsonl", '{"text": "ok"}\n' + "\0" * 5000 + end)
+    write(tmp_path / "src/b.jsonl", "\ufeff" + end)
+
+    pack_tokens(tmp_path / "src", tmp_path / "p", on_error="skip")
+
+    assert texts(tmp_path / "p") == ["ok"]
+    (line,) = (tmp_path / "p/rejected.jsonl").read_text().splitlines()
+    assert json.loads(line)["item"] == "a.jsonl, line 2"
+
+
 def test_json_lines_are_read_with_escapes_blank_lines_and_other_keys(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [
         {"id": 1, "body": 'a "quoted" \n 猫 \U0001f408'},

@@ -88,7 +88,7 @@ class CsvRows(TextRows):
         self.header = options.header and not options.names
         self._missing, self._strict, self._skips_blanks = missing, strict, skips_blanks
         super().__init__(file)
-        self._begin, self._line, cells = self._first_row(options.skip_rows)
+        self._begin, self._line, cells = self._first_row(options)
         given = [cell.strip() if self.header else "" for cell in cells]
         numbered = (name or f"column_{i}" for i, name in enumerate(given, 1))
         self.columns: tuple[str, ...] = options.names or tuple(numbered)
@@ -96,13 +96,13 @@ class CsvRows(TextRows):
             what = f"the first row has {len(cells)} cells, names= has {len(self.columns)}"
             raise SourceError(what, f"{file.path}, line {self._line}")
 
-    def _first_row(self, skip_rows: int) -> tuple[int, int, list[str]]:
+    def _first_row(self, options: CsvOptions) -> tuple[int, int, list[str]]:
         """Read the first row; return offset and line of the first one with values, and its cells."""
         with self._open() as file:
             begin, line = len(_BOM) if file.read(len(_BOM)) == _BOM else 0, 1
             file.seek(begin)
             while (row := file.readline(MAX_ROW_BYTES)) and (
-                line <= skip_rows or not row.strip(b"\r\n")
+                line <= options.skip_rows or not row.strip(b"\r\n")
             ):
                 begin, line = file.tell(), line + 1
             while (
@@ -112,7 +112,7 @@ class CsvRows(TextRows):
             ):
                 row += more
         if not row:
-            what = f"the file has no line of names behind {skip_rows} lines"
+            what = f"the file has no line of names behind {options.skip_rows} lines"
             raise SourceError(what, self.path, "CSV has a line of names, and rows below")
         place = f"{self.path}, line {line}"
         try:
@@ -122,9 +122,11 @@ class CsvRows(TextRows):
         if others:  # which would be lost
             hint = r"Convert the file: tr '\r' '\n' < FILE"
             raise SourceError(r"lines end in \r alone", self.path, hint)
-        if marks := [mark for mark in ";\t|" if len(cells) == 1 and mark in cells[0]]:
+        is_alone = len(cells) == 1 and options.delimiter is None
+        if marks := [mark for mark in ";\t|" if is_alone and mark in cells[0]]:
             what = f"the file has one column, {cells[0][:60]!r}"
-            hint = f"Is it separated by {marks[0]!r}? Pass delimiter=; skip_rows=1 leaves out a line 'sep=;'"
+            hint = f"Pass delimiter={marks[0]!r}, or {self.delimiter!r} if that is one column"
+            hint += "; skip_rows=1 leaves out a line 'sep=;'"
             raise SourceError(what, self.path, hint)
         if not self.header:
             return begin, line, cells

@@ -80,7 +80,7 @@ def arrow_lines(data: bytes, schema: pa.Schema, *, with_others: bool) -> pa.Tabl
     which a file of nothing else ends the process.
 
     Args:
-        data: The lines, at least one; blank ones become no rows.
+        data: The lines; blank ones become no rows.
         schema: Columns whose type is known.
         with_others: Whether the columns that it lacks are read, too, as what Arrow takes them for.
     """
@@ -99,6 +99,8 @@ def arrow_lines(data: bytes, schema: pa.Schema, *, with_others: bool) -> pa.Tabl
 
 def _num_objects(data: bytes) -> int | None:
     """Return how many lines are not blank; None if one of them does not begin and end as an object does."""
+    if not data or data.isspace():
+        return 0
     codes = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(codes == ord("\n"))
     ends = ends if data.endswith(b"\n") else np.append(ends, len(data))

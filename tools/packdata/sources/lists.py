@@ -166,8 +166,9 @@ def _open_csv(given: File) -> CsvRows:
     with open_text(given) as file:
         head = file.read(HEAD_BYTES).decode(errors="replace")
     first = head.lstrip("\ufeff\r\n").partition("\n")[0]
-    delimiter = max(",\t;", key=first.count)  # the comma where none occurs
-    options, skips_blanks = CsvOptions(delimiter=delimiter), f"{delimiter} " in first
+    delimiter = max(",\t;", key=first.count)
+    options = CsvOptions(delimiter=delimiter if delimiter in first else None)
+    skips_blanks = f"{delimiter} " in first
     rows = CsvRows(given, options, strict=True, skips_blanks=skips_blanks)
     check_distinct(rows.columns, given.path)
     return rows

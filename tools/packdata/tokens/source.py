@@ -267,11 +267,6 @@ class TextFile:
         blob = part.stored() if part.stored else self._bytes(part.start, part.stop)
         if len(blob) < part.nbytes:
             raise SourceError("the file became shorter while it was read", self._file.name)
-        rejects: list[SourceError] = []
-        if blob.count(0, 0, _CHECKED_BYTES) > min(len(blob), _CHECKED_BYTES) // _MAX_NUL_SHARE:
-            hint = "UTF-16 becomes UTF-8 by iconv; ids are read from .npy or .bin"
-            what = "the file is full of NUL bytes, not text"
-            blob, rejects = b"", [SourceError(what, part.where, hint)]
         text = blob.removeprefix(BOM) if part.start == 0 else blob
 
         @cache
@@ -286,8 +281,7 @@ class TextFile:
             first, ends = lines()
             return f"{self._file.name}, line {first + np.searchsorted(ends, at)}"
 
-        found = self._split(text, place)
-        return replace(found, rejects=(*found.rejects, *rejects))
+        return self._split(text, place)
 
     def _bytes(self, start: int, stop: int) -> bytes:
         if not self._file.is_compressed:
@@ -321,8 +315,13 @@ def _end_behind(
 def split_at(data: bytes, place: Place, separator: bytes, *, is_line: bool = False) -> Documents:
     r"""Make what lies between separators documents, without these, and lines without the rest of ``\r\n``.
 
-    Without a separator all is one document. What is not UTF-8 is left out.
+    Without a separator all is one document. What is not UTF-8 is left out, and all where much of it is NULs.
     """
+    if data.count(0, 0, _CHECKED_BYTES) > min(len(data), _CHECKED_BYTES) // _MAX_NUL_SHARE:
+        what = "the file is full of NUL bytes, not text"
+        hint = "UTF-16 becomes UTF-8 by iconv; ids are read from .npy or .bin"
+        none, reject = np.empty(0, np.int64), SourceError(what, place(0), hint)
+        return Documents(none.astype(np.uint8), none, place, (reject,))
     stops = stored = _stops(data, separator)
     if is_line and b"\r" in data:
         data = data.replace(b"\r\n", b"\n")
