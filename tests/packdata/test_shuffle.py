@@ -3,9 +3,10 @@
 import gzip
 import json
 import shutil
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -19,8 +20,9 @@ from packdata.cli import main
 from packdata.images.plan import pack_images
 from packdata.packing.target import LOCK_NAME, PACKING_NAME, REJECTED_NAME
 from packdata.plan import pack_plan
+from packdata.reading import File
+from packdata.rows import open_text
 from packdata.tables import pack_tables
-from packdata.tokens.files import SourceFile
 from packdata.tokens.plan import TokenOptions, pack_tokens, plan_tokens
 from packdata.tokens.rows import streams_of
 from tests.packdata.recipes import contents
@@ -235,19 +237,19 @@ def test_what_cannot_be_packed_is_named_as_it_is_otherwise(name: str, tmp_path: 
 def test_a_compressed_file_is_unpacked_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unpacked, unpack = list[str](), SourceFile.unpacked
+    unpacked = list[str]()
 
-    def counted(file: SourceFile) -> Any:
-        unpacked.append(file.name)
-        return unpack(file)
+    def counted(file: File) -> AbstractContextManager[BinaryIO]:
+        unpacked.append(file.path.name)
+        return open_text(file)
 
+    monkeypatch.setattr("packdata.rows.open_text", counted)
     sources = ["lines.jsonl.gz", "more.jsonl.gz"]
-    plan = plan_tokens(sources, TokenOptions(row_tokens=64), shuffle=1)
-    assert len(plan.recipe) > 10
-    monkeypatch.setattr(SourceFile, "unpacked", counted)
 
+    plan = plan_tokens(sources, TokenOptions(row_tokens=64), shuffle=1)
     pack_plan(plan, tmp_path / "dst")
 
+    assert len(plan.recipe) > 10
     assert sorted(unpacked) == sources
 
 

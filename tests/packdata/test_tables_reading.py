@@ -1,8 +1,11 @@
 """How tables are read: without a header, below folders of keys, with missing words, nested deep, in other encodings."""
 
+import gzip
 import json
+import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,9 @@ import pytest
 
 from loaders.errors import SchemaError, SourceError
 from packdata.cli import main
+from packdata.delimited import CsvOptions, CsvRows
 from packdata.rows import COMPRESSIONS
+from packdata.sources.listed import files_at
 from packdata.tables import pack_tables, plan_tables
 from tests.packdata.reading import PackedReader
 from tests.refusals import At
@@ -334,6 +339,28 @@ def test_compressed_text_is_read_as_if_it_were_not(
     compressed.write_bytes(compressed.read_bytes()[:20])
     with pytest.raises(SourceError, check=At(f"t.{kind}{suffix}")):
         pack_tables(compressed, tmp_path / "damaged")
+
+
+def test_a_compressed_table_is_unpacked_behind_its_header_until_its_process_lets_it_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = b"\xef\xbb\xbfsep=,\n\n\na,b\n1,2\n"
+    (tmp_path / "t.csv.gz").write_bytes(gzip.compress(text))
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+
+    rows = CsvRows(files_at(tmp_path / "t.csv.gz")[0], CsvOptions(skip_rows=1))
+
+    assert rows.columns == ("a", "b")
+    assert [*(tmp_path / "tmp").iterdir()] == []
+    (part,) = rows.parts()
+    if (child := os.fork()) == 0:
+        del rows
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert [cells for _, cells, _ in rows.records(part)] == [["1", "2"]]
+    del rows
+    assert [*(tmp_path / "tmp").iterdir()] == []
 
 
 def test_a_name_may_have_a_line_break(tmp_path: Path) -> None:

@@ -235,16 +235,21 @@ def test_pieces_of_an_unpacked_file_or_a_group_of_rows_are_read_from_its_first(
     data = "\n".join(WORDS).encode()
     plain = write(tmp_path / "a.txt", data)
     packed = write(tmp_path / "b.txt.gz", gzip.compress(data))
+    monkeypatch.setattr("packdata.rows.PART_BYTES", 1000)
+    cells = "\n".join(["text", *(json.dumps(word) for word in WORDS)]).encode()
+    table = write(tmp_path / "d.csv.gz", gzip.compress(cells))
     pq.write_table(pa.table({"text": WORDS}), tmp_path / "c.parquet", row_group_size=30)
 
     found = [
         TokenSource(list_files([path])[0], TokenOptions(documents="line")).runs
-        for path in (plain, packed, tmp_path / "c.parquet")
+        for path in (plain, packed, tmp_path / "c.parquet", table)
     ]
 
     assert found[0] == [*range(len(found[0]))]
     assert found[1] == [0] * len(found[0])
     assert len({*found[2]}) == 2 < len(found[2])
+    assert len(found[3]) > 1
+    assert {*found[3]} == {0}
 
 
 def test_no_document_is_cut_where_bad_ones_are_left_out(

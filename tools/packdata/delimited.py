@@ -22,7 +22,7 @@ import pyarrow.csv
 from loaders.errors import SourceError
 from packdata.options import check_options, opt, unescaped
 from packdata.parsing import UTF8_HINT
-from packdata.rows import MAX_ROW_BYTES, TextRows, suffix_inside
+from packdata.rows import MAX_ROW_BYTES, TextRows, open_text, suffix_inside
 from packdata.types import Kind
 
 if TYPE_CHECKING:
@@ -98,13 +98,13 @@ class CsvRows(TextRows):
 
     def _first_row(self, options: CsvOptions) -> tuple[int, int, list[str]]:
         """Read the first row; return offset and line of the first one with values, and its cells."""
-        with self._open() as file:
-            begin, line = len(_BOM) if file.read(len(_BOM)) == _BOM else 0, 1
-            file.seek(begin)
-            while (row := file.readline(MAX_ROW_BYTES)) and (
-                line <= options.skip_rows or not row.strip(b"\r\n")
-            ):
-                begin, line = file.tell(), line + 1
+        with open_text(self.file) as file:
+            row, line = file.readline(MAX_ROW_BYTES), 1
+            begin = len(_BOM) if row.startswith(_BOM) else 0
+            row = row[begin:]
+            while row and (line <= options.skip_rows or not row.strip(b"\r\n")):
+                begin, line = begin + len(row), line + 1
+                row = file.readline(MAX_ROW_BYTES)
             while (
                 not last_record_end(row, ord(self.delimiter))
                 and len(row) <= MAX_ROW_BYTES

@@ -8,14 +8,16 @@ texts; ``packdata.types`` tells what they stand for.
 from __future__ import annotations
 
 import errno
+import io
 import os
 import shutil
 import tempfile
+import threading
 import weakref
 from abc import ABC, abstractmethod
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
@@ -117,7 +119,9 @@ def open_text(file: File) -> Iterator[BinaryIO]:
     compression = compression_of(file.path.name)
     try:
         with open_file(file) as opened:
-            yield pa.CompressedInputStream(opened, compression) if compression else opened
+            text: Any = pa.CompressedInputStream(opened, compression) if compression else opened
+            with io.BufferedReader(text) as text:
+                yield text
     except (OSError, pa.ArrowException) as error:
         if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             what = f"{file.path} cannot be unpacked there ({error})"
@@ -126,23 +130,60 @@ def open_text(file: File) -> Iterator[BinaryIO]:
         raise SourceError(what, file.path, "Is the file complete?") from error
 
 
+class PlainText:
+    """The text of a file; of a compressed one a copy below ``TMPDIR``, which is made at its first reading.
+
+    The copy is removed with this object. Any threads may read.
+    """
+
+    def __init__(self, file: File) -> None:
+        self._file, self._lock = file, threading.Lock()
+        self._copy: LocalFile | None = None
+
+    def __reduce__(self) -> tuple[type[PlainText], tuple[File]]:
+        """Leave the copy where it is: another process unpacks the file itself."""
+        return PlainText, (self._file,)
+
+    def open(self) -> BinaryIO:
+        """Open the text; SourceError if it is not there."""
+        if compression_of(self._file.path.name) is None:
+            return open_file(self._file)
+        with self._lock:
+            self._copy = copy = self._copy or self._unpacked()
+        return open_file(copy)
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Return a range of its bytes, fewer at the end."""
+        with self.open() as file:
+            file.seek(start)
+            return file.read(stop - start)
+
+    def _unpacked(self) -> LocalFile:
+        number, name = tempfile.mkstemp(prefix="packdata-")
+        weakref.finalize(self, _remove, name, os.getpid())
+        with open_text(self._file) as source, open(number, "wb") as file:
+            shutil.copyfileobj(source, file, 1 << 20)
+        return LocalFile(name, str(self._file.path))
+
+
+def _remove(name: str, maker: int) -> None:
+    if os.getpid() == maker:  # and no fork of it, which may end first
+        os.unlink(name)
+
+
 class TextRows(RowFile):
-    """A file of text, which is unpacked below ``TMPDIR`` for as long as it is used, where it is compressed."""
+    """A file of text, compressed or not."""
 
     unit = "line"
 
     def __init__(self, file: File) -> None:
-        self.file, self.path = file, file.path
+        self.file, self.path, self._text = file, file.path, PlainText(file)
         with open_text(file) as text:
             head: bytes = text.read(HEAD_BYTES)
         if not head:
             raise SourceError("the file is empty", self.path, "Leave the file out")
         if head[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in head[:200]:
             raise SourceError("the file is not UTF-8 text", self.path, UTF8_HINT)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave what was unpacked where it is: another process unpacks the file itself."""
-        return {name: value for name, value in vars(self).items() if name != "_unpacked"}
 
     @abstractmethod
     def records(self, part: Part) -> Iterator[tuple[int, Any, str]]:
@@ -170,24 +211,8 @@ class TextRows(RowFile):
         table = self._table([row for _, row in good], columns)
         yield Rows(table, [line for line, _ in good].__getitem__, bad)
 
-    @cached_property
-    def _unpacked(self) -> LocalFile:
-        """Its decompressed copy, which is removed with this object."""
-        number, name = tempfile.mkstemp(prefix="packdata-")
-        weakref.finalize(self, os.unlink, name)
-        with open_text(self.file) as source, open(number, "wb") as file:
-            shutil.copyfileobj(source, file, 1 << 20)
-        return LocalFile(name, str(self.path))
-
-    def _open(self) -> BinaryIO:
-        """Open the text; SourceError if it is not there."""
-        is_plain = compression_of(self.path.name) is None
-        return open_file(self.file if is_plain else self._unpacked)
-
     def _bytes(self, part: Part) -> bytes:
-        with self._open() as file:
-            file.seek(part.start)
-            data: bytes = file.read(part.stop - part.start)
+        data = self._text.read(part.start, part.stop)
         if len(data) < part.stop - part.start:
             raise SourceError("the file became shorter while it was packed", self.path)
         return data
@@ -201,7 +226,7 @@ class TextRows(RowFile):
         on ``line``.
         """
         size = PART_BYTES * (1 + len(self.columns or ()) // _PART_COLUMNS)
-        with self._open() as file:
+        with self._text.open() as file:
             start, rest = begin, 0
             while True:
                 file.seek(start)  # again what belongs to no whole row yet

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import mmap
 import os
-import shutil
-import tempfile
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -95,18 +92,6 @@ class SourceFile:
             return self.read(0, nbytes)
         with open_text(self.file) as source:
             return bytes(source.read(nbytes))
-
-    def unpacked(self) -> mmap.mmap | bytes | None:
-        """Return its decompressed bytes, mapped: they lie in a file without a name below ``TMPDIR``.
-
-        None if it is not compressed; SourceError if it is damaged, or cut off.
-        """
-        if not self.is_compressed:
-            return None
-        with open_text(self.file) as source, tempfile.TemporaryFile(prefix="packdata-") as plain:
-            shutil.copyfileobj(source, plain, 1 << 20)
-            plain.flush()
-            return mmap.mmap(plain.fileno(), 0) if plain.tell() else b""
 
 
 def list_files(sources: Sequence[Location]) -> tuple[list[SourceFile], Counter[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -18,7 +19,7 @@ from packdata.delimited import CsvRows
 from packdata.describe import counted
 from packdata.packing.pool import OrderedPool
 from packdata.reading import RemoteFile
-from packdata.rows import Part
+from packdata.rows import Part, PlainText
 from packdata.sources.row_kinds import open_row_file
 from packdata.tokens.contents import BESIDE_IDS, INPUT_IDS, Ids, Texts
 from packdata.tokens.documents import Documents, joined
@@ -53,13 +54,14 @@ class Range(NamedTuple):
     start: int  # bytes, ids, or rows
     stop: int
     nbytes: int  # about what it holds: pieces get as much
-    # What must be read from its beginning for it: an unpacked file, a group of rows; None: nothing.
-    group: Part | None = None
+    # Where that begins which is read as a whole for it, once for many: an unpacked file, a group of rows.
+    begin: int | None = None
+    rows: Part | None = None  # a part of CSV, or the group that it is of
     stored: RemoteFile | None = None  # what has its bytes, if it lies in a store
 
     def continues(self, other: Range) -> bool:
         """Tell whether both are read of the same beginning."""
-        return self.group is not None and (self.file, self.group) == (other.file, other.group)
+        return self.begin is not None and (self.file, self.begin) == (other.file, other.begin)
 
     def fetchable(self) -> Range:
         """Return it for a piece, in which what is fetched is kept: a plan lasts longer."""
@@ -242,10 +244,11 @@ class TextFile:
     def ranges(self) -> Iterator[Range]:
         file, documents, start = self._file, self._documents, 0
         stored = file.file if isinstance(file.file, RemoteFile) else None
-        read, size, whole = file.read, file.size, None
-        if (data := file.unpacked()) is not None:
-            read, size, stored = lambda start, stop: data[start:stop], len(data), None
-            whole = Part(0, 0, size, 1)
+        read, size, begin = file.read, file.size, None
+        if file.is_compressed:
+            text, stored, begin = self._text, None, 0
+            with text.open() as opened:
+                read, size = text.read, opened.seek(0, os.SEEK_END)
         if "\n" in documents and "\r" not in documents:
             head = read(0, _WINDOW_BYTES)
             if 0 < head.count(b"\n") == head.count(b"\r\n"):
@@ -259,7 +262,7 @@ class TextFile:
             least = start + _PIECE_BYTES if self._mark else size
             stop = _end_behind(read, start, least, size, self._mark)
             where = file.name if stop - start == size else f"{file.name}, bytes {start} to {stop}"
-            yield Range(self, where, start, stop, stop - start, whole, stored)
+            yield Range(self, where, start, stop, stop - start, begin, stored=stored)
             start = stop
 
     def read(self, part: Range) -> Documents:
@@ -283,11 +286,12 @@ class TextFile:
 
         return self._split(text, place)
 
+    @property
+    def _text(self) -> PlainText:
+        return self._recent.get(self, lambda: PlainText(self._file.file))
+
     def _bytes(self, start: int, stop: int) -> bytes:
-        if not self._file.is_compressed:
-            return self._file.read(start, stop)
-        data = self._recent.get(self, self._file.unpacked)
-        return data[start:stop] if data else b""
+        return (self._text if self._file.is_compressed else self._file).read(start, stop)
 
 
 def _end_behind(
@@ -355,27 +359,28 @@ class CsvFile:
     """A CSV file, of which a column holds texts; an empty cell is an empty document."""
 
     def __init__(self, file: SourceFile, content: Content, recent: _Recent) -> None:
-        self._file, self._name, self._content = file.file, file.name, content
-        self._recent = recent
+        self._file, self._content, self._recent = file, content, recent
         content.check(columns_of(file), file.path)
 
     @property
     def _rows(self) -> CsvRows:
         """The rows, of which a compressed file keeps a copy below ``TMPDIR``."""
-        return self._recent.get(self, lambda: CsvRows(self._file))
+        return self._recent.get(self, lambda: CsvRows(self._file.file))
 
     def ranges(self) -> Iterator[Range]:
+        begin = 0 if self._file.is_compressed else None
         for part in self._rows.parts():
-            where = f"{self._name}, from line {part.line}"
-            yield Range(self, where, part.start, part.stop, part.stop - part.start, part)
+            where = f"{self._file.name}, from line {part.line}"
+            yield Range(self, where, part.start, part.stop, part.stop - part.start, begin, part)
 
     def read(self, part: Range) -> Documents:
-        assert part.group is not None
-        name = self._content.column
-        (rows,) = self._rows.read(part.group, [name])
-        texts = pa.table({name: pc.fill_null(rows.table[name], "").cast(pa.large_string())})
-        found = self._content.of_table(texts, lambda row: f"{self._name}, line {rows.line(row)}")
-        bad = [SourceError(why, f"{self._name}, line {line}") for line, why in rows.bad]
+        assert part.rows is not None
+        name, column = self._file.name, self._content.column
+        (rows,) = self._rows.read(part.rows, [column])
+        texts = pc.fill_null(rows.table[column], "").cast(pa.large_string())
+        table = pa.table({column: texts})
+        found = self._content.of_table(table, lambda row: f"{name}, line {rows.line(row)}")
+        bad = [SourceError(why, f"{name}, line {line}") for line, why in rows.bad]
         return replace(found, rejects=(*found.rejects, *bad))
 
 
@@ -397,11 +402,11 @@ class TableFile:
                 stop = min(start + step, group.stop)
                 where = f"{self._file.name}, rows {start} to {stop - 1}"
                 nbytes = size * (stop - start) // rows
-                yield Range(self, where, start, stop, nbytes, group)
+                yield Range(self, where, start, stop, nbytes, group.line, group)
 
     def read(self, part: Range) -> Documents:
-        assert part.group is not None
-        group = part.group
+        assert part.rows is not None
+        group = part.rows
         read = partial(self._rows.table, group, self._columns)
         table = self._recent.get((self, group), read)
         table = table.slice(part.start - group.line, part.stop - part.start)
