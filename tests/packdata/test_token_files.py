@@ -136,23 +136,6 @@ def test_a_header_that_cannot_be_parsed_is_an_error_of_its_file(tmp_path: Path) 
         pack(tmp_path / "a.npy", tmp_path / "p")
 
 
-@pytest.mark.parametrize("dtype", ["<u2", "<u4"])
-def test_datatrove_tells_documents_and_type_by_its_index(tmp_path: Path, dtype: str) -> None:
-    source = write(tmp_path / "src/00000_shuffled.ds", IDS.astype(dtype).tobytes())
-    write(tmp_path / "src/00000_shuffled.ds.index", np.array([4, 7], "<u8").tobytes())
-    write(tmp_path / "src/00000_shuffled.ds.metadata", "gpt2|2\n7\n7 T")
-
-    assert documents(pack(source.parent, tmp_path / "p")) == [IDS[:4].tolist(), IDS[4:].tolist()]
-
-
-def test_a_file_of_datatrove_without_documents_is_empty(tmp_path: Path) -> None:
-    for name, ids in ("a", IDS), ("b", IDS[:0]):
-        write(tmp_path / f"src/{name}.ds", ids.astype("<u2").tobytes())
-        write(tmp_path / f"src/{name}.ds.index", np.array([len(ids)][: len(ids)], "<u8").tobytes())
-
-    assert documents(pack(tmp_path / "src", tmp_path / "p")) == [IDS.tolist()]
-
-
 @pytest.mark.parametrize("ids", ["token_ids_part_0000.npy", "train.bin"])
 def test_masks_in_files_beside_ids_are_refused_not_packed_as_ids(tmp_path: Path, ids: str) -> None:
     """As those of OLMo-core's fine-tuning: its converter writes them beside the ids."""
@@ -169,18 +152,6 @@ def test_masks_in_files_beside_ids_are_refused_not_packed_as_ids(tmp_path: Path,
             pack(source, tmp_path / "p", bin_dtype="uint16")
     mask.rename(tmp_path / "masked.npy")
     assert documents(pack(source, tmp_path / "p", bin_dtype="uint16")) == [IDS.tolist()]
-
-
-@pytest.mark.parametrize("index", [None, [4, 8], [4, 3, 7], []])
-def test_datatrove_without_an_index_that_fits_is_refused(
-    tmp_path: Path, index: list[int] | None
-) -> None:
-    source = write(tmp_path / "a.ds", IDS.astype("<u2").tobytes())
-    if index is not None:
-        write(tmp_path / "a.ds.index", np.array(index, "<u8").tobytes())
-
-    with pytest.raises(SourceError):
-        pack(source, tmp_path / "p")
 
 
 # -- refused ---------------------------------------------------------------------------------------

@@ -243,7 +243,7 @@ def tokens(args: Namespace) -> int:
     """Pack text, conversations or token ids as a stream of tokens.
 
     The source is text files; JSON lines, Parquet, Arrow or CSV whose rows are texts, lists of ids or
-    conversations; or files of ids: .npy, .bin, Megatron-LM's .bin with .idx, datatrove's .ds.
+    conversations; or files of ids: .npy, .bin, Megatron-LM's .bin with .idx.
 
     After a kill, a full disk or Ctrl-C, run the same command again to continue.
     """

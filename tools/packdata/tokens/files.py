@@ -43,14 +43,13 @@ _KINDS = {
     **dict.fromkeys(DELIMITED, "csv"),
     ".npy": "npy",
     ".bin": "bin",
-    ".ds": "ds",
     **ROW_KINDS,
 }
-IDS_KINDS = ("npy", "bin", "ds")
+IDS_KINDS = ("npy", "bin")
 COLUMN_KINDS = frozenset({"jsonl", "csv", *ROW_KINDS.values()})  # of named columns
 _COMPRESSED = ("text", "jsonl", "csv")
 _NOT_READ = (
-    *(".npz", ".pt", ".pkl", ".safetensors", ".h5", ".hdf5", ".idx"),
+    *(".npz", ".pt", ".pkl", ".safetensors", ".h5", ".hdf5", ".idx", ".ds"),
     *(".zip", ".xz", ".tar", ".tgz"),
 )
 
@@ -61,7 +60,7 @@ class SourceFile:
 
     file: File
     name: str  # what to call it: the part of its path that differs between the files
-    kind: str  # ``text``, ``jsonl``, ``csv``, ``npy``, ``bin``, ``ds`` or a kind of rows
+    kind: str  # ``text``, ``jsonl``, ``csv``, ``npy``, ``bin`` or a kind of rows
 
     @property
     def path(self) -> Location:

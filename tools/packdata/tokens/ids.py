@@ -1,10 +1,9 @@
-r"""Token ids in files: ``.npy`` arrays, flat ``.bin``, Megatron's ``.bin`` with ``.idx``, datatrove's ``.ds``.
+r"""Token ids in files: ``.npy`` arrays, flat ``.bin``, Megatron's ``.bin`` with ``.idx``.
 
 Source:
     Flat: nanoGPT's ``data/*/prepare.py`` writes uint16 and nothing else; OLMo calls such files
-    ``.npy``; llm.c and modded-nanogpt put a header before them (llm.c, ``dev/data/data_common.py``). datatrove's
-    ``TokenizedFile`` writes the uint64 end of each document into ``.ds.index``. Pairs: Megatron-LM,
-    ``megatron/core/datasets/indexed_dataset.py``, ``_IndexWriter``: ``MMIDIDX\\0\\0``, uint64 1,
+    ``.npy``; llm.c and modded-nanogpt put a header before them (llm.c, ``dev/data/data_common.py``).
+    Pairs: Megatron-LM, ``megatron/core/datasets/indexed_dataset.py``, ``_IndexWriter``: ``MMIDIDX\\0\\0``, uint64 1,
     uint8 code of the type, uint64 number of sequences, uint64 number of document bounds; then int32
     length of each sequence, int64 offset of each in the ``.bin``, int64 document bounds (numbers of
     sequences, from 0 to their number), and for some int8 mode of each sequence. All little-endian.
@@ -68,8 +67,6 @@ def open_ids(file: SourceFile, bin_dtype: str | None) -> StoredIds:
     if "mask" in re.split(r"[\W_]", name.lower()) or (mask != file.path and is_file(mask)):
         hint = "Pack rows of input_ids and loss_mask (Parquet), or move the masks away"
         raise SourceError(f"mask files are not supported: {mask.name}", file.path, hint)
-    if file.kind == "ds":
-        return _open_ds(file)
     if file.kind == "bin" and is_file(index):
         return _open_pair(file, index)
     if file.kind == "bin" and key_of(name).endswith("_document"):
@@ -118,17 +115,6 @@ def _open_flat(file: SourceFile, dtype: str | None, head: bytes) -> StoredIds:
         what = f"the ids look like uint32: as uint16, every second is below {int(high.max()) + 1}"
         raise SourceError(what, file.path, "Pass bin_dtype= with the type of the ids")
     return ids
-
-
-def _open_ds(file: SourceFile) -> StoredIds:
-    index = file.path.parent / f"{file.path.name}.index"
-    data = read_file(index, "datatrove writes that file: copy it beside the .ds")
-    ends = np.frombuffer(data[: len(data) // 8 * 8], "<u8").astype(np.int64)
-    if (np.diff(ends, prepend=0) < 0).any():
-        raise SourceError("the ends of documents are not in order", index)
-    length = int(ends.max(initial=0))
-    dtype = np.dtype("<u4" if file.size == 4 * length else "<u2")
-    return _sized(StoredIds(file, dtype, length, ends=ends))
 
 
 def _open_pair(file: SourceFile, index: Location) -> StoredIds:
