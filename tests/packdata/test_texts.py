@@ -8,7 +8,7 @@ import pytest
 
 from loaders.errors import SourceError
 from packdata.sources.listed import files_at
-from packdata.tokens.documents import Documents
+from packdata.tokens.documents import Documents, Where
 from packdata.tokens.files import SourceFile
 from packdata.tokens.options import TokenOptions
 from packdata.tokens.plan import pack_tokens
@@ -17,6 +17,10 @@ from tests.packdata.test_tokens import pack, texts, write
 from tests.refusals import At
 
 MANY = 100_000  # characters; more bytes than are checked at once
+
+
+def at_byte(at: int) -> Where:
+    return Where("a.txt", "byte", at)
 
 
 def read(path: Path, data: bytes, documents: str = "file") -> Documents:
@@ -64,24 +68,23 @@ def test_a_bad_byte_far_behind_is_found_in_its_line(tmp_path: Path) -> None:
 
     documents = read(tmp_path / "a.txt", data[:at] + b"\xff" + data[at:], "line")
 
-    assert [error.path for error in documents.rejects] == [f"a.txt, line {line}"]
-    assert isinstance(documents.rejects[0], SourceError)
+    assert [str(reject.where) for reject in documents.rejects] == [f"a.txt, line {line}"]
     assert len(documents) == 2999
 
 
 def test_documents_that_are_taken_keep_the_place_of_each_id() -> None:
-    documents = Documents(np.arange(6), np.array([1, 4, 6]), str)
+    documents = Documents(np.arange(6), np.array([1, 4, 6]), at_byte)
 
     taken = documents.take(np.array([2, 0, 1]))
 
-    assert [taken.place(at) for at in range(6)] == [str(each) for each in taken.data]
+    assert [taken.place(at).number for at in range(6)] == taken.data.tolist()
 
 
 @pytest.mark.parametrize("tail", [b"\xc3", b"\xf0\x9f\x98"])
 def test_a_character_cut_at_the_end_is_no_text(tmp_path: Path, tail: bytes) -> None:
     documents = read(tmp_path / "a.txt", "é".encode() * MANY + tail)
 
-    assert "not UTF-8" in str(documents.rejects[0])
+    assert "not UTF-8" in documents.rejects[0].what
 
 
 def test_lines_lose_their_ends_and_keep_their_places() -> None:
@@ -91,14 +94,14 @@ def test_lines_lose_their_ends_and_keep_their_places() -> None:
         data = rng.choice(np.frombuffer(b"ab\r\n\r\n", np.uint8), int(rng.integers(1, 12)))
         text = data.tobytes()
 
-        documents = split_at(text, str, b"\n", is_line=True)
+        documents = split_at(text, at_byte, b"\n", is_line=True)
 
         parts = text.split(b"\n")
         parts = [part.removesuffix(b"\r") for part in parts[:-1]] + parts[-1:]
         parts = parts if parts[-1] or not text else parts[:-1]
         bounds = zip(documents.starts, documents.ends, strict=True)
         assert [documents.data[a:b].tobytes() for a, b in bounds] == parts
-        places = [int(documents.place(i)) for i in range(len(documents.data))]
+        places = [documents.place(i).number for i in range(len(documents.data))]
         assert data[places].tobytes() == documents.data.tobytes()
         assert places == sorted(set(places))
 
@@ -126,7 +129,7 @@ def test_separators_across_the_cuts_part_the_same_documents(
         pieces = TokenSource([file], TokenOptions(documents=mark)).pieces()
 
         found = [document for piece in pieces for document in _texts(piece.read())]
-        assert found == _texts(split_at(data.tobytes(), str, mark.encode()))
+        assert found == _texts(split_at(data.tobytes(), at_byte, mark.encode()))
 
 
 def test_a_run_of_separators_across_4_mib_is_cut_behind_it(tmp_path: Path) -> None:

@@ -735,3 +735,17 @@ def test_what_is_put_around_a_document_is_a_target_only_behind_one(tmp_path: Pat
 
     assert documents(folder) == [[1, 5, 6, 2], [1, 7, 8, 2]]
     assert labels_of(folder) == [[-100, -100, 6, 2], [-100, 7, -100, -100]]
+
+
+def test_what_is_left_out_is_in_the_order_of_the_source_whatever_is_wrong(tmp_path: Path) -> None:
+    few, large = '{"input_ids": [1, 2], "labels": [1]}', '{"input_ids": [99], "labels": [99]}'
+    lines = [few, "no JSON", large, "no JSON", few, '{"input_ids": [1], "labels": [1]}'] * 2
+    source, options = write(tmp_path / "a.jsonl", "\n".join(lines)), TokenOptions(vocab_size=50)
+
+    with pytest.raises(SourceError, check=At("a.jsonl, line 1")):
+        pack_tokens(source, tmp_path / "p", options)
+    summary = pack_tokens(source, tmp_path / "p", options, on_error="skip")
+
+    numbers = [1, 2, 3, 4, 5, 7, 8, 9, 10, 11]
+    assert [item for item, _ in summary.rejected] == [f"a.jsonl, line {n}" for n in numbers]
+    assert documents(tmp_path / "p") == [[1], [1]]

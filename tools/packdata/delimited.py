@@ -144,9 +144,8 @@ class CsvRows(TextRows):
             data = _BOM + data
         wanted = set(names)
         unlike = [name if name in wanted else f"{i}\0" for i, name in enumerate(self.columns)]
-        reading = pa.csv.ReadOptions(
-            use_threads=False, block_size=len(data) + 1, column_names=unlike
-        )
+        size = len(data) + 1
+        reading = pa.csv.ReadOptions(use_threads=False, block_size=size, column_names=unlike)
         parsing = pa.csv.ParseOptions(delimiter=self.delimiter, newlines_in_values=True)
         converting = pa.csv.ConvertOptions(
             column_types=dict.fromkeys(names, pa.string()),

@@ -29,7 +29,7 @@ from loaders.schema.tokens import IGNORED
 from packdata.reading import read_text
 from packdata.sources.listed import is_file
 from packdata.tokens.contents import Content
-from packdata.tokens.documents import Documents, placed
+from packdata.tokens.documents import Documents, Refusal, placed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -92,13 +92,13 @@ class Chat(Content):
     def of_rows(self, rows: Sequence[Row], place: Place) -> Documents:
         """Return the text of each row as UTF-8, of which what the assistant says is a target."""
         parts, labels = list[bytes](), [np.empty(0, np.int8)]
-        kept, rejects = list[int](), list[SourceError]()
+        kept, rejects = list[int](), list[Refusal]()
         for number, row in enumerate(rows):
             try:
                 text, turns = self._text(row)
                 parts.append(text.encode())
             except (ValueError, RecursionError) as error:
-                rejects.append(SourceError(str(error), place(number)))
+                rejects.append(Refusal(place(number), str(error)))
                 continue
             kept.append(number)
             labels.append(np.full(len(parts[-1]), IGNORED, np.int8))
@@ -122,9 +122,8 @@ class Chat(Content):
         said = value if isinstance(value, list) else []
         roles = [m.get("role") if isinstance(m, dict) else None for m in said]
         if not roles or not all(isinstance(role, str) for role in roles):
-            raise ValueError(
-                f"{self.column!r} is not a list of messages with 'role' and 'content'"
-            )
+            what = "is not a list of messages with 'role' and 'content'"
+            raise ValueError(f"{self.column!r} {what}")
 
         def is_used(name: str, value: Any) -> bool:
             return name not in self.drop and (value is not None or name == "content")
@@ -262,9 +261,8 @@ class ChatTemplate:
         content, shown = message.get("content"), str(message.get("content"))
         if content is None and self._words.isdisjoint(said):
             what += f" has no content that the chat template uses, among {sorted(message)}"
-            raise ValueError(
-                f"{what}: remove the message, or rename the key of its text to 'content'"
-            )
+            hint = "remove the message, or rename the key of its text to 'content'"
+            raise ValueError(f"{what}: {hint}")
         others = messages[:number], messages[number + 1 :]
         probed = self.render([*others[0], {**message, "content": _PROBE}, *others[1]], tools)
         if not isinstance(content, str):

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from loaders.errors import PackError, SourceError
 from loaders.schema.tokens import IGNORED
 from packdata.parsing import arrow_lines, filled_lines, json_object
-from packdata.tokens.documents import Documents, placed
+from packdata.tokens.documents import Documents, Refusal, placed
 from packdata.types import flags_of, is_text, kind_of, plain, text_buffers
 
 if TYPE_CHECKING:
@@ -129,13 +129,13 @@ class Content(ABC):
                     return found
         rows: list[Row] = []
         begins: list[int] = []
-        rejects: list[SourceError] = []
+        rejects: list[Refusal] = []
         for _, at, line in filled_lines(data):
             try:
                 rows.append(self._row(json_object(line)))
                 begins.append(at)
             except ValueError as error:
-                rejects.append(SourceError(str(error), place(at)))
+                rejects.append(Refusal(place(at), str(error)))
         documents = self.of_rows(rows, lambda row: place(begins[row]))
         return replace(documents, rejects=(*rejects, *documents.rejects))
 
@@ -180,7 +180,7 @@ class Texts(Content):
         data, ends = data[first : stops[-1:].sum()], stops - first
         documents = Documents(data, ends, placed(ends, place)).only_utf8()
         nulls = np.flatnonzero(flags_of(column.is_null())).tolist()
-        bad = [SourceError(f"{self.column!r} is null", where) for where in map(place, nulls)]
+        bad = [Refusal(where, f"{self.column!r} is null") for where in map(place, nulls)]
         return replace(documents, rejects=(*documents.rejects, *bad))
 
 
@@ -238,13 +238,12 @@ class Ids(Content):
         faults: dict[int, str] = {}
         for name in reversed(self.columns):  # of several faults in a row, the first column's stays
             faults |= {row: f"{name!r} {why}" for row, why in _faults(name, lists[name], lengths)}
-        rejects = [SourceError(why, place(row)) for row, why in sorted(faults.items())]
+        rejects = [Refusal(place(row), why) for row, why in faults.items()]
         kept = np.delete(np.arange(len(table)), [*faults])
         if faults:
             lists = {name: array.take(pa.array(kept)) for name, array in lists.items()}
-        used = {
-            name: each.flatten().to_numpy(zero_copy_only=False) for name, each in lists.items()
-        }
+        values = {name: array.flatten() for name, array in lists.items()}
+        used = {name: each.to_numpy(zero_copy_only=False) for name, each in values.items()}
         ids, labels = used[self.column], used.get(LABELS)
         for name in (each for each in LOSS_MASKS if each in used):
             labels = np.where(used[name] != 0, ids if labels is None else labels, IGNORED)
@@ -253,7 +252,7 @@ class Ids(Content):
         if labels is not None and _are_next(ids, labels, ends):
             what = f"{LABELS!r} are shifted: each is the next id"
             hint = f"Put {IGNORED} before each row's labels, and leave out the last one"
-            raise PackError(what, place(0), hint)
+            raise PackError(what, str(place(0)), hint)
         where = placed(rows, lambda i: place(int(kept[i])))
         documents = Documents(ids, ends, where, tuple(rejects), labels)
         is_padded = ATTENTION_MASK in used

@@ -7,17 +7,36 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from loaders.errors import SourceError
 from packdata.parsing import UTF8_HINT
 
-Place = Callable[[int], str]
+
+class Where(NamedTuple):
+    """A place in the source; those of a file are in order."""
+
+    name: str  # of the file
+    unit: str  # line, row or id
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.unit} {self.number}"
+
+
+Place = Callable[[int], Where]
+
+
+class Refusal(NamedTuple):
+    """Why a document is left out."""
+
+    where: Where
+    what: str
+    hint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +47,7 @@ class Documents:
     # Positions in ``data`` behind each document; of ids that are cut, the rest goes on in the next piece.
     ends: npt.NDArray[np.int64]
     place: Place  # of the element of a position, in the source
-    rejects: tuple[SourceError, ...] = ()  # of each document that is left out, with its place
+    rejects: tuple[Refusal, ...] = ()  # of each document that is left out
     # Aligned with ``data``, or None: -100 where there is no target; else the target of an id, 1 of a byte.
     labels: npt.NDArray[Any] | None = None
 
@@ -63,7 +82,7 @@ class Documents:
             taken = self._binary(values).take(pa.array(chosen)).buffers()[2]
             return np.frombuffer(taken or b"", values.dtype)
 
-        def place(at: int) -> str:
+        def place(at: int) -> Where:
             number = np.searchsorted(ends, at, "right")
             return self.place(at + int(stops[number] - ends[number]))
 
@@ -75,9 +94,7 @@ class Documents:
         before = np.append(0, np.cumsum(kept, dtype=np.int64))
         labels = None if self.labels is None else self.labels[kept]
         place = placed(before[1:], self.place)
-        return replace(
-            self, data=self.data[kept], ends=before[self.ends], place=place, labels=labels
-        )
+        return Documents(self.data[kept], before[self.ends], place, self.rejects, labels)
 
     def only_utf8(self) -> Documents:
         """Leave out documents that are not UTF-8."""
@@ -95,7 +112,7 @@ class Documents:
             except UnicodeDecodeError as error:
                 what = f"the file is not UTF-8: byte 0x{text[error.start]:02x}"
                 where = self.place(int(self.starts[number]) + error.start)
-                rejects.append(SourceError(what, where, UTF8_HINT))
+                rejects.append(Refusal(where, what, UTF8_HINT))
         return replace(self.take(np.array(good, np.int64)), rejects=tuple(rejects))
 
     def hashes(self, seed: int) -> npt.NDArray[np.uint64]:
@@ -115,7 +132,7 @@ def joined(documents: Sequence[Documents]) -> Documents:
         return documents[0]
     firsts = [0, *accumulate(len(each.data) for each in documents[:-1])]
 
-    def place(at: int) -> str:
+    def place(at: int) -> Where:
         number = bisect_right(firsts, at) - 1
         return documents[number].place(at - firsts[number])
 

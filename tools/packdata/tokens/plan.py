@@ -69,9 +69,8 @@ class TokensPlan(SourcePlan):
         files = recipe.source.files
         kinds = ", ".join(sorted({file.kind for file in files}))
         size = counted(sum(file.size for file in files), "byte")
-        return (
-            f"{counted(len(files), 'file')} ({kinds}), {size}, in {counted(len(recipe), 'piece')}"
-        )
+        pieces = counted(len(recipe), "piece")
+        return f"{counted(len(files), 'file')} ({kinds}), {size}, in {pieces}"
 
     def notes(self, packed: Summary | None = None) -> list[str]:
         """Say what is worth knowing of the source."""
@@ -168,9 +167,8 @@ def _tokenizer_of(source: TokenSource, first_pass: FirstPass) -> Tokenizer | Non
         raise ValueError("vocab_size is for ids: a tokenizer has its own")
     if num_ids is None:
         return open_tokenizer(given or "bytes", is_chat=source.kind == "chat")
-    data = first_pass.get(
-        "tokenizer", lambda: train_bpe(source.texts(TRAIN_BYTES), num_ids).decode()
-    )
+    texts = source.texts(TRAIN_BYTES)
+    data = first_pass.get("tokenizer", lambda: train_bpe(texts, num_ids).decode())
     return JsonTokenizer(data.encode(), "the trained tokenizer")
 
 

@@ -20,7 +20,7 @@ from loaders.schema import Array, Field, Schema, Tokens
 from loaders.schema.tokens import DOCUMENT_ENDS, IGNORED, LABELS, NUM_TOKENS, TOKENS
 from packdata.moments import percentiles
 from packdata.recipe import Block, Recipe, Tally, Target
-from packdata.tokens.documents import Documents, joined
+from packdata.tokens.documents import Documents, Refusal, joined
 from packdata.tokens.files import identity_of
 from packdata.tokens.ids import DEFAULT_DTYPE
 
@@ -99,11 +99,8 @@ class TokensRecipe(Recipe):
     def encode(self, item: Piece, draw: Draw | None = None) -> list[Block]:
         """Return the rows of a piece for each target, and the documents that are left out; SourceError."""
         if draw is not None and self.source.cut is not None:
-            raise SourceError(
-                "this plan cuts documents, and cannot be shuffled",
-                item.where,
-                "Plan with shuffle=",
-            )
+            what = "this plan cuts documents, and cannot be shuffled"
+            raise SourceError(what, item.where, "Plan with shuffle=")
         documents = item.read().without_empty()
         rejects, parts = [*documents.rejects], [replace(documents, rejects=())]
         if draw is not None:
@@ -122,7 +119,8 @@ class TokensRecipe(Recipe):
         parts = [_narrow(part, self.field) for part in parts]
         rejects += [reject for part in parts for reject in part.rejects]
         first, *more = map(self._block, parts)
-        return [replace(first, rejects=tuple(rejects)), *more]
+        errors = [SourceError(what, str(where), hint) for where, what, hint in sorted(rejects)]
+        return [replace(first, rejects=errors), *more]
 
     def _block(self, documents: Documents) -> Block:
         if self.source.kind != "ids":
@@ -172,31 +170,28 @@ def _encoded(documents: Documents, tokenizer: Tokenizer) -> Documents:
         if len(numbers) > 1:
             return joined([_encoded(documents.take(numbers[[i]]), tokenizer) for i in numbers])
         what = f"the tokenizer cannot encode the document ({type(error).__name__}: {error})"
-        reject = SourceError(what, documents.place(0))
+        reject = Refusal(documents.place(0), what)
         return replace(documents.take(numbers[:0]), rejects=(reject,))
 
 
 def _narrow(documents: Documents, field: Tokens) -> Documents:
     """Return documents with ids as they are stored, less those with an id or label that does not fit."""
     ids, labels, dtype = documents.data, documents.labels, np.dtype(field.dtype)
-    limit, faults = field.vocab_size or int(np.iinfo(dtype).max) + 1, dict[int, SourceError]()
+    limit, faults = field.vocab_size or int(np.iinfo(dtype).max) + 1, dict[int, Refusal]()
     if labels is not None:
         most = min(limit, 1 << 31)  # labels are int32
         is_bad = ((labels < 0) | (labels >= most)) & (labels != IGNORED)
         for number, at in _first_of_each(documents, is_bad):
             what = f"label {int(labels[at])} is not {IGNORED}, and not in [0, {most})"
-            faults[number] = SourceError(what, documents.place(at))
+            faults[number] = Refusal(documents.place(at), what)
     if len(ids) and (int(ids.max()) >= limit or int(ids.min()) < 0):
         for number, at in _first_of_each(documents, (ids >= limit) | (ids < 0)):
-            what, hint = (
-                f"id {int(ids[at])} is not in [0, {limit})",
-                "Pass vocab_size=, bin_dtype=",
-            )
-            faults[number] = SourceError(what, documents.place(at), hint)
+            what = f"id {int(ids[at])} is not in [0, {limit})"
+            faults[number] = Refusal(documents.place(at), what, "Pass vocab_size=, bin_dtype=")
     if not faults:
         return replace(documents, data=ids.astype(dtype, copy=False))
     good = documents.take(np.setdiff1d(np.arange(len(documents)), [*faults]))
-    rejects = (*documents.rejects, *(faults[number] for number in sorted(faults)))
+    rejects = (*documents.rejects, *faults.values())
     return replace(good, data=good.data.astype(dtype), rejects=rejects)
 
 

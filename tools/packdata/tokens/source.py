@@ -22,7 +22,7 @@ from packdata.reading import RemoteFile
 from packdata.rows import Part, PlainText
 from packdata.sources.row_kinds import open_row_file
 from packdata.tokens.contents import BESIDE_IDS, INPUT_IDS, Ids, Texts
-from packdata.tokens.documents import Documents, joined
+from packdata.tokens.documents import Documents, Refusal, Where, joined
 from packdata.tokens.files import BOM, COLUMN_KINDS, IDS_KINDS, columns_of
 from packdata.tokens.ids import open_ids
 
@@ -196,9 +196,8 @@ def content_of(files: Sequence[SourceFile], options: TokenOptions) -> Content:
             raise SourceError("'text' beside 'input_ids': which is to be packed?", path, hint)
         column = INPUT_IDS
     if column is None and not is_chosen and "text" not in names and "messages" in names:
-        raise SourceError(
-            "the rows are conversations (column 'messages')", path, "Pass chat_template="
-        )
+        what = "the rows are conversations (column 'messages')"
+        raise SourceError(what, path, "Pass chat_template=")
     content: Content = Texts(options.text_column or "text", drop=options.drop)
     if column is not None:
         beside = tuple(name for name in BESIDE_IDS if name in names)
@@ -253,11 +252,9 @@ class TextFile:
             head = read(0, _WINDOW_BYTES)
             if 0 < head.count(b"\n") == head.count(b"\r\n"):
                 wanted = documents.replace("\n", "\r\n")
-                raise SourceError(
-                    r"lines end in \r\n, so the separator never matches",
-                    file.path,
-                    f"Pass documents={wanted!r}",
-                )
+                what = r"lines end in \r\n, so the separator never matches"
+                hint = f"Pass documents={wanted!r}"
+                raise SourceError(what, file.path, hint)
         while start < size:
             least = start + _PIECE_BYTES if self._mark else size
             stop = _end_behind(read, start, least, size, self._mark)
@@ -280,9 +277,9 @@ class TextFile:
             number = 1 + sum(data.count(b"\n") for data in before)
             return number, np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n"))
 
-        def place(at: int) -> str:
+        def place(at: int) -> Where:
             first, ends = lines()
-            return f"{self._file.name}, line {first + np.searchsorted(ends, at)}"
+            return Where(self._file.name, "line", first + int(np.searchsorted(ends, at)))
 
         return self._split(text, place)
 
@@ -324,7 +321,7 @@ def split_at(data: bytes, place: Place, separator: bytes, *, is_line: bool = Fal
     if data.count(0, 0, _CHECKED_BYTES) > min(len(data), _CHECKED_BYTES) // _MAX_NUL_SHARE:
         what = "the file is full of NUL bytes, not text"
         hint = "UTF-16 becomes UTF-8 by iconv; ids are read from .npy or .bin"
-        none, reject = np.empty(0, np.int64), SourceError(what, place(0), hint)
+        none, reject = np.empty(0, np.int64), Refusal(place(0), what, hint)
         return Documents(none.astype(np.uint8), none, place, (reject,))
     stops = stored = _stops(data, separator)
     if is_line and b"\r" in data:
@@ -334,7 +331,7 @@ def split_at(data: bytes, place: Place, separator: bytes, *, is_line: bool = Fal
     if ends[-1] == ends[-2:-1].sum():  # nothing follows the last separator
         ends = ends[:-1]
 
-    def place_of(at: int) -> str:
+    def place_of(at: int) -> Where:
         number = int(np.searchsorted(ends, at, "right"))
         behind = at - int(ends[number - 1]) + len(separator) if number else at
         return place(behind + int(stored[number - 1] if number else 0))
@@ -379,8 +376,8 @@ class CsvFile:
         (rows,) = self._rows.read(part.rows, [column])
         texts = pc.fill_null(rows.table[column], "").cast(pa.large_string())
         table = pa.table({column: texts})
-        found = self._content.of_table(table, lambda row: f"{name}, line {rows.line(row)}")
-        bad = [SourceError(why, f"{name}, line {line}") for line, why in rows.bad]
+        found = self._content.of_table(table, lambda row: Where(name, "line", rows.line(row)))
+        bad = [Refusal(Where(name, "line", line), why) for line, why in rows.bad]
         return replace(found, rejects=(*found.rejects, *bad))
 
 
@@ -416,7 +413,7 @@ class TableFile:
         except pa.ArrowException as error:
             raise SourceError(f"values cannot be read ({error})", part.where) from error
         name = self._file.name
-        return self._content.of_table(table, lambda row: f"{name}, row {part.start + row}")
+        return self._content.of_table(table, lambda row: Where(name, "row", part.start + row))
 
 
 # -- ids -------------------------------------------------------------------------------------------
@@ -443,9 +440,8 @@ class IdsFile:
 
     def _next_end(self, position: int) -> int:
         """Return the first position from ``position`` on behind which no document goes on."""
-        for first in range(
-            position - 1, self._ids.length, _SCAN
-        ):  # an end right before it will do
+        # An end right before it will do.
+        for first in range(position - 1, self._ids.length, _SCAN):
             if len(found := self._ends_behind(first, first + _SCAN)):
                 return int(found[0])
         return self._ids.length
@@ -465,7 +461,7 @@ class IdsFile:
         if part.stop == self._ids.length:
             ends = np.append(ends, part.stop - part.start)
         ids = self._ids.read(part.start, part.stop)
-        return Documents(ids, np.unique(ends), lambda at: f"{self._name}, id {part.start + at}")
+        return Documents(ids, np.unique(ends), lambda at: Where(self._name, "id", part.start + at))
 
 
 # Each yields its ranges, which are read on any thread; SourceError where it cannot be read, or lacks a column.
