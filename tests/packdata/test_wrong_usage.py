@@ -30,6 +30,7 @@ USAGE = [
     ("tokens ids.npy {dst} --vocab-size 5000000000", "--vocab-size: must be a whole number from 1"),
     ("tokens a.txt {dst} --documents ''", "documents must be 'file', 'line' or a separator"),
     ("tokens rows.jsonl {dst} --messages-column messages", "messages_column needs a chat_template"),
+    ("tokens rows.jsonl {dst} --seed 1", "seed needs a val_share"),
     ("tables t.csv {dst} --features 'a,\"b'", "argument --features: unexpected end of data, in"),
     ("tokens ids.npy {dst} --documents line", "documents is for plain text, not npy"),
     ("tokens a.txt {dst} --text-column body", "not text (option: --text-column)"),

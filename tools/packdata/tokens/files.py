@@ -85,13 +85,6 @@ class SourceFile:
             file.seek(start)
             return file.read(stop - start)
 
-    def head(self, nbytes: int) -> bytes:
-        """Return its first bytes, decompressed; SourceError if it cannot be read."""
-        if not self.is_compressed:
-            return self.read(0, nbytes)
-        with open_text(self.file) as source:
-            return bytes(source.read(nbytes))
-
 
 def list_files(sources: Sequence[Location]) -> tuple[list[SourceFile], Counter[str]]:
     """Return the files at some paths, in the order of the paths, those of a folder by name.
@@ -167,9 +160,10 @@ def columns_of(file: SourceFile) -> pa.Schema:
         return pa.schema([(name, pa.string()) for name in CsvRows(file.file).columns])
     if file.kind != "jsonl":
         return open_row_file(file.file).schema
-    head = file.head(_FIRST_BYTES)
-    if b"\n" not in head:
-        head = file.head(MAX_ROW_BYTES)
+    with open_text(file.file) if file.is_compressed else file.file.open() as text:
+        head = text.read(_FIRST_BYTES)
+        if b"\n" not in head:
+            head += text.readline(MAX_ROW_BYTES)
     lines = head.removeprefix(BOM).split(b"\n")
     columns: dict[str, pa.DataType] = {}
     for line in islice(filter(bytes.strip, lines), _FIRST_ROWS):

@@ -130,5 +130,7 @@ class TokenOptions:
         for name in ("messages_column", "chat_date"):
             if getattr(self, name) is not None and self.chat_template is None:
                 raise ValueError(f"{name} needs a chat_template")
+        if self.seed and not self.val_share:
+            raise ValueError("seed needs a val_share")
         if self.chat_date is not None:
             date.fromisoformat(self.chat_date)
