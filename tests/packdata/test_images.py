@@ -360,8 +360,8 @@ class TestLabels:
         assert [int(s["label"]) for s in samples(second)] == [1, 2]
 
     def test_a_split_may_lack_labels(self, tmp_path: Path) -> None:
-        save(tmp_path / "train/a/1.png", photo())
-        save(tmp_path / "test/1.png", photo())
+        for name in "train/a/1.png", "train/b/1.png", "test/1.png":
+            save(tmp_path / name, photo())
 
         (_, train), (_, test) = plan_images(tmp_path).splits
 

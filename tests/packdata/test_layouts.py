@@ -10,6 +10,7 @@ from loaders.errors import SourceError
 from packdata.files.splits import SourceOptions, open_splits
 from packdata.images.plan import plan_images
 from tests.packdata.test_sources import write_tar
+from tests.refusals import At
 
 # By name of the layout: the files, and what the message names.
 LAYOUTS = {
@@ -89,10 +90,21 @@ def test_the_only_folder_of_a_split_is_no_class_that_splits_of_several_lack(
         open_splits(root)
     named = open_splits(root, SourceOptions(classes=["images", "n01", "n02"]))
     part = open_splits(touch(tmp_path / "part", [*train, "val/n02/3.JPEG"]))
-    each = open_splits(touch(tmp_path / "each", ["train/a/1.jpg", "val/b/2.jpg"]))
 
     assert "images" in caught.value.what
-    assert [len(splits) for splits in (named, part, each)] == [3, 2, 2]
+    assert [len(splits) for splits in (named, part)] == [3, 2]
+
+
+@pytest.mark.parametrize("names", [["images", "images"], ["a", "b"]])
+def test_the_only_folder_of_each_split_is_no_class_unasked(
+    tmp_path: Path, names: list[str]
+) -> None:
+    """Nor is it without splits."""
+    root = touch(tmp_path, [f"train/{names[0]}/1.jpg", f"val/{names[1]}/1.jpg"])
+
+    with pytest.raises(SourceError, match="only class", check=At("train")):
+        open_splits(root)
+    assert len(open_splits(root, SourceOptions(classes=sorted({*names})))) == 2
 
 
 def test_splits_without_labels_beside_others_are_said(tmp_path: Path) -> None:
@@ -104,7 +116,7 @@ def test_splits_without_labels_beside_others_are_said(tmp_path: Path) -> None:
 
 
 def test_what_holds_no_pictures_is_not_in_the_way_of_splits(tmp_path: Path) -> None:
-    root = touch(tmp_path, ["train/a/1.jpg", "val/a/1.jpg", "annotations/all.json"])
+    root = touch(tmp_path, ["train/1.jpg", "val/1.jpg", "annotations/all.json"])
 
     assert [*open_splits(root)] == ["train", "val"]
 

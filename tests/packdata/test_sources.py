@@ -334,7 +334,7 @@ class TestSplits:
             find_splits(Listing(tmp_path))
 
     def test_files_beside_folders_of_splits_are_counted(self, tmp_path: Path) -> None:
-        touch(tmp_path, "train/a/1.jpg", "val/a/1.jpg", "train.tar", "list.csv", ".hidden")
+        touch(tmp_path, "train/1.jpg", "val/1.jpg", "train.tar", "list.csv", ".hidden")
 
         train, val = open_splits(tmp_path).values()
 

@@ -124,7 +124,7 @@ def check_classes(source: FolderSource, *, is_all: bool, has_annotations: bool) 
 
     Args:
         source: A folder, or one of a split.
-        is_all: True if no split may have more classes.
+        is_all: True if no split of several classes has them.
         has_annotations: Whether there are annotations, with which folders are no classes.
     """
     folders, root = source.labels[LABEL].classes, source.listing.root
