@@ -104,6 +104,8 @@ class ClassMap:
         if self._is_colored:
             picture = decode_picture(data, max_pixels=max_pixels)
             _check_exact(picture.format, "animated" in picture.changes)
+            if {"alpha", "16-bit"} & {*picture.changes}:
+                raise CodecError("transparency or 16 bits: a palette has opaque colours of 8 bits")
             values = picture.pixels.astype(np.int64) @ np.array([1 << 16, 1 << 8, 1])
         else:
             values = decode_mask(data, max_pixels)
