@@ -195,3 +195,14 @@ def test_tars_without_labels_and_folders_in_them_are_said_to_be_no_classes(tmp_p
         note for note in plan_images(alone).notes() if "no label" in note and "cat" not in note
     ]
     assert [note for note in plan_images(several).notes() if "cat, dog" in note]
+
+
+def test_classes_that_are_not_given_are_found_in_every_split_of_tars(tmp_path: Path) -> None:
+    """All tars of a folder are called as it is."""
+    for split, name in (("train", b"dog"), ("val", b"cat")):
+        for i in range(2):
+            members = {f"{split}{i}.jpg": b"1", f"{split}{i}.cls": name}
+            write_tar(tmp_path / f"{split}-{i}.tar", members)
+
+    with pytest.raises(SourceError, match="not given: dog"):
+        plan_images(tmp_path, classes=["cat"])

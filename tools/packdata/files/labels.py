@@ -173,12 +173,12 @@ def _check_fixed(
     columns: Mapping[str, Mapping[str, Column]],
     fixed: tuple[str, ...],
 ) -> None:
-    labels = {sources[n].name: each[LABEL] for n, each in columns.items() if LABEL in each}
+    labels = [(sources[n].name, each[LABEL]) for n, each in columns.items() if LABEL in each]
     if not labels:
         names = ", ".join(source.name for source in sources.values())
         raise SourceError("no labels for the classes given", names, "Leave classes= out")
     known = set(fixed)
-    for name, column in labels.items():
+    for name, column in labels:
         if column.kind in ("float", "text", "json"):
             raise SourceError("labels are not classes", name)
         if unknown := [each for each in column.classes if each not in known]:
