@@ -1070,6 +1070,20 @@ class TestAnnotations:
             with pytest.raises(SourceError, match=rf"instances.json.*{len(wrong)} numbers"):
                 plan_images(tmp_path / "in", annotations=file)
 
+    @pytest.mark.parametrize("num", [1, 2])
+    def test_its_keypoints_without_names_are_those_of_each_box(
+        self, tmp_path: Path, num: int
+    ) -> None:
+        pictures(tmp_path / "in", "1.png")
+        one = {"image_id": 0, "category_id": 3, "bbox": [1, 2, 3, 4]}
+        boxes = [{**one, "id": i, "keypoints": [3 + i, 4, 2] * num} for i in range(2)]
+        file = coco(tmp_path, ["1.png"], annotations=boxes)
+
+        pack_images(tmp_path / "in", tmp_path / "out", annotations=file)
+
+        sample = ShardDataset(tmp_path / "out", fields=["boxes", "keypoints"])[0]
+        assert (sample.boxes.shape, sample.keypoints.shape) == ((2, 4), (2, num, 3))
+
     def test_annotations_without_a_box_are_counted_and_ids_are_unique(
         self, tmp_path: Path
     ) -> None:
