@@ -69,6 +69,16 @@ def test_folders_of_classes_are_classes(tmp_path: Path, name: str) -> None:
     )
 
 
+def test_beside_annotations_classes_are_no_remedy_for_folders(tmp_path: Path) -> None:
+    """They name those of boxes there."""
+    root = touch(tmp_path / "q", ["train2017/1.jpg", "val2017/1.jpg"])
+
+    for classes in None, ["cat"]:
+        with pytest.raises(SourceError) as caught:
+            plan_images(root, annotations=tmp_path, classes=classes)
+        assert caught.value.hint == "Pack each split by itself, with the same classes="
+
+
 def test_folders_of_a_split_are_looked_at_too(tmp_path: Path) -> None:
     """As those of YOLO's exports."""
     root = touch(tmp_path, ["train/images/1.jpg", "train/labels/1.txt", "valid/images/2.jpg"])

@@ -145,7 +145,9 @@ def check_classes(source: FolderSource, *, is_all: bool, has_annotations: bool) 
         what, hint = f"{folders[0]} would be the only class", f"Pack {root / folders[0]}"
     else:
         return
-    raise SourceError(what, root, f"{hint}; if these are classes, name them with classes=")
+    # With annotations classes= names those of boxes.
+    hint += "; if these are classes, name them with classes=" * (not has_annotations)
+    raise SourceError(what, root, hint)
 
 
 def split_suffix(suffix: str) -> tuple[str, str]:
