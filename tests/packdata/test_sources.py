@@ -488,6 +488,11 @@ class TestLists:
         assert source.labels["label"] == Column("int")
         assert labels(source) == [1, None]
 
+    def test_cells_of_tsv_are_between_tabs(self, tmp_path: Path) -> None:
+        (tmp_path / "l.tsv").write_text("path\tsize, x, y\tlabel\na.jpg\t1\t3\n")
+
+        assert labels(open_source(tmp_path / "l.tsv")) == [3]
+
     def test_blank_lines_above_the_header_do_not_hide_the_delimiter(self, tmp_path: Path) -> None:
         (tmp_path / "l.csv").write_text("\r\n\npath;label\na.jpg;3\n")
 
