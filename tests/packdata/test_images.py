@@ -27,6 +27,7 @@ from packdata.images.plan import pack_images, plan_images
 from packdata.images.recipe import ImagesRecipe
 from tests.packdata.packing import pack
 from tests.packdata.pngs import clear_png
+from tests.packdata.test_sources import write_tar
 from tests.refusals import At
 
 Pixels = npt.NDArray[Any]
@@ -484,6 +485,22 @@ class TestLabels:
         assert (sample["label"], np.isnan(sample["score"])) == (1, True)
         with pytest.raises(SourceError, check=At("a.parquet, row 1")):
             recipe.encode(second)
+
+    @pytest.mark.parametrize("kind", ["jsonl", "parquet", "tar"])
+    def test_a_missing_text_is_stored_as_an_empty_one(self, tmp_path: Path, kind: str) -> None:
+        save(tmp_path / "1.png", photo())
+        picture, path = (tmp_path / "1.png").read_bytes(), tmp_path / f"l.{kind}"
+        if kind == "jsonl":
+            rows = [{"path": "1.png", "key": "1", "caption": "x"}, {"path": "1.png", "key": "2"}]
+            path.write_text("\n".join(map(json.dumps, rows)))
+        elif kind == "parquet":
+            pq.write_table(pa.table({"image": [picture] * 2, "caption": ["x", None]}), path)
+        else:
+            write_tar(path, {"1.png": picture, "1.txt": b"x", "2.png": picture})
+
+        pack_images(path, tmp_path / "out")
+
+        assert [*ShardDataset(tmp_path / "out").column("caption")] == ["x", ""]
 
     def test_a_missing_label_names_the_line_and_the_remedy(self, tmp_path: Path) -> None:
         for name in "ab":

@@ -407,7 +407,7 @@ class TestLists:
             "boxes": Column("json"),
             "x": Column("float"),
         }
-        assert labels(source, "caption") == ["x", ""]
+        assert labels(source, "caption") == ["x", None]
         assert labels(source, "boxes") == [[[1, 2, 3, 4]], []]
 
     def test_a_missing_label_is_none(self, tmp_path: Path) -> None:
@@ -841,7 +841,7 @@ class TestParquet:
             "tags": Column("json"),
         }
         assert first.labels == {"label": 1, "caption": "x", "score": 1.5, "tags": [1]}
-        assert second.labels == {"label": 0, "caption": "", "score": None, "tags": []}
+        assert second.labels == {"label": 0, "caption": None, "score": None, "tags": []}
         assert [first.read(), second.read()] == [b"A", b"b.jpg"]
         assert first.key == "a/00000000"
         assert first.where == f"{tmp_path}/a.parquet, row 0"

@@ -53,7 +53,9 @@ class LabelField:
         value = None if is_missing(value) else value
         if isinstance(self.field, MultiLabel):
             value = self._flags(value, item.where)
-        if value is None and self.column.kind != "json":
+        if self.column.kind == "text":
+            value = "" if value is None else str(value)
+        elif value is None and self.column.kind != "json":
             value = self._stand_in(item.where)
         if isinstance(self.field, Label):
             value = self._number(value, item.where)
