@@ -654,7 +654,7 @@ def test_extend_adds_shards_after_its_own(
 
     made = run_json(capsys, "extend", more, dst, *([] if link else ["--no-link"]))
 
-    assert made["num_samples"] == 11
+    assert (made["samples"], made["amount"]) == (11, "5 more samples")
     assert samples_of(dst) == expected
     assert old.sample(5)["key"] == sample(5)["key"]
     names = [s.file for s in read_manifest(dst).shards]
@@ -667,6 +667,7 @@ def test_extend_adds_shards_after_its_own(
     assert read_manifest(dst).provenance["appended"][0]["name"] == "b"
     assert entries(dst) == ["manifest.json", *names]
     again = extend(dst, [more])
+    assert f"packed no more samples into {dst}: 11 samples, 4 shards" in str(again)
     assert (again.samples, again.samples_per_s, len(again.notes)) == (11, 0, 1)
     with pytest.raises(PackError):
         extend(dst, [])
@@ -725,7 +726,7 @@ def test_merge_makes_one_of_several(tmp_path: Path, capsys: pytest.CaptureFixtur
 
     made = run_json(capsys, "merge", *parts, tmp_path / "all")
 
-    assert made["num_samples"] == 9
+    assert made["samples"] == 9
     assert samples_of(tmp_path / "all") == [row for part in parts for row in samples_of(part)]
     assert verify(tmp_path / "all").ok
     with pytest.raises(PackError, check=At("all")):
@@ -783,12 +784,13 @@ def test_split_parts_hold_each_sample_once(
     parts = [samples_of(tmp_path / "s" / name) for name in ("train", "val")]
     assert sorted(map(str, parts[0] + parts[1])) == sorted(map(str, rows))
     assert [rows.index(row) for row in parts[0]] == sorted(rows.index(row) for row in parts[0])
+    assert (made["dst"], made["samples"]) == (str(tmp_path / "s"), 60)
+    told = {each["folder"]: each for each in made["datasets"]}
     if by == "shuffle":
-        assert [made[name]["num_samples"] for name in ("train", "val")] == [42, 18]
+        assert [told[name]["samples"] for name in ("train", "val")] == [42, 18]
     for name in ("train", "val"):
         about = read_manifest(tmp_path / "s" / name)
-        assert made[name]["path"] == str(tmp_path / "s" / name)
-        assert made[name]["fingerprint"] == about.fingerprint
+        assert told[name]["fingerprint"] == about.fingerprint
         assert about.schema == read_manifest(folder).schema
         assert about.provenance["options"]["part"] == name
     assert verify(tmp_path / "s" / "val").ok
@@ -846,10 +848,11 @@ def test_split_by_a_class_of_one_sample_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "s").exists()
 
 
-def test_split_may_leave_samples_out(tmp_path: Path) -> None:
+def test_split_may_leave_samples_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = pack_samples(tmp_path / "a", 10, fields=SMALL)
 
     assert run("split", folder, tmp_path / "s", "--parts", "train=0.5") == 0
+    assert "0.5 of the samples are in no part" in capsys.readouterr().out
     assert entries(tmp_path / "s") == ["train"]
     assert len(PackedReader(tmp_path / "s/train")) == 5
 
@@ -917,7 +920,7 @@ def test_copy_keeps_every_byte(
 
     made = run_json(capsys, "copy", folder, tmp_path / "b", "--format", format)
 
-    assert made["num_samples"] == 10
+    assert made["samples"] == 10
     assert samples_of(tmp_path / "b") == samples_of(folder)
     assert read_manifest(tmp_path / "b").schema == read_manifest(folder).schema
     assert verify(tmp_path / "b").ok

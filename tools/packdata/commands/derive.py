@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from loaders.progress import Meter
@@ -20,8 +19,7 @@ from packdata.commands.common import (
     place,
     seed,
     setting,
-    show_note,
-    show_result,
+    show_made,
     switch,
     usage_errors,
 )
@@ -29,8 +27,6 @@ from packdata.options import take
 
 if TYPE_CHECKING:
     from argparse import Namespace
-
-    from packdata.packing.summary import Summary
 
 _WRITING = (
     setting("format", usual="that of the source"),
@@ -44,25 +40,6 @@ _JOINING = (
     JSON,
     add_remote,
 )
-
-
-def _show(args: Namespace, made: Summary) -> int:
-    """Print what was written: at the target, or in folders below it."""
-    found, lines = {}, []
-    for each in made.datasets:
-        path = str(args.dst / each.folder if each.folder else args.dst)
-        lines.append(str(replace(each, folder=path)))
-        found[each.folder] = {
-            "path": path,
-            "num_shards": each.shards,
-            "num_samples": each.samples,
-            "size_bytes": each.bytes,
-            "fingerprint": each.fingerprint,
-        }
-    for note in made.notes:
-        show_note(note)
-    show_result(args, found.get("", found), lines)
-    return 0
 
 
 @command(
@@ -88,7 +65,7 @@ def copy(args: Namespace) -> int:
         changes = take(CopyOptions, settings)
     with usage_errors(args, schema=False):
         made = copy_dataset(args.src, args.dst, changes, **settings, progress=meter)
-    return _show(args, made)
+    return show_made(args, made)
 
 
 def _parse_part(text: str) -> tuple[str, float]:
@@ -145,7 +122,7 @@ def split(args: Namespace) -> int:
             **given(args),
             progress=Meter("writing", "samples"),
         )
-    return _show(args, made)
+    return show_made(args, made)
 
 
 @command(
@@ -168,7 +145,7 @@ def merge(args: Namespace) -> int:
     from packdata.packed import derive
 
     made = derive.merge(args.dst, args.src, link=not args.no_link, **given(args))
-    return _show(args, made)
+    return show_made(args, made)
 
 
 @command(
@@ -185,4 +162,4 @@ def extend(args: Namespace) -> int:
     """
     from packdata.packed import derive
 
-    return _show(args, derive.extend(args.dst, args.src, link=not args.no_link))
+    return show_made(args, derive.extend(args.dst, args.src, link=not args.no_link))

@@ -16,6 +16,7 @@ from loaders.division import divide
 from loaders.errors import PackError, SchemaError
 from loaders.remote.url import Location, is_url
 from packdata.bucket import target_at
+from packdata.describe import counted
 from packdata.inspect.compare import schema_differences
 from packdata.options import changed, opt, parse_names, takes
 from packdata.packed.recode import Recoding
@@ -243,7 +244,7 @@ def extend(
         earlier = before.provenance.get("appended", [])
         if earlier[-len(origins) :] == origins:
             note = "the dataset ends with these samples already; nothing was added"
-            return summary_of(dst, {"": before}, notes=[note])
+            return summary_of(dst, {"": before}, notes=[note], amount="no more samples")
         joined = _joined([open_view(dst, "never"), *added])
         # What made the dataset does not make it again: the plan goes.
         provenance = {n: value for n, value in before.provenance.items() if n != PLAN}
@@ -252,7 +253,10 @@ def extend(
         made = Made(joined.schema, provenance, whole=shards, before=before.shards)
         packing.publish({"": made})
         seconds, num_added = time.monotonic() - began, sum(map(len, added))
-        return summary_of(dst, packing.manifests, seconds=seconds, encoded=num_added)
+        amount = counted(num_added, "more sample")
+        return summary_of(
+            dst, packing.manifests, seconds=seconds, encoded=num_added, amount=amount
+        )
 
 
 def _joined(views: Sequence[View]) -> View:
