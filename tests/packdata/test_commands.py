@@ -54,13 +54,13 @@ from packdata.inspect.stats import stats
 from packdata.inspect.verify import verify
 from packdata.options import size_from
 from packdata.packed import derive
-from packdata.packed.derive import CopyOptions, copy_dataset, extend, merge, split
+from packdata.packed.derive import CopyOptions, copy_dataset, extend, split
 from packdata.packed.rewrite import ViewContent, write_datasets
 from packdata.packing import store
 from packdata.packing.provenance import PLAN
 from packdata.packing.settings import RunSettings
 from packdata.packing.target import lock
-from tests.packdata.breaking import ROOM, tmpfs
+from tests.packdata.breaking import ROOM, no_links, tmpfs
 from tests.packdata.packing import CLASSES, FIELDS, pack, pack_samples, sample
 from tests.packdata.reading import PackedReader
 from tests.refusals import At, without_hash
@@ -632,27 +632,15 @@ def test_stats_of_a_table_refuse_damaged_rows(tmp_path: Path) -> None:
 # extend and merge
 
 
-def test_a_merge_that_linked_is_not_one_that_copies(tmp_path: Path) -> None:
-    sources = [pack_samples(tmp_path / "a", 2, fields=SMALL)]
-    merge(tmp_path / "m", sources)
-
-    with pytest.raises(PackError):
-        merge(tmp_path / "m", sources, link=False)
-
-    merge(tmp_path / "m", sources, link=False, overwrite=True)
-    assert {path.stat().st_nlink for path in (tmp_path / "m").iterdir()} == {1}
-
-
-@pytest.mark.parametrize("link", [True, False])
 def test_extend_adds_shards_after_its_own(
-    tmp_path: Path, link: bool, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dst = pack_samples(tmp_path / "a", 6, fields=SMALL)
     more = pack_samples(tmp_path / "b", 5, first=6, fields=SMALL, format="parquet")
     old = PackedReader(dst)
     expected = samples_of(dst) + samples_of(more)
 
-    made = run_json(capsys, "extend", more, dst, *([] if link else ["--no-link"]))
+    made = run_json(capsys, "extend", more, dst)
 
     assert (made["samples"], made["amount"]) == (11, "5 more samples")
     assert samples_of(dst) == expected
@@ -661,8 +649,7 @@ def test_extend_adds_shards_after_its_own(
     plain = ["shard-00000.lmdb", "shard-00001.lmdb", "shard-00002.parquet", "shard-00003.parquet"]
     assert names[:2] == plain[:2]
     assert [without_hash(f"/{name}")[1:] for name in names] == plain
-    same = (dst / names[2]).samefile(more / "shard-00000.parquet")
-    assert same is link
+    assert (dst / names[2]).samefile(more / "shard-00000.parquet")
     assert verify(dst).ok
     assert read_manifest(dst).provenance["appended"][0]["name"] == "b"
     assert entries(dst) == ["manifest.json", *names]
@@ -694,10 +681,7 @@ def test_shards_are_copied_where_links_do_not_work(
 ) -> None:
     parts = [pack_samples(tmp_path / n, 3, first=i, fields=SMALL) for n, i in (("a", 0), ("b", 3))]
 
-    def refuse(*_: object) -> None:
-        raise OSError(18, "Invalid cross-device link")
-
-    monkeypatch.setattr("os.link", refuse)
+    no_links(monkeypatch)
     derive.merge(tmp_path / "c", parts)
 
     assert samples_of(tmp_path / "c") == samples_of(parts[0]) + samples_of(parts[1])
@@ -705,15 +689,18 @@ def test_shards_are_copied_where_links_do_not_work(
     assert not first.samefile(parts[0] / "shard-00000.lmdb")
 
 
-def test_copying_a_damaged_shard_is_refused(tmp_path: Path) -> None:
+def test_copying_a_damaged_shard_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     parts = [pack_samples(tmp_path / n, 3, first=i, fields=SMALL) for n, i in (("a", 0), ("b", 3))]
     shard = parts[1] / "shard-00000.lmdb"
     data = bytearray(shard.read_bytes())
     data[-1] ^= 1
     shard.write_bytes(data)
 
+    no_links(monkeypatch)
     with pytest.raises(ShardError, check=At(shard)):
-        derive.merge(tmp_path / "c", parts, link=False)
+        derive.merge(tmp_path / "c", parts)
     os.truncate(shard, 5)
     with pytest.raises(ShardError, check=At(shard)):
         derive.extend(parts[0], parts[1:])

@@ -46,7 +46,7 @@ def test_a_url_is_described_as_the_folder_is(
 def test_every_damaged_shard_at_a_url_is_named(store: Store, tmp_path: Path) -> None:
     packdata.pack({"x": np.arange(4)}, tmp_path / "a", {"x": Array(dtype="int64")})
     packdata.pack({"x": np.arange(5)}, tmp_path / "b", {"x": Array(dtype="int64")})
-    merge(store.root / "out" / "m", [tmp_path / "a", tmp_path / "b"], link=False)
+    merge(store.root / "out" / "m", [tmp_path / "a", tmp_path / "b"])
     shards = sorted((store.root / "out" / "m").glob("shard-*"))
     for shard in shards:
         data = bytearray(shard.read_bytes())

@@ -20,7 +20,6 @@ from packdata.commands.common import (
     seed,
     setting,
     show_made,
-    switch,
     usage_errors,
 )
 from packdata.options import take
@@ -32,11 +31,6 @@ _WRITING = (
     setting("format", usual="that of the source"),
     setting("shard_bytes", size=SHARD_SIZE),
     setting("overwrite", old="a dataset at the target"),
-    JSON,
-    add_remote,
-)
-_JOINING = (
-    switch("--no-link", "copy and verify the shards, even where links work"),
     JSON,
     add_remote,
 )
@@ -128,7 +122,8 @@ def split(args: Namespace) -> int:
 @command(
     place("src", "datasets, in order; they stay as they are", nargs="+"),
     place("dst", "folder of the new dataset"),
-    *_JOINING,
+    JSON,
+    add_remote,
     setting("overwrite", old="a dataset that merge has made in DST"),
     setting(
         "shard_bytes",
@@ -144,14 +139,14 @@ def merge(args: Namespace) -> int:
     """
     from packdata.packed import derive
 
-    made = derive.merge(args.dst, args.src, link=not args.no_link, **given(args))
-    return show_made(args, made)
+    return show_made(args, derive.merge(args.dst, args.src, **given(args)))
 
 
 @command(
     place("src", "datasets to add; they stay as they are", nargs="+"),
     place("dst", "dataset that grows"),
-    *_JOINING,
+    JSON,
+    add_remote,
     example="packdata extend packed/new-photos packed/train",
 )
 def extend(args: Namespace) -> int:
@@ -162,4 +157,4 @@ def extend(args: Namespace) -> int:
     """
     from packdata.packed import derive
 
-    return show_made(args, derive.extend(args.dst, args.src, link=not args.no_link))
+    return show_made(args, derive.extend(args.dst, args.src))

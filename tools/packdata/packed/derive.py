@@ -188,7 +188,6 @@ def merge(
     dst: Location | str,
     sources: Sequence[Location | str],
     *,
-    link: bool = True,
     overwrite: bool = False,
     shard_bytes: int | None = None,
 ) -> Summary:
@@ -215,14 +214,10 @@ def merge(
     view = joined.verified()
     content = ViewContent(view, view.schema, provenance=provenance, whole=shards)
     settings = RunSettings(shard_bytes=shard_bytes, overwrite=overwrite)
-    return write_datasets(
-        dst, "merge", views, {"": content}, {"whole": whole, "link": link}, settings, link=link
-    )
+    return write_datasets(dst, "merge", views, {"": content}, {"whole": whole}, settings)
 
 
-def extend(
-    dst: Location | str, sources: Sequence[Location | str], *, link: bool = True
-) -> Summary:
+def extend(dst: Location | str, sources: Sequence[Location | str]) -> Summary:
     """Add the samples of other datasets to one; readers see the old one or the new one whole. See ``merge``.
 
     What was added last is not added again: the same command, run again, has done it.
@@ -239,7 +234,7 @@ def extend(
     read_manifest(dst)  # says what is there instead, before anything is touched
     added = [open_view(path, "never") for path in sources]
     origins = [source_of(view.path) for view in added]
-    with Packing(dst, [""], {}, of_packed=True, adds=True, link=link) as packing:
+    with Packing(dst, [""], {}, of_packed=True, adds=True) as packing:
         before = read_manifest(dst)
         earlier = before.provenance.get("appended", [])
         if earlier[-len(origins) :] == origins:
