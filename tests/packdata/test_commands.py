@@ -390,6 +390,16 @@ def test_captions_are_printed_as_the_sheet_has_no_letters_for_them(
     assert capsys.readouterr().out.splitlines()[1:] == ["  1, 9 x 8, 猫", "  0, 9 x 8, Äpfel"]
 
 
+def test_a_caption_is_one_line(tmp_path: Path) -> None:
+    """A second one would lie over the row of pictures below."""
+    fields = {"image": Image(), "text": Text(), "label": Label(classes=("a\nb",)), "key": Text()}
+    row = {"image": np.zeros((8, 9, 3), np.uint8), "text": "one\ntwo", "label": 0, "key": "k\n1"}
+
+    tile = tile_of(open_view(pack(tmp_path / "a", fields, [row])), 0)
+
+    assert tile.caption == "k 1, 9 x 8, one two, a b"
+
+
 def test_a_sheet_of_another_kind_than_png_is_wrong_usage(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
