@@ -100,7 +100,8 @@ def write_datasets(
         if not len(content):
             what = "no sample to write: none meets the condition, or a part's share is too small"
             hint = "Documents stay whole in parts of text; TokenWindows.split divides them"
-            raise PackError(what, place / folder, hint)
+            is_text = isinstance(content, DocumentContent)
+            raise PackError(what, place / folder, hint if is_text else "")
     plan = command_plan(
         command, sources, **options, format=run.format, shard_bytes=run.shard_bytes
     )
