@@ -262,7 +262,7 @@ def test_samples_are_not_added_twice_by_running_the_command_again(
 
     assert sorted(two.iterdir()) == before
     assert read_manifest(two).num_samples == 8
-    assert "nothing was added" in capsys.readouterr().err
+    assert "nothing was added" in capsys.readouterr().out
     assert run("extend", one, one, two) == 0  # named twice, they are added twice
     assert read_manifest(two).num_samples == 16
 

@@ -683,6 +683,7 @@ sys.exit(main())
         ({"recipe": "tokens", "source": list("abcdefghijklmnop")}, "tokens: a, b, c, ..."),
         ({"command": ["odd"], "source": 7, "sources": 8, "options": 9}, "['odd']: 8"),
         ({"command": "merge", "sources": [{"name": "a"}, 3, {}]}, "merge: a, 3, ?"),
+        ({"source": "x", "a": 1, "appended": [{"name": "y"}]}, "x, a=1, extended by y"),
         ({"source": "n" * 500}, f"{'n' * 299}…"),
     ],
 )  # fmt: skip

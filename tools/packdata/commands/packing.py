@@ -19,11 +19,10 @@ from packdata.commands.common import (
     options_of,
     place,
     setting,
+    show_made,
     show_note,
-    show_result,
     switch,
     usage_errors,
-    with_options,
 )
 from packdata.options import parse_target, take
 from packdata.packing.shards import TABLE_SHARD_BYTES
@@ -105,7 +104,7 @@ def _run(
         if args.part is not None:
             Part.parse(args.part)
         plan = make_plan(**given(args), progress=Meter("packed", unit))
-    return _show(args, plan if args.dry_run else _pack(args, plan, item))
+    return show_made(args, plan if args.dry_run else _pack(args, plan, item))
 
 
 def _pack(args: Namespace, plan: SourcePlan, item: str) -> Summary:
@@ -124,13 +123,6 @@ def _pack(args: Namespace, plan: SourcePlan, item: str) -> Summary:
     except KeyboardInterrupt as error:
         error.add_note("the same command continues")
         raise
-
-
-def _show(args: Namespace, result: SourcePlan | Summary) -> int:
-    """Print a plan or a summary; return the exit status."""
-    lines = (with_options(line, args) for line in str(result).splitlines())
-    show_result(args, result.to_json(), lines)
-    return 3 if getattr(result, "rejected", ()) else 0
 
 
 @command(
@@ -277,4 +269,4 @@ def finish(args: Namespace) -> int:
 
     with usage_errors(args, schema=False):
         summary = finish(args.dst, overwrite=args.overwrite, delete_old=args.delete_old)
-    return _show(args, summary)
+    return show_made(args, summary)

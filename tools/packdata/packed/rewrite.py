@@ -75,8 +75,6 @@ def write_datasets(
     datasets: Mapping[str, Content],
     options: Mapping[str, Any],
     settings: RunSettings,
-    *,
-    link: bool = True,
 ) -> Summary:
     """Write samples as packed datasets, by their folder below ``dst``; all of them appear, or none.
 
@@ -89,7 +87,6 @@ def write_datasets(
         datasets: What each is to hold, by its folder below ``dst``.
         options: What else decides what is written, as JSON.
         settings: How they are written; the format is by default that of the first source.
-        link: Link whole shards, where the file system has links.
 
     Raises:
         PackError: A target is taken or cannot be written, is a source, lies inside one or holds one; or there are no
@@ -103,13 +100,13 @@ def write_datasets(
         if not len(content):
             what = "no sample to write: none meets the condition, or a part's share is too small"
             hint = "Documents stay whole in parts of text; TokenWindows.split divides them"
-            raise PackError(what, place / folder, hint)
+            is_text = isinstance(content, DocumentContent)
+            raise PackError(what, place / folder, hint if is_text else "")
     plan = command_plan(
         command, sources, **options, format=run.format, shard_bytes=run.shard_bytes
     )
-    with Packing(
-        place, [*datasets], plan, overwrite=settings.overwrite, of_packed=True, link=link
-    ) as packing:
+    overwrite = settings.overwrite
+    with Packing(place, [*datasets], plan, overwrite=overwrite, of_packed=True) as packing:
         return run.pack(packing, [*datasets.items()])
 
 

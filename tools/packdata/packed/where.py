@@ -94,9 +94,7 @@ def _mask(view: View, node: ast.expr) -> Any:
             pairs = zip(itertools.pairwise([left, *others]), ops, strict=True)
             found = [_compare(view, one, op, other) for (one, other), op in pairs]
             return functools.reduce(np.logical_and, found)
-    value = _operand(view, node)
-    nothing = _Operand("nothing", value.kind, "" if value.kind == "text" else 0)
-    return _related(value, ast.NotEq(), nothing)
+    raise _unexpected(node)
 
 
 def _compare(view: View, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Any:
@@ -132,8 +130,12 @@ def _operand(view: View, node: ast.expr) -> _Operand:
             return _Operand(text, "number", value)
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
             return _Operand(text, "number", -value)
+    raise _unexpected(node)
+
+
+def _unexpected(node: ast.expr) -> SchemaError:
     what = "use comparisons, and, or, not, in, names and literals"
-    raise SchemaError(f"unexpected {text!r}; {what}")
+    return SchemaError(f"unexpected {ast.unparse(node)!r}; {what}")
 
 
 def _column(view: View, name: str) -> _Operand:
