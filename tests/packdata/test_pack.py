@@ -110,7 +110,8 @@ def test_each_target_is_cut_by_its_own_size(tmp_path: Path) -> None:
     big, small = (read_manifest(tmp_path / name) for name in ("big", "small"))
     assert labels(tmp_path / "big") == labels(tmp_path / "small") == list(range(100))
     assert len(big.shards) > 2 * len(small.shards) > 2
-    assert summary.samples == 100  # counted once
+    assert summary.samples == 200
+    assert summary.samples_per_s * summary.seconds == pytest.approx(200)
     assert summary.shards == len(big.shards) + len(small.shards)
     for shard in big.shards[:-1]:
         assert shard.size_bytes > SHARD_BYTES

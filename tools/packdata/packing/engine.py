@@ -130,16 +130,13 @@ class Run:
             hint = "Pass on_error='skip' to continue, or overwrite=True to start anew"
             raise PackError(what, packing.dst, hint)
         note = MADE if packing.is_published else self._pack(packing, splits)
-        return self.summary(packing, counted_folders(splits), [note] if note else [])
+        return self.summary(packing, [note] if note else [])
 
-    def summary(
-        self, packing: Packing, counted_in: Sequence[str] = ("",), notes: Sequence[str] = ()
-    ) -> Summary:
-        """Return what was done; samples are counted in some of the folders."""
+    def summary(self, packing: Packing, notes: Sequence[str] = ()) -> Summary:
+        """Return what was done."""
         return summary_of(
             packing.dst,
             packing.manifests,
-            counted_in=counted_in,
             rejected=packing.state.rejected,
             seconds=time.monotonic() - self._began,
             encoded=self.num_encoded,
@@ -214,15 +211,6 @@ def targets_of(*splits: tuple[str, Recipe]) -> dict[str, Target]:
         folders = [folder for folder, _ in targets]
         raise ValueError(f"the splits must fill different folders, got {folders}")
     return dict(targets)
-
-
-def counted_folders(splits: Sequence[tuple[str, Recipe]]) -> list[str]:
-    """Return the folders that hold each sample once between them."""
-    found: list[str] = []
-    for split, recipe in splits:
-        folders = [*targets_of((split, recipe))]
-        found += folders if recipe.divides else folders[:1]
-    return found
 
 
 def _encode(recipe: Recipe, format: Format, item: Any) -> Outcome:
@@ -333,9 +321,9 @@ class SplitPacker:
                 if 0 < first >= num:
                     raise source_changed(self._packing.dst, f" (item {number})")
                 if number >= at.items:
+                    self._run.num_encoded += num
                     for row in builder.add(each, first):
                         self._packing.write(folder, builder, self._at(number, num, row))
-            self._run.num_encoded += num_samples
             self._run.shown.advance(self._run.num_rejected, num_samples + len(rejects))
 
     def _take_rejects(self, number: int, rejects: Sequence[tuple[str, LoadersError]]) -> None:

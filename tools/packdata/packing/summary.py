@@ -40,7 +40,7 @@ class Summary:
 
     Attributes:
         dst: Where the datasets are.
-        samples: Samples packed, counted once where several sizes were made of each.
+        samples: Samples of all datasets together.
         shards: Files, of all datasets together.
         bytes: Their size.
         rejected: ``(item, error)`` of what was left out.
@@ -101,7 +101,6 @@ def summary_of(
     dst: Location | str,
     manifests: Mapping[str, Manifest],
     *,
-    counted_in: Iterable[str] | None = None,
     rejected: Iterable[tuple[str, str]] = (),
     seconds: float = 0.0,
     encoded: int = 0,
@@ -109,18 +108,14 @@ def summary_of(
     amount: str = "",
     counts: Mapping[str, int] = MappingProxyType({}),
 ) -> Summary:
-    """Return the summary of datasets at a destination, by their folders.
-
-    Samples are counted in the folders ``counted_in``, by default in all; this run ``encoded`` so many.
-    """
+    """Return the summary of datasets at a destination, by their folders; this run ``encoded`` so many samples."""
     datasets = tuple(
         DatasetSummary(folder, m.num_samples, len(m.shards), m.size_bytes, m.fingerprint)
         for folder, m in manifests.items()
     )
-    folders = manifests if counted_in is None else counted_in
     return Summary(
         dst=str(dst),
-        samples=sum(manifests[folder].num_samples for folder in folders),
+        samples=sum(d.samples for d in datasets),
         shards=sum(d.shards for d in datasets),
         bytes=sum(d.bytes for d in datasets),
         rejected=tuple(rejected),
