@@ -33,7 +33,7 @@ from packdata.packing.journal import Journal
 from packdata.packing.packing import write_staged
 from packdata.packing.progress import Quiet
 from packdata.packing.provenance import PACKER
-from packdata.packing.target import LOCK_NAME, PACKING_NAME, lock
+from packdata.packing.target import PACKING_NAME, locked
 from packdata.recipe import Records
 from tests.packdata.breaking import ROOM, tmpfs
 from tests.packdata.recipes import (
@@ -550,12 +550,8 @@ def test_what_changes_a_split_waits_for_the_packing_of_all(tmp_path: Path) -> No
 
 def test_packing_all_waits_for_what_changes_a_split(tmp_path: Path) -> None:
     Job(tmp_path, **SPLITS).run()
-    fd = lock(tmp_path / "train" / PACKING_NAME / LOCK_NAME)
-    try:
-        with pytest.raises(PackError, check=At("train")):
-            Job(tmp_path, options={"overwrite": True}, **SPLITS).run()
-    finally:
-        os.close(fd)
+    with locked(tmp_path / "train"), pytest.raises(PackError, check=At("train")):
+        Job(tmp_path, options={"overwrite": True}, **SPLITS).run()
 
     assert not (tmp_path / PACKING_NAME).exists()
 
@@ -738,14 +734,10 @@ def test_a_file_in_the_way_is_an_error(tmp_path: Path) -> None:
 
 
 def test_the_second_packer_stops(tmp_path: Path) -> None:
-    fd = lock(tmp_path / PACKING_NAME / LOCK_NAME)
-    try:
-        job = Job(tmp_path)
-        assert job.run_in_child() == 1
+    with locked(tmp_path):
+        assert Job(tmp_path).run_in_child() == 1
         with pytest.raises(PackError, check=At(tmp_path)):
             pack(tmp_path)
-    finally:
-        os.close(fd)
 
     pack(tmp_path)
 
