@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from loaders.remote.url import URL, Location, place_of
+from loaders.remote.url import Location, place_of
 from loaders.text import describe_size, printable
 from packdata.describe import counted
 from packdata.packing.target import PARTS_NAME, REJECTED_NAME
@@ -84,10 +84,9 @@ class Summary:
             lines += [f"  {dataset}" for dataset in self.datasets]
         lines += map(printable, self.notes)
         if self.rejected:
-            listed = place_of(self.dst) / REJECTED_NAME
-            is_part = PARTS_NAME in self.dst.split("/")
-            is_listed = not is_part and (isinstance(listed, URL) or listed.exists())
-            where = f", listed in {printable(str(listed))}" if is_listed else ""
+            is_part = PARTS_NAME in self.dst.split("/")  # the list is made of all parts
+            listed = printable(str(place_of(self.dst) / REJECTED_NAME))
+            where = "" if is_part else f", listed in {listed}"
             lines.append(f"rejected {len(self.rejected):,}{where}:")
         for item, error in self.rejected[:_SHOWN_REJECTS]:
             name = printable(item)
