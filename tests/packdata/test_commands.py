@@ -1030,6 +1030,8 @@ def test_quality_encodes_what_has_the_codec_already(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError):
             CopyOptions(**options)
+    with pytest.raises(TypeError, match="resize"):  # which is of packdata.write
+        CopyOptions(codec="jpeg", resize=16)  # type: ignore[call-arg]
     with pytest.raises(SystemExit, check=At(code=2)):
         run("copy", folder, tmp_path / "x", "--quality", 50)
 
