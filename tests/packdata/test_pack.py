@@ -601,6 +601,13 @@ def interrupted(dst: Path, **options: Any) -> None:
     assert job.run_in_child() == -9
 
 
+def test_a_run_that_continues_says_so_also_while_a_target_is_empty(tmp_path: Path) -> None:
+    job = Job(tmp_path, kill=("append to the journal", 0, "after"), folders=("big", "small"))
+    assert job.run_in_child() == -9
+
+    assert "packed earlier" in pack(tmp_path, folders=("big", "small")).notes[0]
+
+
 def test_another_plan_is_refused_and_named_until_overwrite(tmp_path: Path) -> None:
     interrupted(tmp_path / "a")
 

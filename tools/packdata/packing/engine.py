@@ -146,7 +146,8 @@ class Run:
 
     def _pack(self, packing: Packing, splits: Sequence[tuple[str, Recipe]]) -> str:
         """Pack and publish; return what is worth knowing of it."""
-        earlier = self.pack_splits(packing, splits)
+        earlier = sum(map(packing.state.num_samples, targets_of(*splits)))
+        self._pack_splits(packing, splits)
         if not self._is_unchanged():
             raise source_changed(packing.dst)
         made = {
@@ -157,15 +158,15 @@ class Run:
         packing.publish(made)
         return f"continued: {counted(earlier, 'sample')} packed earlier" if earlier else ""
 
-    def pack_splits(self, packing: Packing, splits: Sequence[tuple[str, Recipe]]) -> int:
-        """Put what is left of the splits into shards; return how many samples were packed earlier."""
+    def _pack_splits(self, packing: Packing, splits: Sequence[tuple[str, Recipe]]) -> None:
+        """Put what is left of the splits into shards."""
         sizes = [r.num_samples if r.is_of_blocks else len(r) for _, r in splits]
         total = None if None in sizes else sum(size or 0 for size in sizes)
         state = packing.state
-        earlier = sum(min(map(state.num_samples, targets_of(each))) for each in splits)
+        done = sum(min(map(state.num_samples, targets_of(each))) for each in splits)
         self.num_rejected = len(state.rejected)
         with closing(self.shown), opencv.one_thread():
-            self.shown.start(total, earlier)
+            self.shown.start(total, done)
             for split, recipe in splits:
                 if recipe.whole:
                     num_samples = sum(shard.info.num_samples for shard in recipe.whole)
@@ -173,7 +174,6 @@ class Run:
                     self.shown.advance(0, num_samples)
                 elif split not in state.ended:
                     self._pack_split(packing, split, recipe)
-        return earlier
 
     def _pack_split(self, packing: Packing, split: str, recipe: Recipe) -> None:
         from packdata.ahead import fetched_ahead  # late: --help is quick without
