@@ -59,7 +59,7 @@ from packdata.packed.rewrite import ViewContent, write_datasets
 from packdata.packing import store
 from packdata.packing.provenance import PLAN
 from packdata.packing.settings import RunSettings
-from packdata.packing.target import lock
+from packdata.packing.target import locked
 from tests.packdata.breaking import ROOM, no_links, tmpfs
 from tests.packdata.packing import CLASSES, FIELDS, pack, pack_samples, sample
 from tests.packdata.reading import PackedReader
@@ -184,13 +184,11 @@ def test_a_target_that_is_taken_is_refused(tmp_path: Path) -> None:
 
 def test_two_commands_on_one_target_do_not_meet(tmp_path: Path) -> None:
     source = pack_samples(tmp_path / "a", 4, fields=SMALL)
-    (tmp_path / "b" / ".packing").mkdir(parents=True)
-    fd = lock(tmp_path / "b" / ".packing" / "lock")
 
-    with pytest.raises(PackError, check=At("b")):
-        copy_dataset(source, tmp_path / "b")
-    os.close(fd)
-    (tmp_path / "b" / ".packing" / "left.tmp").write_text("of a run that was killed")
+    with locked(tmp_path / "b"):
+        with pytest.raises(PackError, check=At("b")):
+            copy_dataset(source, tmp_path / "b")
+        (tmp_path / "b" / ".packing" / "left.tmp").write_text("of a run that was killed")
 
     assert copy_dataset(source, tmp_path / "b").shards == 1
     names = [shard.file for shard in read_manifest(tmp_path / "b").shards]
@@ -1032,6 +1030,8 @@ def test_quality_encodes_what_has_the_codec_already(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError):
             CopyOptions(**options)
+    with pytest.raises(TypeError, match="resize"):  # which is of packdata.write
+        CopyOptions(codec="jpeg", resize=16)  # type: ignore[call-arg]
     with pytest.raises(SystemExit, check=At(code=2)):
         run("copy", folder, tmp_path / "x", "--quality", 50)
 

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from loaders.data.view import View
     from loaders.remote.url import Location
     from loaders.schema import Field
+    from packdata.images.fit import SizeOption
     from packdata.packed.recode import Recode, Recoding
     from packdata.packing.settings import RunSettings
     from packdata.packing.shards import Format
@@ -202,6 +203,7 @@ def content_of(
     known: Schema,
     recoding: Recoding,
     added: Mapping[str, tuple[Field, Column]] = MappingProxyType({}),
+    resize: SizeOption | None = None,
 ) -> ViewContent:
     """Return the samples of a view, their pictures stored anew, with the fields and records that are added.
 
@@ -212,7 +214,7 @@ def content_of(
         what = f"{view.path} is a stream of tokens, which is not read without its fields"
         raise SchemaError(f"{what} {', '.join(sorted(lost))}: keep them, too")
     old = view.schema.fields
-    recoders = recoders_of({n: f for n, f in old.items() if n not in added}, recoding)
+    recoders = recoders_of({n: f for n, f in old.items() if n not in added}, recoding, resize)
     fields = {**old, **{name: field for name, (field, _) in added.items()}}
     fields |= {name: each.field for name, each in recoders.items()}
     before, after = (

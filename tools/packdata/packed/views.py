@@ -87,7 +87,7 @@ def write(
         raise SchemaError(f"fit {fit!r} without size=: pass size=, too")
     resize = None if size is None else SizeOption.parse(size, fit)
     added = {n: _added(n, each, known.fields.get(n), source) for n, each in (add or {}).items()}
-    content = content_of(source, known, Recoding(codec, quality, resize=resize), added)
+    content = content_of(source, known, Recoding(codec, quality), added, resize)
     if source.numbers is not None:
         check_no_stream(source)
     _check_keys(content)
