@@ -2,7 +2,6 @@ import io
 import json
 import os
 import shutil
-import struct
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -807,54 +806,8 @@ class TestMasks:
         assert (only(recipe)["mask"] == 9).all()
 
 
-class TestIdx:
-    def write(self, root: Path) -> Path:
-        header = bytes([0, 0, 8, 3]) + struct.pack(">3I", 2, 4, 5)
-        path = root / "train-images-idx3-ubyte"
-        path.write_bytes(header + bytes(range(40)))
-        header = bytes([0, 0, 8, 1]) + struct.pack(">I", 2)
-        (root / "train-labels-idx1-ubyte").write_bytes(header + bytes([7, 3]))
-        return path
-
-    def test_pixels_stay_pixels(self, tmp_path: Path) -> None:
-        recipe = plan(self.write(tmp_path))
-
-        field = recipe.targets[0].schema.fields["image"]
-        assert field == Image(channels=1, size=(4, 5), codec="raw")
-        first, second = samples(recipe)
-        assert first["image"].ravel().tolist() == list(range(20))
-        assert second["image"].ravel().tolist() == list(range(20, 40))
-        assert [int(first["label"]), int(second["label"])] == [7, 3]
-
-    def test_labels_that_are_not_there_are_missed(self, tmp_path: Path) -> None:
-        path = self.write(tmp_path)
-        assert plan_images(path).notes() == []
-
-        (tmp_path / "train-labels-idx1-ubyte").unlink()
-
-        missing = "train-labels-idx1-ubyte is not beside train-images-idx3-ubyte"
-        assert plan_images(path).notes() == [f"no label: {missing}"]
-
-    @pytest.mark.parametrize("codec", ["png", "jpeg", None])
-    def test_other_codecs_and_sizes(self, tmp_path: Path, codec: str | None) -> None:
-        recipe = plan(self.write(tmp_path), codec=codec, sizes=["8x10"], fit="stretch")
-
-        field = recipe.targets[0].schema.fields["image"]
-        assert field == Image(channels=1, size=(8, 10), codec=codec or "raw")
-        assert only_first(recipe)["image"].shape == (8, 10, 1)
-
-    def test_16_bits(self, tmp_path: Path) -> None:
-        recipe = plan(self.write(tmp_path), keep_depth=True)
-
-        assert only_first(recipe)["image"].ravel().tolist() == [257 * i for i in range(20)]
-
-
 def _whole(text: str) -> int | str:
     return int(text) if text.isdigit() else text
-
-
-def only_first(recipe: ImagesRecipe) -> dict[str, Any]:
-    return samples(recipe)[0]
 
 
 class TestBadInput:

@@ -970,9 +970,6 @@ class TestAnnotations:
 
         with pytest.raises(SourceError, check=At("data.yaml")):
             plan_images(tmp_path / "in", annotations=tmp_path / "labels")
-        (tmp_path / "data.yaml").write_text("names: [person]\n")  # visibilities tell
-        with pytest.raises(SourceError, check=At("labels")):
-            plan_images(tmp_path / "in", annotations=tmp_path / "labels")
         (tmp_path / "data.yaml").unlink()
         (tmp_path / "labels/1.txt").write_text("1 .5 .5 .2 .2\n")
         (tmp_path / "classes.txt").write_text("cat\ncat\n")

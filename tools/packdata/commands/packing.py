@@ -127,7 +127,7 @@ def _pack(args: Namespace, plan: SourcePlan, item: str) -> Summary:
 
 @command(
     *_places(
-        "folder, list, tar, Parquet or IDX file, or its URL, or a pattern; several tars or Parquet files are one"
+        "folder, list, tar or Parquet file, or its URL, or a pattern; several tars or Parquet files are one"
     ),
     group("pictures", options_of("packdata.images.recipe:ImageOptions")),
     group("source", options_of("packdata.files.splits:SourceOptions", without="array_column")),
@@ -147,7 +147,7 @@ def images(args: Namespace) -> int:
     """Pack pictures with their labels and masks.
 
     The source is a folder per class, a flat folder, a .csv, .tsv or .jsonl list, WebDataset tars,
-    Parquet or IDX (MNIST), or a folder of splits of these, each of which becomes a dataset. Without
+    Parquet, or a folder of splits of these, each of which becomes a dataset. Without
     --size and --codec, files are kept byte for byte, except those that decoders read differently.
 
     After a kill, a full disk or Ctrl-C, run the same command again to continue.

@@ -17,7 +17,7 @@ from contextlib import closing
 from functools import partial
 from operator import attrgetter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loaders.errors import CodecError, LoadersError, PackError, SourceError
 from loaders.system import opencv
@@ -182,8 +182,8 @@ class Run:
         # Blocks are alike, so that a few are enough to keep all workers busy.
         most = _MAX_BLOCK_BYTES if recipe.is_of_blocks else MAX_RESULT_BYTES
         num_workers = 0 if recipe.only_copies else self.settings.num_workers
-        pool = OrderedPool(encode, num_workers, attrgetter("nbytes"), most)
-        with SplitPacker(self, packing, split, targets, pool) as packer:
+        with OrderedPool(encode, num_workers, attrgetter("nbytes"), most) as pool:
+            packer = SplitPacker(self, packing, split, targets, pool)
             with closing(fetched_ahead(recipe.items(packer.num_items))) as items:
                 for item in items:
                     packer.put(item)
@@ -240,8 +240,8 @@ def _encode(recipe: Recipe, format: Format, item: Any) -> Outcome:
 class SplitPacker:
     """Packs the items of one split into the shards of its targets, by their folder, from where those end.
 
-    Items are encoded by a pool, which is closed at the end; what becomes of them is taken in order. The next one to be
-    handed over has the number ``num_items``.
+    Items are encoded by a pool; what becomes of them is taken in order. The next one to be handed over has the number
+    ``num_items``.
     """
 
     def __init__(
@@ -267,12 +267,6 @@ class SplitPacker:
         self._counts_before = self._counts  # the item under way, of which a shard may hold a part
         self._expected = {reject.number for reject in state.rejects.get(split, ())}
         self._rejects: list[Reject] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._pool.close()
 
     def put(self, item: Any) -> None:
         """Hand the next item over, and take those that are encoded; LoadersError if one cannot be packed."""

@@ -23,6 +23,7 @@ from packdata.sources.names import (
     PICTURES,
     FileKind,
     check_name,
+    foreign_hint,
     is_split,
     key_of,
     shared_keys,
@@ -50,9 +51,10 @@ class _Chosen:
         self.identity = {"num_files": len(self), "files": digest}
         if not self._numbers:
             seen = few(f"{count} x {suffix}" for suffix, count in self.ignored.most_common(5))
-            hint = f"{kind.names.capitalize()} end in {' '.join(sorted(kind.suffixes))}"
+            usual = f"{kind.names.capitalize()} end in {' '.join(sorted(kind.suffixes))}"
             if kind is PICTURES:
-                hint += "; tar, Parquet and IDX files are looked for here alone, not below"
+                usual += "; tar and Parquet files are looked for here alone, not below"
+            hint = next(filter(None, map(foreign_hint, listing)), usual)
             what = f"no {kind.names}" + (f", but {seen}" if seen else "")
             raise SourceError(what, listing.root, hint)
 
