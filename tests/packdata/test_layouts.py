@@ -197,14 +197,10 @@ def test_classes_that_combine_labels_are_noted(
     assert any("multi_label" in note for note in notes) == joined
 
 
-def test_tars_without_labels_and_folders_in_them_are_said_to_be_no_classes(tmp_path: Path) -> None:
-    alone = write_tar(tmp_path / "alone.tar", {"cat/1.jpg": b"1", "cat/2.jpg": b"2"})
-    several = write_tar(tmp_path / "several.tar", {"cat/1.jpg": b"1", "dog/2.jpg": b"2"})
+def test_tars_without_labels_are_noted_also_with_folders_in_them(tmp_path: Path) -> None:
+    tar = write_tar(tmp_path / "several.tar", {"cat/1.jpg": b"1", "dog/2.jpg": b"2"})
 
-    assert [
-        note for note in plan_images(alone).notes() if "no label" in note and "cat" not in note
-    ]
-    assert [note for note in plan_images(several).notes() if "cat, dog" in note]
+    assert any("no label" in note for note in plan_images(tar).notes())
 
 
 def test_classes_that_are_not_given_are_found_in_every_split_of_tars(tmp_path: Path) -> None:
