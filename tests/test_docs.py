@@ -1,6 +1,7 @@
 """Every command and code block of README and docs/ runs as written, and every link leads somewhere."""
 
 import dataclasses
+import gzip
 import inspect
 import os
 import pydoc
@@ -85,7 +86,7 @@ def run_commands(block: str, folder: Path) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: Path) -> Path:
-    """A folder as the pages assume it: photos, raw and packed, scenes and scans with masks, plays, tables."""
+    """A folder as the pages assume it: photos, raw and packed, scenes and scans with masks, digits, plays, tables."""
     photos = ROOT / "tests/data/photos"
     copy_photos(tmp_path)
     shutil.copytree(packed, tmp_path / "packed")
@@ -102,6 +103,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: Path) -> Pat
         scan = np.arange(24 * 40 * 48).reshape(24, 40, 48) % 1000 - 100 * i
         np.save(tmp_path / f"scans/{i}.npy", scan.astype(np.int16))
         np.save(tmp_path / f"scan-masks/{i}.npy", scan > 0)
+    (tmp_path / "digits").mkdir()
+    for name, shape in (("images-idx3", (10, 28, 28)), ("labels-idx1", (10,))):
+        start = bytes([0, 0, 8, len(shape)]) + np.array(shape, ">u4").tobytes()
+        digits = gzip.compress(start + np.indices(shape, np.uint8)[0].tobytes())
+        (tmp_path / f"digits/train-{name}-ubyte.gz").write_bytes(digits)
     real = ROOT / "tests/data/real"
     (tmp_path / "plays").mkdir()
     shutil.copy(real / "shakespeare.txt", tmp_path / "plays")

@@ -122,8 +122,8 @@ def test_merge_makes_few_shards_of_many(
 
     made = json.loads(capsys.readouterr().out)
     total = 2 * 300 * ROWS * WIDTH * 4
-    assert total / 65536 <= made["num_shards"] <= total / 65536 + 2
-    assert made["num_samples"] == 2 * 300 * ROWS
+    assert total / 65536 <= made["shards"] <= total / 65536 + 2
+    assert made["samples"] == 2 * 300 * ROWS
     both, few = ShardDataset(folder), ShardDataset(tmp_path / "few")
     assert (few[len(both) + 77].values == both[77].values).all()
 

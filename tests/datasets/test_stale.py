@@ -114,8 +114,10 @@ def test_a_loader_says_so_instead_of_replacing_samples(tmp_path: Path) -> None:
     assert_stale(list, DataLoader(dataset, 4, num_workers=1))
 
 
-@pytest.mark.parametrize("link", [True, False])
-def test_a_dataset_that_was_replaced_is_not_written(tmp_path: Path, link: bool) -> None:
+@pytest.mark.parametrize("shard_bytes", [None, 1 << 20])
+def test_a_dataset_that_was_replaced_is_not_written(
+    tmp_path: Path, shard_bytes: int | None
+) -> None:
     """Neither linked, nor as what the open shards hold: it would be said to be made from the new one."""
     folder = pack(tmp_path / "a", 1)
     dataset = ShardDataset(folder)
@@ -123,7 +125,7 @@ def test_a_dataset_that_was_replaced_is_not_written(tmp_path: Path, link: bool) 
 
     pack(folder, 2)
 
-    assert_stale(lambda: packdata.write(dataset, tmp_path / "b", link=link))
+    assert_stale(lambda: packdata.write(dataset, tmp_path / "b", shard_bytes=shard_bytes))
     assert not (tmp_path / "b").exists()
 
 

@@ -40,6 +40,15 @@ def deny_looking(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setattr(Path, "stat", refuse)
 
 
+def no_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the file system have no links."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", refuse)
+
+
 @contextmanager
 def interrupted(num_lines: int) -> Iterator[None]:
     """Press Ctrl-C when so many lines are in the journal, and expect it to come out."""

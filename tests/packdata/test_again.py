@@ -148,6 +148,19 @@ def test_what_differs_beside_a_folder_is_in_the_way(
     assert run(*argv) == 1
 
 
+def test_where_a_palette_lies_is_no_part_of_what_is_packed(tmp_path: Path, photos: Path) -> None:
+    shutil.copytree(photos, tmp_path / "masks")
+    palette = tmp_path / "palette.txt"
+    palette.write_text("0 0 0\n1 1 1\n2 2 2\n3 3 3\n")
+    argv = ("images", photos, tmp_path / "out", "--masks", tmp_path / "masks", "--palette")
+    assert run(*argv, palette) == 0
+
+    moved = palette.rename(tmp_path / "colours.txt")
+
+    assert run(*argv, moved) == 0
+    assert str(tmp_path) not in (tmp_path / "out/manifest.json").read_text()
+
+
 def test_it_is_packed_anew_where_that_is_asked_for(tmp_path: Path, photos: Path) -> None:
     argv = ("images", photos, tmp_path / "out")
     assert run(*argv) == 0
@@ -249,7 +262,7 @@ def test_samples_are_not_added_twice_by_running_the_command_again(
 
     assert sorted(two.iterdir()) == before
     assert read_manifest(two).num_samples == 8
-    assert "nothing was added" in capsys.readouterr().err
+    assert "nothing was added" in capsys.readouterr().out
     assert run("extend", one, one, two) == 0  # named twice, they are added twice
     assert read_manifest(two).num_samples == 16
 

@@ -56,7 +56,7 @@ def test_blocks_are_cut_where_single_samples_are(tmp_path: Path, format: str) ->
 
         assert contents(blocks) == contents(tmp_path / "single")
         assert labels(blocks / "b") == list(range(100))
-        assert summary.samples == 100
+        assert summary.samples == 200
         assert len(read_manifest(blocks / "a").shards) > 3
 
 

@@ -250,7 +250,7 @@ def sources(photos: Path, tmp_path: Path) -> dict[str, Path]:
     for i in range(2):
         (tmp_path / f"scans/{i}").mkdir(parents=True)
         np.save(tmp_path / f"scans/{i}/a.npy", np.zeros((2, 2)))
-        picture(tmp_path / "splits" / ("train", "val")[i] / "cat" / f"{i}.jpg", i)
+        picture(tmp_path / "splits" / ("train", "val")[i] / f"{i}.jpg", i)
     commands = {"images": photos, "tokens": tmp_path / "texts", "tables": tmp_path / "tables"}
     return commands | {"arrays": tmp_path / "scans", "splits": tmp_path / "splits"}
 
@@ -514,7 +514,7 @@ def test_info_and_verify_find_the_sizes_of_splits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for i, split in enumerate(("train", "val")):
-        picture(tmp_path / "src" / split / "cat" / f"{i}.jpg", i)
+        picture(tmp_path / "src" / split / f"{i}.jpg", i)
     out = tmp_path / "out"
     assert run("images", tmp_path / "src", out, "--size", "16", "--size", "8") == 0
     (out / ".packing" / "x").mkdir(parents=True)
@@ -683,6 +683,7 @@ sys.exit(main())
         ({"recipe": "tokens", "source": list("abcdefghijklmnop")}, "tokens: a, b, c, ..."),
         ({"command": ["odd"], "source": 7, "sources": 8, "options": 9}, "['odd']: 8"),
         ({"command": "merge", "sources": [{"name": "a"}, 3, {}]}, "merge: a, 3, ?"),
+        ({"source": "x", "a": 1, "appended": [{"name": "y"}]}, "x, a=1, extended by y"),
         ({"source": "n" * 500}, f"{'n' * 299}…"),
     ],
 )  # fmt: skip

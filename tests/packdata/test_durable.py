@@ -11,6 +11,7 @@ from loaders.schema import Label
 from packdata.formats import write_shard
 from packdata.packed.derive import merge
 from tests.columns import fixed_column
+from tests.packdata.breaking import no_links
 from tests.packdata.packing import pack_samples
 from tests.refusals import At
 
@@ -44,8 +45,12 @@ def test_a_shard_is_synced_after_its_last_byte_was_written(
     assert (stat.st_ino, stat.st_mtime_ns) in synced
 
 
-def test_so_is_one_that_is_copied(tmp_path: Path, synced: list[tuple[int, int]]) -> None:
-    merge(tmp_path / "dst", [pack_samples(tmp_path / "src", 3)], link=False)
+def test_so_is_one_that_is_copied(
+    tmp_path: Path, synced: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = pack_samples(tmp_path / "src", 3)
+    no_links(monkeypatch)
+    merge(tmp_path / "dst", [folder])
 
     for shard in read_manifest(tmp_path / "dst").shards:
         stat = (tmp_path / "dst" / shard.file).stat()

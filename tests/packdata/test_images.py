@@ -2,7 +2,6 @@ import io
 import json
 import os
 import shutil
-import struct
 import tarfile
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -27,6 +26,7 @@ from packdata.images.plan import pack_images, plan_images
 from packdata.images.recipe import ImagesRecipe
 from tests.packdata.packing import pack
 from tests.packdata.pngs import clear_png
+from tests.packdata.test_sources import write_tar
 from tests.refusals import At
 
 Pixels = npt.NDArray[Any]
@@ -360,8 +360,8 @@ class TestLabels:
         assert [int(s["label"]) for s in samples(second)] == [1, 2]
 
     def test_a_split_may_lack_labels(self, tmp_path: Path) -> None:
-        save(tmp_path / "train/a/1.png", photo())
-        save(tmp_path / "test/1.png", photo())
+        for name in "train/a/1.png", "train/b/1.png", "test/1.png":
+            save(tmp_path / name, photo())
 
         (_, train), (_, test) = plan_images(tmp_path).splits
 
@@ -484,6 +484,22 @@ class TestLabels:
         assert (sample["label"], np.isnan(sample["score"])) == (1, True)
         with pytest.raises(SourceError, check=At("a.parquet, row 1")):
             recipe.encode(second)
+
+    @pytest.mark.parametrize("kind", ["jsonl", "parquet", "tar"])
+    def test_a_missing_text_is_stored_as_an_empty_one(self, tmp_path: Path, kind: str) -> None:
+        save(tmp_path / "1.png", photo())
+        picture, path = (tmp_path / "1.png").read_bytes(), tmp_path / f"l.{kind}"
+        if kind == "jsonl":
+            rows = [{"path": "1.png", "key": "1", "caption": "x"}, {"path": "1.png", "key": "2"}]
+            path.write_text("\n".join(map(json.dumps, rows)))
+        elif kind == "parquet":
+            pq.write_table(pa.table({"image": [picture] * 2, "caption": ["x", None]}), path)
+        else:
+            write_tar(path, {"1.png": picture, "1.txt": b"x", "2.png": picture})
+
+        pack_images(path, tmp_path / "out")
+
+        assert [*ShardDataset(tmp_path / "out").column("caption")] == ["x", ""]
 
     def test_a_missing_label_names_the_line_and_the_remedy(self, tmp_path: Path) -> None:
         for name in "ab":
@@ -790,54 +806,8 @@ class TestMasks:
         assert (only(recipe)["mask"] == 9).all()
 
 
-class TestIdx:
-    def write(self, root: Path) -> Path:
-        header = bytes([0, 0, 8, 3]) + struct.pack(">3I", 2, 4, 5)
-        path = root / "train-images-idx3-ubyte"
-        path.write_bytes(header + bytes(range(40)))
-        header = bytes([0, 0, 8, 1]) + struct.pack(">I", 2)
-        (root / "train-labels-idx1-ubyte").write_bytes(header + bytes([7, 3]))
-        return path
-
-    def test_pixels_stay_pixels(self, tmp_path: Path) -> None:
-        recipe = plan(self.write(tmp_path))
-
-        field = recipe.targets[0].schema.fields["image"]
-        assert field == Image(channels=1, size=(4, 5), codec="raw")
-        first, second = samples(recipe)
-        assert first["image"].ravel().tolist() == list(range(20))
-        assert second["image"].ravel().tolist() == list(range(20, 40))
-        assert [int(first["label"]), int(second["label"])] == [7, 3]
-
-    def test_labels_that_are_not_there_are_missed(self, tmp_path: Path) -> None:
-        path = self.write(tmp_path)
-        assert plan_images(path).notes() == []
-
-        (tmp_path / "train-labels-idx1-ubyte").unlink()
-
-        missing = "train-labels-idx1-ubyte is not beside train-images-idx3-ubyte"
-        assert plan_images(path).notes() == [f"no label: {missing}"]
-
-    @pytest.mark.parametrize("codec", ["png", "jpeg", None])
-    def test_other_codecs_and_sizes(self, tmp_path: Path, codec: str | None) -> None:
-        recipe = plan(self.write(tmp_path), codec=codec, sizes=["8x10"], fit="stretch")
-
-        field = recipe.targets[0].schema.fields["image"]
-        assert field == Image(channels=1, size=(8, 10), codec=codec or "raw")
-        assert only_first(recipe)["image"].shape == (8, 10, 1)
-
-    def test_16_bits(self, tmp_path: Path) -> None:
-        recipe = plan(self.write(tmp_path), keep_depth=True)
-
-        assert only_first(recipe)["image"].ravel().tolist() == [257 * i for i in range(20)]
-
-
 def _whole(text: str) -> int | str:
     return int(text) if text.isdigit() else text
-
-
-def only_first(recipe: ImagesRecipe) -> dict[str, Any]:
-    return samples(recipe)[0]
 
 
 class TestBadInput:

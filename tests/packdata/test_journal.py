@@ -13,6 +13,7 @@ import pytest
 
 from loaders.data.manifest import Place, ShardInfo
 from loaders.errors import PackError
+from packdata.claimed import lock_if_free
 from packdata.images.plan import pack_images
 from packdata.packing.journal import (
     Journal,
@@ -23,7 +24,6 @@ from packdata.packing.journal import (
     flatten_plan,
     parse_journal,
 )
-from packdata.packing.target import lock
 from tests.packdata.command_sources import make_sources
 from tests.refusals import At
 
@@ -46,6 +46,12 @@ def read(path: Path) -> State:
     state = parse_journal(path.read_bytes())
     assert state is not None
     return state
+
+
+def lock(path: Path) -> int:
+    fd = lock_if_free(path)
+    assert fd is not None
+    return fd
 
 
 def test_what_was_appended_is_read_again(tmp_path: Path) -> None:
@@ -176,8 +182,7 @@ def test_the_lock_is_exclusive_and_is_free_again(tmp_path: Path) -> None:
     path.parent.mkdir()
     fd = lock(path)
 
-    with pytest.raises(PackError):
-        lock(path)
+    assert lock_if_free(path) is None
     os.close(fd)
 
     os.close(lock(path))
@@ -210,8 +215,7 @@ def test_a_lock_whose_file_was_removed_is_no_lock(tmp_path: Path) -> None:
     second = lock(path)
     os.close(first)
 
-    with pytest.raises(PackError):
-        lock(path)
+    assert lock_if_free(path) is None
     os.close(second)
 
 
@@ -229,8 +233,7 @@ def test_a_lock_that_is_removed_while_it_is_taken_is_not_taken(
         flock(fd, operation)
 
     monkeypatch.setattr(fcntl, "flock", removing)
-    with pytest.raises(PackError):
-        lock(path)
+    assert lock_if_free(path) is None
 
     os.close(lock(path))
 
@@ -239,8 +242,8 @@ def test_a_process_that_dies_leaves_no_lock(tmp_path: Path) -> None:
     path = tmp_path / ".packing" / "lock"
     path.parent.mkdir()
     code = (
-        "import os, signal, sys; from pathlib import Path; from packdata.packing.target import lock;"
-        "fd = lock(Path(sys.argv[1])); os.kill(os.getpid(), signal.SIGKILL)"
+        "import os, signal, sys; from pathlib import Path; from packdata.claimed import lock_if_free;"
+        "fd = lock_if_free(Path(sys.argv[1])); os.kill(os.getpid(), signal.SIGKILL)"
     )
     done = subprocess.run([sys.executable, "-c", code, str(path)], timeout=60, check=False)
 

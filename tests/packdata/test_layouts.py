@@ -10,6 +10,7 @@ from loaders.errors import SourceError
 from packdata.files.splits import SourceOptions, open_splits
 from packdata.images.plan import plan_images
 from tests.packdata.test_sources import write_tar
+from tests.refusals import At
 
 # By name of the layout: the files, and what the message names.
 LAYOUTS = {
@@ -68,6 +69,16 @@ def test_folders_of_classes_are_classes(tmp_path: Path, name: str) -> None:
     )
 
 
+def test_beside_annotations_classes_are_no_remedy_for_folders(tmp_path: Path) -> None:
+    """They name those of boxes there."""
+    root = touch(tmp_path / "q", ["train2017/1.jpg", "val2017/1.jpg"])
+
+    for classes in None, ["cat"]:
+        with pytest.raises(SourceError) as caught:
+            plan_images(root, annotations=tmp_path, classes=classes)
+        assert caught.value.hint == "Pack each split by itself, with the same classes="
+
+
 def test_folders_of_a_split_are_looked_at_too(tmp_path: Path) -> None:
     """As those of YOLO's exports."""
     root = touch(tmp_path, ["train/images/1.jpg", "train/labels/1.txt", "valid/images/2.jpg"])
@@ -89,10 +100,21 @@ def test_the_only_folder_of_a_split_is_no_class_that_splits_of_several_lack(
         open_splits(root)
     named = open_splits(root, SourceOptions(classes=["images", "n01", "n02"]))
     part = open_splits(touch(tmp_path / "part", [*train, "val/n02/3.JPEG"]))
-    each = open_splits(touch(tmp_path / "each", ["train/a/1.jpg", "val/b/2.jpg"]))
 
     assert "images" in caught.value.what
-    assert [len(splits) for splits in (named, part, each)] == [3, 2, 2]
+    assert [len(splits) for splits in (named, part)] == [3, 2]
+
+
+@pytest.mark.parametrize("names", [["images", "images"], ["a", "b"]])
+def test_the_only_folder_of_each_split_is_no_class_unasked(
+    tmp_path: Path, names: list[str]
+) -> None:
+    """Nor is it without splits."""
+    root = touch(tmp_path, [f"train/{names[0]}/1.jpg", f"val/{names[1]}/1.jpg"])
+
+    with pytest.raises(SourceError, match="only class", check=At("train")):
+        open_splits(root)
+    assert len(open_splits(root, SourceOptions(classes=sorted({*names})))) == 2
 
 
 def test_splits_without_labels_beside_others_are_said(tmp_path: Path) -> None:
@@ -104,7 +126,7 @@ def test_splits_without_labels_beside_others_are_said(tmp_path: Path) -> None:
 
 
 def test_what_holds_no_pictures_is_not_in_the_way_of_splits(tmp_path: Path) -> None:
-    root = touch(tmp_path, ["train/a/1.jpg", "val/a/1.jpg", "annotations/all.json"])
+    root = touch(tmp_path, ["train/1.jpg", "val/1.jpg", "annotations/all.json"])
 
     assert [*open_splits(root)] == ["train", "val"]
 
@@ -175,11 +197,18 @@ def test_classes_that_combine_labels_are_noted(
     assert any("multi_label" in note for note in notes) == joined
 
 
-def test_tars_without_labels_and_folders_in_them_are_said_to_be_no_classes(tmp_path: Path) -> None:
-    alone = write_tar(tmp_path / "alone.tar", {"cat/1.jpg": b"1", "cat/2.jpg": b"2"})
-    several = write_tar(tmp_path / "several.tar", {"cat/1.jpg": b"1", "dog/2.jpg": b"2"})
+def test_tars_without_labels_are_noted_also_with_folders_in_them(tmp_path: Path) -> None:
+    tar = write_tar(tmp_path / "several.tar", {"cat/1.jpg": b"1", "dog/2.jpg": b"2"})
 
-    assert [
-        note for note in plan_images(alone).notes() if "no label" in note and "cat" not in note
-    ]
-    assert [note for note in plan_images(several).notes() if "cat, dog" in note]
+    assert any("no label" in note for note in plan_images(tar).notes())
+
+
+def test_classes_that_are_not_given_are_found_in_every_split_of_tars(tmp_path: Path) -> None:
+    """All tars of a folder are called as it is."""
+    for split, name in (("train", b"dog"), ("val", b"cat")):
+        for i in range(2):
+            members = {f"{split}{i}.jpg": b"1", f"{split}{i}.cls": name}
+            write_tar(tmp_path / f"{split}-{i}.tar", members)
+
+    with pytest.raises(SourceError, match="not given: dog"):
+        plan_images(tmp_path, classes=["cat"])

@@ -171,7 +171,7 @@ PARTS = {  # in test_parts.py
     *((command, "--plan") for command in ("tokens", "tables")),
     *(("finish", option) for option in ("--json", "--overwrite", "--delete-old")),
 }
-BY_HAND = {("extend", "--no-link"), ("merge", "--no-link"), ("merge", "--shard-size"),
+BY_HAND = {("merge", "--shard-size"),
            ("images", "--max-picture-mb"), ("images", "--boxes"), ("images", "--keypoints"),
            ("images", "--box-labels"), ("images", "--flip-pairs"),
            ("images", "--annotations"),
@@ -373,19 +373,6 @@ def test_as_many_workers_are_started(
 
     # As many as there are cores look at texts, 16 at the headers of arrays.
     assert {*started} - {usable_cores(), 16} == {num}
-
-
-@pytest.mark.parametrize("command", commands_with("--no-link"))
-def test_shards_are_links_unless_that_is_not_wanted(tmp_path: Path, command: str) -> None:
-    for name, option in (("links", ""), ("copies", "--no-link")):
-        assert run(command, f"{plain(command, tmp_path / name)} {option}") == 0
-
-    stored = {path.stat().st_ino for src in ("more", "packed") for path in Path(src).iterdir()}
-    linked = [
-        any(path.stat().st_ino in stored for path in (tmp_path / name).iterdir())
-        for name in ("links", "copies")
-    ]
-    assert linked == [True, False]
 
 
 # ------------------------------------------------------------------------------ mistakes in Python

@@ -33,7 +33,7 @@ from packdata.packing.journal import Journal
 from packdata.packing.packing import write_staged
 from packdata.packing.progress import Quiet
 from packdata.packing.provenance import PACKER
-from packdata.packing.target import LOCK_NAME, PACKING_NAME, lock
+from packdata.packing.target import PACKING_NAME, locked
 from packdata.recipe import Records
 from tests.packdata.breaking import ROOM, tmpfs
 from tests.packdata.recipes import (
@@ -110,7 +110,8 @@ def test_each_target_is_cut_by_its_own_size(tmp_path: Path) -> None:
     big, small = (read_manifest(tmp_path / name) for name in ("big", "small"))
     assert labels(tmp_path / "big") == labels(tmp_path / "small") == list(range(100))
     assert len(big.shards) > 2 * len(small.shards) > 2
-    assert summary.samples == 100  # counted once
+    assert summary.samples == 200
+    assert summary.samples_per_s * summary.seconds == pytest.approx(200)
     assert summary.shards == len(big.shards) + len(small.shards)
     for shard in big.shards[:-1]:
         assert shard.size_bytes > SHARD_BYTES
@@ -549,12 +550,8 @@ def test_what_changes_a_split_waits_for_the_packing_of_all(tmp_path: Path) -> No
 
 def test_packing_all_waits_for_what_changes_a_split(tmp_path: Path) -> None:
     Job(tmp_path, **SPLITS).run()
-    fd = lock(tmp_path / "train" / PACKING_NAME / LOCK_NAME)
-    try:
-        with pytest.raises(PackError, check=At("train")):
-            Job(tmp_path, options={"overwrite": True}, **SPLITS).run()
-    finally:
-        os.close(fd)
+    with locked(tmp_path / "train"), pytest.raises(PackError, check=At("train")):
+        Job(tmp_path, options={"overwrite": True}, **SPLITS).run()
 
     assert not (tmp_path / PACKING_NAME).exists()
 
@@ -602,6 +599,13 @@ def test_a_finished_shard_that_was_lost_is_packed_again(tmp_path: Path) -> None:
 def interrupted(dst: Path, **options: Any) -> None:
     job = Job(dst, kill=("append to the journal", 3, "after"), **options)
     assert job.run_in_child() == -9
+
+
+def test_a_run_that_continues_says_so_also_while_a_target_is_empty(tmp_path: Path) -> None:
+    job = Job(tmp_path, kill=("append to the journal", 0, "after"), folders=("big", "small"))
+    assert job.run_in_child() == -9
+
+    assert "packed earlier" in pack(tmp_path, folders=("big", "small")).notes[0]
 
 
 def test_another_plan_is_refused_and_named_until_overwrite(tmp_path: Path) -> None:
@@ -737,14 +741,10 @@ def test_a_file_in_the_way_is_an_error(tmp_path: Path) -> None:
 
 
 def test_the_second_packer_stops(tmp_path: Path) -> None:
-    fd = lock(tmp_path / PACKING_NAME / LOCK_NAME)
-    try:
-        job = Job(tmp_path)
-        assert job.run_in_child() == 1
+    with locked(tmp_path):
+        assert Job(tmp_path).run_in_child() == 1
         with pytest.raises(PackError, check=At(tmp_path)):
             pack(tmp_path)
-    finally:
-        os.close(fd)
 
     pack(tmp_path)
 

@@ -15,9 +15,10 @@ import pytest
 from loaders.data.manifest import read_manifest
 from loaders.errors import PackError, SchemaError
 from loaders.schema import Boxes, Bytes, Image
+from packdata.claimed import lock_if_free
 from packdata.inspect.verify import verify
 from packdata.packed.derive import CopyOptions, copy_dataset, extend, merge, split
-from packdata.packing import packing, store, target
+from packdata.packing import packing, store
 from packdata.packing.packing import Packing
 from packdata.packing.store import FolderStore
 from packdata.packing.target import PACKING_NAME
@@ -320,13 +321,11 @@ def test_a_full_disk_leaves_no_lock_in_a_dataset(
 def test_the_target_is_looked_at_again_once_it_is_locked(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take = target.lock
-
-    def late(path: Path) -> int:
+    def late(path: Path) -> int | None:
         shutil.copy(source / "manifest.json", path.parent.parent)  # another was faster
-        return take(path)
+        return lock_if_free(path)
 
-    monkeypatch.setattr(target, "lock", late)
+    monkeypatch.setattr("packdata.packing.target.lock_if_free", late)
 
     with (
         pytest.raises(PackError, check=At("dst")),

@@ -16,22 +16,28 @@ FOREIGN = Path(__file__).parents[1] / "data" / "foreign"
 
 
 @pytest.mark.parametrize(
-    ("name", "example"),
+    ("name", "way"),
     [
         ("a.mds", "from_mds.py"),
         ("a.mds.zstd", "from_mds.py"),
         ("train.tfrecord-00000-of-00010", "from_tfrecord.py"),
+        ("train-images-idx3-ubyte", "docs/images.md"),
+        ("t10k-labels.idx1-ubyte.gz", "docs/images.md"),
     ],
 )
-def test_a_file_that_its_own_library_reads_is_refused_with_the_way_to_pack_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, example: str
+def test_a_file_of_another_format_is_refused_with_the_way_to_pack_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, way: str
 ) -> None:
-    source = tmp_path / name
+    source = tmp_path / "in" / name
+    source.parent.mkdir()
     source.write_bytes(bytes(64))
 
     for command in ("tokens", "images", "tables", "arrays"):
         assert main([command, str(source), str(tmp_path / "p")]) == 1
-        assert example in capsys.readouterr().err
+        assert way in capsys.readouterr().err
+    for command in ("images", "arrays"):
+        assert main([command, str(source.parent), str(tmp_path / "p")]) == 1
+        assert way in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["mds", "litdata"])

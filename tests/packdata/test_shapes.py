@@ -108,7 +108,7 @@ class TestColumns:
         ("given", "options", "classes", "expected"),
         [
             ([2, 0], {}, None, [2, 0]),
-            (["dog", "cat"], {}, ("cat", "dog"), [1, 0]),
+            (["dog", "cat"], {"classes": ["cat", "dog"]}, ("cat", "dog"), [1, 0]),
             (["dog", "cat"], {"classes": ["dog", "cow", "cat"]}, ("dog", "cow", "cat"), [0, 2]),
         ],
     )
@@ -219,11 +219,11 @@ class TestColumns:
 
         samples = [*ShardDataset(tmp_path / "out", fields=["image", "box_labels"])]
         assert [sample.box_labels.tolist() for sample in samples] == [[0], [2]]
-        with pytest.raises(SourceError, match="line 1 "):  # 1 is no class beside the name '3'
+        with pytest.raises(SourceError, match=r"line 2 .* classes="):  # '3' is a name, 1 a number
             pack_images(source, tmp_path / "names", **options)
 
     def test_a_row_without_a_list_of_classes_is_rejected_in_its_turn(self, tmp_path: Path) -> None:
-        kinds = ["cat"], "oops", ["dog"]
+        kinds = [0], "oops", [1]
         rows = [
             {"path": f"{i}.png", "box": CORNERS[:1], "kind": kind} for i, kind in enumerate(kinds)
         ]
@@ -807,18 +807,11 @@ class TestAnnotations:
         (tmp_path / "voc").mkdir()
         (tmp_path / "voc/1.xml").write_text(f"<annotation>{objects}</annotation>")
         folder = pictures(tmp_path / "in", "1.png")
-        rows = [{"path": "1.png", "box": [CORNERS[0]] * 3, "kind": names}]
-        source = listed(folder, rows, "jsonl")
-        options: dict[str, Any] = {"boxes": "box", "box_labels": "kind", "classes": classes}
 
-        plans = [
-            plan_images(source, **options),
-            plan_images(folder, annotations=tmp_path / "voc", classes=classes),
-        ]
+        plan = plan_images(folder, annotations=tmp_path / "voc", classes=classes)
 
-        for plan in plans:
-            found = [note for note in plan.notes() if "'1' is class 0" in note]
-            assert len(found) == (classes is None)
+        found = [note for note in plan.notes() if "'1' is class 0" in note]
+        assert len(found) == (classes is None)
 
     @pytest.mark.parametrize(
         ("names", "text"),
@@ -977,9 +970,6 @@ class TestAnnotations:
 
         with pytest.raises(SourceError, check=At("data.yaml")):
             plan_images(tmp_path / "in", annotations=tmp_path / "labels")
-        (tmp_path / "data.yaml").write_text("names: [person]\n")  # visibilities tell
-        with pytest.raises(SourceError, check=At("labels")):
-            plan_images(tmp_path / "in", annotations=tmp_path / "labels")
         (tmp_path / "data.yaml").unlink()
         (tmp_path / "labels/1.txt").write_text("1 .5 .5 .2 .2\n")
         (tmp_path / "classes.txt").write_text("cat\ncat\n")
@@ -1076,6 +1066,20 @@ class TestAnnotations:
             file = coco(tmp_path, ["1.png"], annotations=both, categories=[names])
             with pytest.raises(SourceError, match=rf"instances.json.*{len(wrong)} numbers"):
                 plan_images(tmp_path / "in", annotations=file)
+
+    @pytest.mark.parametrize("num", [1, 2])
+    def test_its_keypoints_without_names_are_those_of_each_box(
+        self, tmp_path: Path, num: int
+    ) -> None:
+        pictures(tmp_path / "in", "1.png")
+        one = {"image_id": 0, "category_id": 3, "bbox": [1, 2, 3, 4]}
+        boxes = [{**one, "id": i, "keypoints": [3 + i, 4, 2] * num} for i in range(2)]
+        file = coco(tmp_path, ["1.png"], annotations=boxes)
+
+        pack_images(tmp_path / "in", tmp_path / "out", annotations=file)
+
+        sample = ShardDataset(tmp_path / "out", fields=["boxes", "keypoints"])[0]
+        assert (sample.boxes.shape, sample.keypoints.shape) == ((2, 4), (2, num, 3))
 
     def test_annotations_without_a_box_are_counted_and_ids_are_unique(
         self, tmp_path: Path

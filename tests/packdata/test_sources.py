@@ -1,13 +1,10 @@
-import gzip
 import io
 import json
 import os
-import struct
 import tarfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -334,7 +331,7 @@ class TestSplits:
             find_splits(Listing(tmp_path))
 
     def test_files_beside_folders_of_splits_are_counted(self, tmp_path: Path) -> None:
-        touch(tmp_path, "train/a/1.jpg", "val/a/1.jpg", "train.tar", "list.csv", ".hidden")
+        touch(tmp_path, "train/1.jpg", "val/1.jpg", "train.tar", "list.csv", ".hidden")
 
         train, val = open_splits(tmp_path).values()
 
@@ -407,7 +404,7 @@ class TestLists:
             "boxes": Column("json"),
             "x": Column("float"),
         }
-        assert labels(source, "caption") == ["x", ""]
+        assert labels(source, "caption") == ["x", None]
         assert labels(source, "boxes") == [[[1, 2, 3, 4]], []]
 
     def test_a_missing_label_is_none(self, tmp_path: Path) -> None:
@@ -487,6 +484,11 @@ class TestLists:
 
         assert source.labels["label"] == Column("int")
         assert labels(source) == [1, None]
+
+    def test_cells_of_tsv_are_between_tabs(self, tmp_path: Path) -> None:
+        (tmp_path / "l.tsv").write_text("path\tsize, x, y\tlabel\na.jpg\t1\t3\n")
+
+        assert labels(open_source(tmp_path / "l.tsv")) == [3]
 
     def test_blank_lines_above_the_header_do_not_hide_the_delimiter(self, tmp_path: Path) -> None:
         (tmp_path / "l.csv").write_text("\r\n\npath;label\na.jpg;3\n")
@@ -836,7 +838,7 @@ class TestParquet:
             "tags": Column("json"),
         }
         assert first.labels == {"label": 1, "caption": "x", "score": 1.5, "tags": [1]}
-        assert second.labels == {"label": 0, "caption": "", "score": None, "tags": []}
+        assert second.labels == {"label": 0, "caption": None, "score": None, "tags": []}
         assert [first.read(), second.read()] == [b"A", b"b.jpg"]
         assert first.key == "a/00000000"
         assert first.where == f"{tmp_path}/a.parquet, row 0"
@@ -1052,83 +1054,6 @@ class TestParquet:
 
         with pytest.raises(SourceError, check=At("a.parquet")):
             open_source(tmp_path)
-
-
-def write_idx(path: Path, array: np.ndarray[Any, Any]) -> Path:
-    header = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
-    data = header + array.astype(np.uint8).tobytes()
-    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
-    return path
-
-
-IMAGES = np.arange(12 * 4 * 5, dtype=np.uint8).reshape(12, 4, 5)
-
-
-class TestIdx:
-    def test_the_suffix_of_a_compressed_file_may_be_in_capitals(self, tmp_path: Path) -> None:
-        packed = write_idx(tmp_path / "images-idx3-ubyte.gz", IMAGES)
-
-        source = open_source(packed.rename(tmp_path / "IMAGES-IDX3-UBYTE.GZ"))
-
-        assert len(source) == len(IMAGES)
-
-    @pytest.mark.parametrize(
-        ("images", "names"),
-        [
-            ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
-            ("t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"),
-            ("train-images.idx3-ubyte", "train-labels.idx1-ubyte.gz"),
-        ],
-    )
-    def test_labels_are_found_beside(self, tmp_path: Path, images: str, names: str) -> None:
-        write_idx(tmp_path / images, IMAGES)
-        write_idx(tmp_path / names, np.arange(12))
-
-        source = open_source(tmp_path / images)
-
-        assert (source.kind, source.pixels, len(source)) == ("idx", (4, 5), 12)
-        assert labels(source) == list(range(12))
-        assert keys(source, 9) == ["09", "10", "11"]
-        assert np.array_equal(np.stack([item.read() for item in source.items()]), IMAGES)
-        for start in (1, 11, 12):
-            rest = [
-                (item.labels["label"], np.array(item.read())[0, 0]) for item in source.items(start)
-            ]
-            assert rest == [(i, IMAGES[i, 0, 0]) for i in range(start, 12)]
-
-    def test_the_folder_of_mnist_has_two_splits(self, tmp_path: Path) -> None:
-        for part in ("train", "t10k"):
-            write_idx(tmp_path / f"{part}-images-idx3-ubyte", IMAGES)
-            write_idx(tmp_path / f"{part}-labels-idx1-ubyte", np.arange(12))
-        write_idx(tmp_path / "train-images-idx3-ubyte.gz", IMAGES)  # torchvision leaves both there
-
-        splits = find_splits(Listing(tmp_path))
-
-        assert splits is not None
-        assert {name: open_source(files).name for name, files in splits.items()} == {
-            "train": "train-images-idx3-ubyte",
-            "test": "t10k-images-idx3-ubyte",
-        }
-        with pytest.raises(SourceError):
-            open_source(tmp_path)
-
-    def test_damage_is_named(self, tmp_path: Path) -> None:
-        path = write_idx(tmp_path / "train-images-idx3-ubyte", IMAGES)
-        data = path.read_bytes()
-        for wrong in (data[:-1], data + data, b"\0\0\x0d\3" + data[4:]):
-            path.write_bytes(wrong)
-            with pytest.raises(SourceError, check=At(path)):
-                open_source(path)
-
-        path.write_bytes(data)
-        write_idx(tmp_path / "train-labels-idx1-ubyte", np.arange(11))
-        with pytest.raises(SourceError, check=At("train-labels-idx1-ubyte")):
-            open_source(path)
-
-        packed = tmp_path / "train-images-idx3-ubyte.gz"
-        packed.write_bytes(gzip.compress(data)[:-9])
-        with pytest.raises(SourceError, check=At(packed)):
-            open_source(packed)
 
 
 class TestRecognition:

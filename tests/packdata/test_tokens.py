@@ -1071,6 +1071,7 @@ def test_the_summary_counts_both_parts_of_a_division_with_tokens_and_documents(
 
     parts = {name: documents(tmp_path / "p" / name) for name in ("train", "val")}
     assert summary.samples == sum(dataset.samples for dataset in summary.datasets)
+    assert summary.samples_per_s * summary.seconds == pytest.approx(summary.samples)
     assert summary.amount == f"{sum(map(len, WORDS)):,} tokens in {len(WORDS)} documents"
     assert sum(map(len, parts["train"])) + sum(map(len, parts["val"])) == sum(map(len, WORDS))
 

@@ -88,9 +88,7 @@ _IN = st.builds(
     _NUMBER,
 )
 _CONDITION = st.recursive(
-    _COMPARISON
-    | _IN
-    | st.sampled_from(["'a' in s", "s not in 'abc'", "s == 'ab'", "s", "x", "y"]),
+    _COMPARISON | _IN | st.sampled_from(["'a' in s", "s not in 'abc'", "s == 'ab'"]),
     lambda inner: (
         st.builds("({} and {})".format, inner, inner)
         | st.builds("({} or {})".format, inner, inner)
@@ -174,6 +172,11 @@ def test_a_condition_on_a_standardized_column_is_refused(tmp_path: Path) -> None
 
 
 NO_CONDITIONS = [
+    "label",
+    "tags",
+    "not s",
+    "x > 1 and `y`",
+    "1",
     "__import__('os')",
     "s.upper() == 'X'",
     "s[0] == 'c'",
@@ -215,7 +218,6 @@ MISFITS = [
     '("day", "night") in tags',
     "tags in tags",
     "not tags < 3",
-    "tags",
     "y in x",
     "label in 3",
     "1 < 'a'",

@@ -78,7 +78,7 @@ def test_the_fields_are_those_that_were_chosen(folder: Path, tmp_path: Path) -> 
 
 def test_commands_write_what_views_of_them_do(folder: Path, tmp_path: Path) -> None:
     dataset = ShardDataset(folder)
-    options: Any = {"shard_bytes": 20_000, "link": False}
+    options: Any = {"shard_bytes": 20_000}
     copy_dataset(folder, tmp_path / "copy", CopyOptions(where="label != 0"), shard_bytes=20_000)
     packdata.write(dataset.select(dataset.column("label") != 0), tmp_path / "c", **options)
     split(folder, tmp_path / "parts", {"a": 0.5, "b": 0.5}, seed=3, shard_bytes=20_000)
@@ -109,10 +109,9 @@ def test_whole_shards_are_linked(folder: Path, tmp_path: Path) -> None:
     assert [os.path.samefile(a, b) for a, b in zip(files, links, strict=True)] == [True] * 3
 
     with pytest.raises(PackError):  # it is another command, which would replace links
-        packdata.write(ShardDataset(folder), tmp_path / "b", format=suffix, link=False)
+        packdata.write(ShardDataset(folder), tmp_path / "b", format=suffix, shard_bytes=64 << 20)
 
     changes: dict[str, dict[str, Any]] = {
-        "no": {"link": False},
         "size": {"shard_bytes": 1 << 20},
         "add": {"add": {"x": np.arange(10)}},
         "format": {"format": "parquet" if suffix == "lmdb" else "lmdb"},
@@ -285,7 +284,7 @@ def test_a_damaged_record_gets_no_good_checksum(folder: Path, tmp_path: Path) ->
     for check in ("never", "first"):
         dataset = ShardDataset(folder, check=check)
         with pytest.raises(ChecksumError) as caught:
-            packdata.write(dataset, tmp_path / "b", link=False)
+            packdata.write(dataset, tmp_path / "b", shard_bytes=1 << 20)
         assert (caught.value.path, caught.value.field) == (folder / shard.file, "pixels")
         packdata.write(dataset[:4], tmp_path / check)
 
@@ -296,7 +295,7 @@ def test_a_stream_of_tokens_is_written_whole(tmp_path: Path) -> None:
     packdata.pack_tokens([text], tmp_path / "a", packdata.TokenOptions(row_tokens=64))
     dataset = ShardDataset(tmp_path / "a")
 
-    packdata.write(dataset, tmp_path / "b", link=False)
+    packdata.write(dataset, tmp_path / "b", shard_bytes=1 << 20)
 
     whole, again = (TokenWindows(ShardDataset(tmp_path / n), length=100) for n in "ab")
     assert len(whole) == len(again)
@@ -353,7 +352,7 @@ def test_killed_the_same_call_continues(tmp_path: Path) -> None:
     assert run(tmp_path / "b", 100) == (0, 0)  # it is there
 
     assert run(tmp_path / "c", 2) == (-signal.SIGKILL, 2)  # another call begins anew
-    packdata.write(folder, tmp_path / "c", link=False)
+    packdata.write(folder, tmp_path / "c", shard_bytes=1 << 20)
     assert records(tmp_path / "c") == records(folder)
 
 

@@ -121,7 +121,6 @@ class Recipe(Protocol):
         num_samples: Of blocks, how many samples there will be; None if not known yet.
         runs: Of each item, the number of the item at which reading must begin to reach it (in a compressed file, say);
             None where each is read alone.
-        divides: Each sample goes to one of the targets, instead of to all.
         tally: Where ``encode`` counts what the summary tells.
         why_empty: Why a target may have got no sample, for the error about that.
         whole: Shards that hold just its samples, which its target gets as they are: nothing is encoded then.
@@ -135,7 +134,6 @@ class Recipe(Protocol):
     can_shuffle: bool = False
     num_samples: int | None = None
     runs: Sequence[int] | None = None
-    divides: bool = False
     tally: Tally = Tally()  # of recipes that count nothing
     why_empty: str = ""
     whole: Sequence[PackedShard] = ()

@@ -283,8 +283,8 @@ class Writer:
                 self._preparers[KEY] = Preparer(self._fields[KEY], 0)
             targets = {"": Target("", self._schema)}
             pool = OrderedPool(self._encode, self._run.settings.num_workers, attrgetter("nbytes"))
-            packer = SplitPacker(self._run, self._packing, "", targets, pool)
-            self._packer = self._open.enter_context(packer)
+            self._open.enter_context(pool)
+            self._packer = SplitPacker(self._run, self._packing, "", targets, pool)
         return self._packer
 
     def _encode(self, sample: _Sample) -> Outcome:

@@ -165,6 +165,25 @@ class TestPalettes:
                 palette=tmp_path / "colors.txt",
             )
 
+    @pytest.mark.parametrize(
+        "pixels",
+        [
+            np.array([[[0, 0, 0, 255], [0, 0, 0, 0]]], np.uint8),
+            np.array([[10, 65_530]], np.uint16),
+        ],
+        ids=["transparent", "16 bits"],
+    )
+    def test_transparency_and_16_bits_are_not_rounded_to_colours(
+        self, tmp_path: Path, pixels: npt.NDArray[Any]
+    ) -> None:
+        save(tmp_path / "1.png", pixels)
+        (tmp_path / "colors.txt").write_text("#000000\n#ffffff")
+
+        class_map = ClassMap(tmp_path / "colors.txt", None)
+
+        with pytest.raises(CodecError):
+            class_map.read((tmp_path / "1.png").read_bytes(), 99)
+
     def test_a_lossy_mask_is_refused(self, tmp_path: Path) -> None:
         picture(tmp_path / "in/1.jpg")
         save(tmp_path / "masks/1.jpg", np.full_like(COLORS[NUMBERS], 128))  # as it was, by chance

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from packdata.packing.summary import Summary
+    from packdata.plan import SourcePlan
+
     Argument = Callable[[Any], object]  # adds one to a parser, or to a group of one
 
 SHARD_SIZE = f"{DEFAULT_SHARD_BYTES >> 20}MB"  # by default
@@ -170,6 +173,13 @@ def show_result(args: argparse.Namespace, data: Any, lines: Iterable[str]) -> No
     else:
         for line in lines:
             show(printable(line))
+
+
+def show_made(args: argparse.Namespace, made: SourcePlan | Summary) -> int:
+    """Print a plan or a summary; return the exit status."""
+    lines = (with_options(line, args) for line in str(made).splitlines())
+    show_result(args, made.to_json(), lines)
+    return 3 if getattr(made, "rejected", ()) else 0
 
 
 def show_note(text: str) -> None:

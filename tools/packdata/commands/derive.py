@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from loaders.progress import Meter
@@ -20,17 +19,13 @@ from packdata.commands.common import (
     place,
     seed,
     setting,
-    show_note,
-    show_result,
-    switch,
+    show_made,
     usage_errors,
 )
 from packdata.options import take
 
 if TYPE_CHECKING:
     from argparse import Namespace
-
-    from packdata.packing.summary import Summary
 
 _WRITING = (
     setting("format", usual="that of the source"),
@@ -39,30 +34,6 @@ _WRITING = (
     JSON,
     add_remote,
 )
-_JOINING = (
-    switch("--no-link", "copy and verify the shards, even where links work"),
-    JSON,
-    add_remote,
-)
-
-
-def _show(args: Namespace, made: Summary) -> int:
-    """Print what was written: at the target, or in folders below it."""
-    found, lines = {}, []
-    for each in made.datasets:
-        path = str(args.dst / each.folder if each.folder else args.dst)
-        lines.append(str(replace(each, folder=path)))
-        found[each.folder] = {
-            "path": path,
-            "num_shards": each.shards,
-            "num_samples": each.samples,
-            "size_bytes": each.bytes,
-            "fingerprint": each.fingerprint,
-        }
-    for note in made.notes:
-        show_note(note)
-    show_result(args, found.get("", found), lines)
-    return 0
 
 
 @command(
@@ -88,7 +59,7 @@ def copy(args: Namespace) -> int:
         changes = take(CopyOptions, settings)
     with usage_errors(args, schema=False):
         made = copy_dataset(args.src, args.dst, changes, **settings, progress=meter)
-    return _show(args, made)
+    return show_made(args, made)
 
 
 def _parse_part(text: str) -> tuple[str, float]:
@@ -145,13 +116,14 @@ def split(args: Namespace) -> int:
             **given(args),
             progress=Meter("writing", "samples"),
         )
-    return _show(args, made)
+    return show_made(args, made)
 
 
 @command(
     place("src", "datasets, in order; they stay as they are", nargs="+"),
     place("dst", "folder of the new dataset"),
-    *_JOINING,
+    JSON,
+    add_remote,
     setting("overwrite", old="a dataset that merge has made in DST"),
     setting(
         "shard_bytes",
@@ -167,14 +139,14 @@ def merge(args: Namespace) -> int:
     """
     from packdata.packed import derive
 
-    made = derive.merge(args.dst, args.src, link=not args.no_link, **given(args))
-    return _show(args, made)
+    return show_made(args, derive.merge(args.dst, args.src, **given(args)))
 
 
 @command(
     place("src", "datasets to add; they stay as they are", nargs="+"),
     place("dst", "dataset that grows"),
-    *_JOINING,
+    JSON,
+    add_remote,
     example="packdata extend packed/new-photos packed/train",
 )
 def extend(args: Namespace) -> int:
@@ -185,4 +157,4 @@ def extend(args: Namespace) -> int:
     """
     from packdata.packed import derive
 
-    return _show(args, derive.extend(args.dst, args.src, link=not args.no_link))
+    return show_made(args, derive.extend(args.dst, args.src))

@@ -19,11 +19,10 @@ from packdata.commands.common import (
     options_of,
     place,
     setting,
+    show_made,
     show_note,
-    show_result,
     switch,
     usage_errors,
-    with_options,
 )
 from packdata.options import parse_target, take
 from packdata.packing.shards import TABLE_SHARD_BYTES
@@ -105,7 +104,7 @@ def _run(
         if args.part is not None:
             Part.parse(args.part)
         plan = make_plan(**given(args), progress=Meter("packed", unit))
-    return _show(args, plan if args.dry_run else _pack(args, plan, item))
+    return show_made(args, plan if args.dry_run else _pack(args, plan, item))
 
 
 def _pack(args: Namespace, plan: SourcePlan, item: str) -> Summary:
@@ -126,16 +125,9 @@ def _pack(args: Namespace, plan: SourcePlan, item: str) -> Summary:
         raise
 
 
-def _show(args: Namespace, result: SourcePlan | Summary) -> int:
-    """Print a plan or a summary; return the exit status."""
-    lines = (with_options(line, args) for line in str(result).splitlines())
-    show_result(args, result.to_json(), lines)
-    return 3 if getattr(result, "rejected", ()) else 0
-
-
 @command(
     *_places(
-        "folder, list, tar, Parquet or IDX file, or its URL, or a pattern; several tars or Parquet files are one"
+        "folder, list, tar or Parquet file, or its URL, or a pattern; several tars or Parquet files are one"
     ),
     group("pictures", options_of("packdata.images.recipe:ImageOptions")),
     group("source", options_of("packdata.files.splits:SourceOptions", without="array_column")),
@@ -155,7 +147,7 @@ def images(args: Namespace) -> int:
     """Pack pictures with their labels and masks.
 
     The source is a folder per class, a flat folder, a .csv, .tsv or .jsonl list, WebDataset tars,
-    Parquet or IDX (MNIST), or a folder of splits of these, each of which becomes a dataset. Without
+    Parquet, or a folder of splits of these, each of which becomes a dataset. Without
     --size and --codec, files are kept byte for byte, except those that decoders read differently.
 
     After a kill, a full disk or Ctrl-C, run the same command again to continue.
@@ -277,4 +269,4 @@ def finish(args: Namespace) -> int:
 
     with usage_errors(args, schema=False):
         summary = finish(args.dst, overwrite=args.overwrite, delete_old=args.delete_old)
-    return _show(args, summary)
+    return show_made(args, summary)

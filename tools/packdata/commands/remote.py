@@ -17,24 +17,18 @@ if TYPE_CHECKING:
 
 @command(
     place("url", "of the dataset"),
-    place("dst", "folder or URL to copy it to", nargs="?"),
     add_remote,
     example="packdata fetch s3://bucket/packed/train",
 )
 def fetch(args: Namespace) -> int:
-    """Download a dataset from a URL to the cache, or to a folder.
+    """Download a dataset from a URL to the cache.
 
     Shards already in the cache are not downloaded again; all are verified.
     """
-    from loaders.data.view import open_view
     from packdata.packed import remote
-    from packdata.packed.views import write
 
     num, size = remote.fetch(args.url, Meter("fetching", "bytes"))
     show(f"{counted(num, 'shard')}, {describe_size(size)}: all here")
-    if args.dst is not None:
-        write(open_view(args.url), args.dst)
-        show(f"copied to {args.dst}")
     return 0
 
 

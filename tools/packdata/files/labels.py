@@ -53,7 +53,9 @@ class LabelField:
         value = None if is_missing(value) else value
         if isinstance(self.field, MultiLabel):
             value = self._flags(value, item.where)
-        if value is None and self.column.kind != "json":
+        if self.column.kind == "text":
+            value = "" if value is None else str(value)
+        elif value is None and self.column.kind != "json":
             value = self._stand_in(item.where)
         if isinstance(self.field, Label):
             value = self._number(value, item.where)
@@ -173,12 +175,12 @@ def _check_fixed(
     columns: Mapping[str, Mapping[str, Column]],
     fixed: tuple[str, ...],
 ) -> None:
-    labels = {sources[n].name: each[LABEL] for n, each in columns.items() if LABEL in each}
+    labels = [(sources[n].name, each[LABEL]) for n, each in columns.items() if LABEL in each]
     if not labels:
         names = ", ".join(source.name for source in sources.values())
         raise SourceError("no labels for the classes given", names, "Leave classes= out")
     known = set(fixed)
-    for name, column in labels.items():
+    for name, column in labels:
         if column.kind in ("float", "text", "json"):
             raise SourceError("labels are not classes", name)
         if unknown := [each for each in column.classes if each not in known]:

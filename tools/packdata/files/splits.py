@@ -93,11 +93,11 @@ def open_splits(
     first = next(iter(sources.values()))
     first.ignored = Counter(first.ignored) + Counter(beside)
     in_folders = [s for s in sources.values() if isinstance(s, FolderSource) and s.labels]
-    # Of splits with several classes: the only one of another, such as ``images``, is one of these.
+    # Of splits with several classes: the only one of another, unlike ``images``, is one of these.
     named = [s.labels[LABEL].classes for s in in_folders]
     several = {name for each in named if len(each) > 1 for name in each}
     for source, own in zip(in_folders, named, strict=True) if options.classes is None else ():
-        is_all = "" in parts or (bool(several) and several.isdisjoint(own))
+        is_all = several.isdisjoint(own)
         check_classes(source, is_all=is_all, has_annotations=has_annotations)
     if options.masks is not None or options.mask_suffix:
         sources = {

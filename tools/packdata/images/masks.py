@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import xxhash
 
 from loaders.checks import shown
 from loaders.codecs.heads import MAX_PIXELS
@@ -85,15 +84,14 @@ class ClassMap:
                 what = f"no number for class {min(missing)} of the palette"
                 raise SourceError(what, label_map, _NUMBERS_HINT)
             numbers = {color: table[number] for color, number in numbers.items()} or table
-        pairs = sorted(numbers.items())
-        self._known, stored = np.array(pairs, np.int64).T
+        self._pairs = sorted(map(list, numbers.items()))
+        self._known, stored = np.array(self._pairs, np.int64).T
         self.dtype = "uint16" if stored.max() > np.iinfo(np.uint8).max else "uint8"
         self._stored = stored.astype(self.dtype)
-        self._content = xxhash.xxh3_64_hexdigest(repr(pairs).encode())
 
     def to_json(self) -> dict[str, Any]:
-        """Return what was given, and what it hashes to."""
-        return {"options": self.names, "content": self._content}
+        """Return the numbers that are stored, by colour or value: wherever the files lie."""
+        return {"palette" if self._is_colored else "label_map": self._pairs}
 
     def read(self, data: bytes, max_pixels: int) -> Values:
         """Return the stored values of a mask's file.
@@ -104,6 +102,8 @@ class ClassMap:
         if self._is_colored:
             picture = decode_picture(data, max_pixels=max_pixels)
             _check_exact(picture.format, "animated" in picture.changes)
+            if {"alpha", "16-bit"} & {*picture.changes}:
+                raise CodecError("transparency or 16 bits: a palette has opaque colours of 8 bits")
             values = picture.pixels.astype(np.int64) @ np.array([1 << 16, 1 << 8, 1])
         else:
             values = decode_mask(data, max_pixels)

@@ -89,8 +89,8 @@ def pack_images(
     """Pack pictures as ``packdata images`` does.
 
     Args:
-        src: A folder, list, tar, Parquet or IDX source, or a folder of splits; several tars or Parquet files are one,
-            in their order.
+        src: A folder, list, tar or Parquet source, or a folder of splits; several tars or Parquet files are one, in
+            their order.
         dst: A folder that is new or empty.
         options: Those of ``ImageOptions`` (``packdata.images.recipe``), ``SourceOptions`` (``packdata.files.splits``),
             ``ShapeOptions`` (``packdata.images.shapes``) and ``PackSettings`` (``packdata.packing.settings``). By

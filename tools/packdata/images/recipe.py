@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from loaders.remote.url import Location
     from packdata.files.labels import Split
     from packdata.images.fit import Size
-    from packdata.sources.base import Item, Pixels
+    from packdata.sources.base import Item
 
 ONE_SIZE = ("raw", "yuv420", "dct")
 _AS_IT_IS = SizeOption(MAX_SIDE, MAX_SIDE)  # which nothing is larger than
@@ -137,7 +137,7 @@ class ImageOptions:
         if len(set(names)) < len(names):
             raise SchemaError(f"each size can be asked for once, got {', '.join(names)}")
         try:  # what does not go together, the codec says
-            codec_for(self.image(self.channels, (16, 16), self.codec or "png"))
+            codec_for(self.image((16, 16), self.codec or "png"))
         except CodecError as error:
             raise SchemaError(str(error)) from error
         _ = self.class_map  # SourceError if they cannot be read
@@ -163,10 +163,10 @@ class ImageOptions:
         """uint8 or uint16."""
         return "uint16" if self.keep_depth else "uint8"
 
-    def image(self, channels: int, size: Size | None, codec: str) -> Image:
+    def image(self, size: Size | None, codec: str) -> Image:
         """Return the field of the pictures."""
         return Image(
-            channels=channels,
+            channels=self.channels,
             size=size,
             dtype=self.dtype,
             codec=codec,
@@ -238,9 +238,7 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         self._set_targets([*map(Target, folders, schemas)], options.to_json())
 
     def _usual_codec(self) -> str:
-        """Pixels stay pixels; 16 bits need PNG; what is kept is named after most of the first files."""
-        if self.source.pixels is not None:
-            return "raw"
+        """16 bits need PNG; what is kept is named after most of the first files."""
         if self.options.keep_depth:
             return "png"
         if self.options.resizes:
@@ -250,24 +248,23 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
             with suppress(SourceError, CodecError):  # it is rejected in its turn
                 data = item.read()
                 for file in data if isinstance(data, list) else [data]:
-                    assert isinstance(file, bytes)  # pixels are stored raw
                     name = PictureFile(file).format
                     formats[name if name in KEPT else "png"] += 1
         return max(formats, key=formats.__getitem__, default="jpeg")
 
     def _output(self, resize: SizeOption, codec: str) -> _Output:
-        options, pixels = self.options, self.source.pixels
-        size = resize.fixed or (pixels and resize.scaled(pixels))
+        options, size = self.options, resize.fixed
         if codec in ONE_SIZE and size is None:
             what = f"codec {codec!r} needs pictures of one size"
             raise SchemaError(f"{what}: pass sizes= with fit='cover', 'contain' or 'stretch'")
-        channels = options.channels if pixels is None else 1
-        fields: dict[str, Field] = {"image": options.image(channels, size, codec)}
+        fields: dict[str, Field] = {"image": options.image(size, codec)}
         if self.source.has_several:
-            fields = {"images": Images(codec, channels=channels, size=size, dtype=options.dtype)}
+            fields = {
+                "images": Images(codec, channels=options.channels, size=size, dtype=options.dtype)
+            }
         # Files are kept, or else stored without loss.
         is_lossless = options.codec is None and not options.resizes and codec in KEPT
-        encoded = options.image(channels, size, "png" if is_lossless else codec)
+        encoded = options.image(size, "png" if is_lossless else codec)
         codecs = {"image": codec_for(encoded, quality=options.quality)}
         if self._masks is not None:
             fields["mask"] = mask = Mask(size=size, dtype=self._masks.dtype)
@@ -305,7 +302,7 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
             for target in range(len(self._outputs))
         ]
 
-    def _one(self, item: Item, data: bytes | Pixels) -> list[dict[str, bytes]]:
+    def _one(self, item: Item, data: bytes) -> list[dict[str, bytes]]:
         """Return what a sample has of a picture, for each target."""
         picture = self._decode(data)
         mask = None if self._masks is None else self._masks.read(item, picture.size)
@@ -324,11 +321,8 @@ class ImagesRecipe(FilesRecipe[ImageOptions]):
         self._count(picture, is_kept=files[0] is not None)
         return samples
 
-    def _decode(self, data: bytes | Pixels) -> Picture:
+    def _decode(self, data: bytes) -> Picture:
         options = self.options
-        if isinstance(data, np.ndarray):
-            pixels = data[:, :, None].astype(options.dtype) * (257 if options.keep_depth else 1)
-            return Picture(pixels, data.shape, "pixels", True)
         return decode_picture(
             data,
             channels=options.channels,

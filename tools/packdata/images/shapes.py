@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -110,20 +109,13 @@ class ShapeOptions:
         return extended if self.box_labels is None else self._with_box_labels(extended, classes)
 
     def _with_box_labels(self, source: Source, classes: Sequence[str]) -> Source:
-        """Add the classes of boxes as numbers; SourceError if they are neither numbers nor names."""
+        """Add the classes of boxes as numbers; names are those given, or declared by the source."""
         name, path = _find(str(self.box_labels), source)
         boxes, _ = _find(_split_format(self.boxes[0])[0], source)
         declared = source.classes.get(str(self.box_labels), ())
         names = classes or declared
-        is_given = bool(names)
-        if not is_given:
-            found = set[str]()
-            for item in source.items():
-                with suppress(SourceError):  # it is rejected in its turn
-                    found.update(each for each in _list(item, path) if isinstance(each, str))
-            names = sorted(found)
         # Whole numbers count what is given; where a class is called by one, as '7', they are names, as of labels.
-        is_counted = declared or (is_given and not any(map(str.isdecimal, names)))
+        is_counted = bool(declared) or not any(map(str.isdecimal, names))
         numbers = class_numbers(declared, names, source.name)
 
         def extend(item: Item) -> Item:
@@ -134,12 +126,13 @@ class ShapeOptions:
             num = len(rows) if not rows or isinstance(rows[0], list | tuple) else 1
             if len(found) != num or not all(isinstance(each, int) for each in found):
                 what = f"box_labels {given[:3]} are not a class for each of {num} boxes"
-                raise SourceError(what, item.where)
+                hint = "Class names need classes=: a file with one name a line"
+                raise SourceError(what, item.where, hint)
             return replace(item, labels={**item.labels, BOX_LABELS: found})
 
         field = Array(dtype="int64", dims=(None,), classes=tuple(names) or None)
         labels = {n: c for n, c in source.labels.items() if n != name}
-        labels |= {BOX_LABELS: Column("json", numbered=is_given, field=field)}
+        labels |= {BOX_LABELS: Column("json", numbered=bool(names), field=field)}
         identity = {BOX_LABELS: self.box_labels, "classes": list(names) or None}
         return ExtendedSource(source, labels, identity, extend)
 

@@ -104,7 +104,7 @@ def tile_of(view: View, i: int) -> Tile:
             words.append(_short(kind, value))
     if pictures := [*map(_fitted, arrays)]:
         _draw_boxes(pictures[0], boxes, pictures[0].width / arrays[0].shape[1])
-    return Tile(pictures, cut(", ".join(words), _CAPTION))
+    return Tile(pictures, _one_line(", ".join(words), _CAPTION))
 
 
 def as_text(view: View, i: int) -> str:
@@ -113,8 +113,8 @@ def as_text(view: View, i: int) -> str:
     for name, kind in view.schema.fields.items():
         is_text = isinstance(kind, Tokens)
         value = token_text(view, i) if is_text else view.sample(i, [name])[name]
-        text = " ".join(_short(kind, value).split())
-        lines.append(f"  {name}: {cut(text, _TOKENS_SHOWN if is_text else _VALUE_SHOWN)}")
+        most = _TOKENS_SHOWN if is_text else _VALUE_SHOWN
+        lines.append(f"  {name}: {_one_line(_short(kind, value), most)}")
     return "\n".join(lines)
 
 
@@ -176,6 +176,10 @@ def _draw_boxes(picture: Pictures.Image, boxes: Sequence[npt.NDArray[Any]], scal
 
 
 # -- words -----------------------------------------------------------------------------------------
+
+
+def _one_line(text: str, most: int) -> str:
+    return cut(" ".join(text.split()), most)
 
 
 def _short(kind: Field, value: Any) -> str:

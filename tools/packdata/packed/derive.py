@@ -16,6 +16,7 @@ from loaders.division import divide
 from loaders.errors import PackError, SchemaError
 from loaders.remote.url import Location, is_url
 from packdata.bucket import target_at
+from packdata.describe import counted
 from packdata.inspect.compare import schema_differences
 from packdata.options import changed, opt, parse_names, takes
 from packdata.packed.recode import Recoding
@@ -187,7 +188,6 @@ def merge(
     dst: Location | str,
     sources: Sequence[Location | str],
     *,
-    link: bool = True,
     overwrite: bool = False,
     shard_bytes: int | None = None,
 ) -> Summary:
@@ -214,14 +214,10 @@ def merge(
     view = joined.verified()
     content = ViewContent(view, view.schema, provenance=provenance, whole=shards)
     settings = RunSettings(shard_bytes=shard_bytes, overwrite=overwrite)
-    return write_datasets(
-        dst, "merge", views, {"": content}, {"whole": whole, "link": link}, settings, link=link
-    )
+    return write_datasets(dst, "merge", views, {"": content}, {"whole": whole}, settings)
 
 
-def extend(
-    dst: Location | str, sources: Sequence[Location | str], *, link: bool = True
-) -> Summary:
+def extend(dst: Location | str, sources: Sequence[Location | str]) -> Summary:
     """Add the samples of other datasets to one; readers see the old one or the new one whole. See ``merge``.
 
     What was added last is not added again: the same command, run again, has done it.
@@ -238,12 +234,12 @@ def extend(
     read_manifest(dst)  # says what is there instead, before anything is touched
     added = [open_view(path, "never") for path in sources]
     origins = [source_of(view.path) for view in added]
-    with Packing(dst, [""], {}, of_packed=True, adds=True, link=link) as packing:
+    with Packing(dst, [""], {}, of_packed=True, adds=True) as packing:
         before = read_manifest(dst)
         earlier = before.provenance.get("appended", [])
         if earlier[-len(origins) :] == origins:
             note = "the dataset ends with these samples already; nothing was added"
-            return summary_of(dst, {"": before}, notes=[note])
+            return summary_of(dst, {"": before}, notes=[note], amount="no more samples")
         joined = _joined([open_view(dst, "never"), *added])
         # What made the dataset does not make it again: the plan goes.
         provenance = {n: value for n, value in before.provenance.items() if n != PLAN}
@@ -252,7 +248,10 @@ def extend(
         made = Made(joined.schema, provenance, whole=shards, before=before.shards)
         packing.publish({"": made})
         seconds, num_added = time.monotonic() - began, sum(map(len, added))
-        return summary_of(dst, packing.manifests, seconds=seconds, encoded=num_added)
+        amount = counted(num_added, "more sample")
+        return summary_of(
+            dst, packing.manifests, seconds=seconds, encoded=num_added, amount=amount
+        )
 
 
 def _joined(views: Sequence[View]) -> View:

@@ -41,7 +41,6 @@ class Recoding:
         "Q",
         within=(1, 100),
     )
-    resize: SizeOption | None = None  # also of masks
 
     def __post_init__(self) -> None:
         check_options(self)
@@ -49,13 +48,15 @@ class Recoding:
             raise ValueError(f"quality is for codec {', '.join(_LOSSY)}, got {self.codec}")
 
 
-def recoders_of(fields: Mapping[str, Field], recoding: Recoding) -> dict[str, Recode]:
-    """Return what stores each field of pictures anew that has to be.
+def recoders_of(
+    fields: Mapping[str, Field], recoding: Recoding, resize: SizeOption | None
+) -> dict[str, Recode]:
+    """Return what stores each field of pictures anew that has to be; ``resize`` is also of masks.
 
     Raises:
         SchemaError: One cannot be stored so, no field has pictures, or boxes would not move along.
     """
-    codec, resize = recoding.codec, recoding.resize
+    codec = recoding.codec
     if codec is None and resize is None:
         return {}
     fixed = (Images,) if resize is None else (Images, Boxes, Keypoints)
@@ -70,7 +71,7 @@ def recoders_of(fields: Mapping[str, Field], recoding: Recoding) -> dict[str, Re
     found = {}
     for name, field in pictures.items():
         try:
-            found[name] = Recode(field, recoding)
+            found[name] = Recode(field, recoding, resize)
         except (CodecError, SchemaError) as error:
             hint = "choose another codec, or leave the field out"
             raise SchemaError(f"field {name!r}: {error}; {hint}") from error
@@ -85,8 +86,7 @@ class Recode:
         CodecError: The codec cannot hold them.
     """
 
-    def __init__(self, field: Image | Mask, recoding: Recoding) -> None:
-        resize = recoding.resize
+    def __init__(self, field: Image | Mask, recoding: Recoding, resize: SizeOption | None) -> None:
         self._resize = resize
         codec = field.codec if isinstance(field, Mask) else recoding.codec or field.codec
         size = field.size if resize is None else resize.fixed

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from loaders.data.view import View
     from loaders.remote.url import Location
     from loaders.schema import Field
+    from packdata.images.fit import SizeOption
     from packdata.packed.recode import Recode, Recoding
     from packdata.packing.settings import RunSettings
     from packdata.packing.shards import Format
@@ -75,8 +76,6 @@ def write_datasets(
     datasets: Mapping[str, Content],
     options: Mapping[str, Any],
     settings: RunSettings,
-    *,
-    link: bool = True,
 ) -> Summary:
     """Write samples as packed datasets, by their folder below ``dst``; all of them appear, or none.
 
@@ -89,7 +88,6 @@ def write_datasets(
         datasets: What each is to hold, by its folder below ``dst``.
         options: What else decides what is written, as JSON.
         settings: How they are written; the format is by default that of the first source.
-        link: Link whole shards, where the file system has links.
 
     Raises:
         PackError: A target is taken or cannot be written, is a source, lies inside one or holds one; or there are no
@@ -103,13 +101,13 @@ def write_datasets(
         if not len(content):
             what = "no sample to write: none meets the condition, or a part's share is too small"
             hint = "Documents stay whole in parts of text; TokenWindows.split divides them"
-            raise PackError(what, place / folder, hint)
+            is_text = isinstance(content, DocumentContent)
+            raise PackError(what, place / folder, hint if is_text else "")
     plan = command_plan(
         command, sources, **options, format=run.format, shard_bytes=run.shard_bytes
     )
-    with Packing(
-        place, [*datasets], plan, overwrite=settings.overwrite, of_packed=True, link=link
-    ) as packing:
+    overwrite = settings.overwrite
+    with Packing(place, [*datasets], plan, overwrite=overwrite, of_packed=True) as packing:
         return run.pack(packing, [*datasets.items()])
 
 
@@ -205,6 +203,7 @@ def content_of(
     known: Schema,
     recoding: Recoding,
     added: Mapping[str, tuple[Field, Column]] = MappingProxyType({}),
+    resize: SizeOption | None = None,
 ) -> ViewContent:
     """Return the samples of a view, their pictures stored anew, with the fields and records that are added.
 
@@ -215,7 +214,7 @@ def content_of(
         what = f"{view.path} is a stream of tokens, which is not read without its fields"
         raise SchemaError(f"{what} {', '.join(sorted(lost))}: keep them, too")
     old = view.schema.fields
-    recoders = recoders_of({n: f for n, f in old.items() if n not in added}, recoding)
+    recoders = recoders_of({n: f for n, f in old.items() if n not in added}, recoding, resize)
     fields = {**old, **{name: field for name, (field, _) in added.items()}}
     fields |= {name: each.field for name, each in recoders.items()}
     before, after = (

@@ -48,7 +48,6 @@ def write(
     fit: str = "shorter",
     quality: int | None = None,
     add: Mapping[str, Any] | None = None,
-    link: bool = True,
     **settings: Any,
 ) -> Summary:
     """Write the samples of a view as a dataset; records that nothing is asked of stay as they are.
@@ -66,10 +65,9 @@ def write(
         quality: Of ``jpeg``, ``webp`` and ``dct``.
         add: Values by field, one for each sample: in place of those of a field that is there, or as a new field.
             Numbers are an ``Array``, strings a ``Text``, bytes ``Bytes``, anything else is ``Json``.
-        link: Take shards that hold just these samples as they are, linked where the file system has links, unless
-            ``shard_bytes`` is given; False reads, verifies and writes their records.
         **settings: Those of ``packdata.packing.settings.RunSettings`` but ``on_error``. By default the format is that
-            of the view, and a shard has 64 MiB.
+            of the view, and a shard has 64 MiB; but shards that hold just these samples are taken as they are, linked
+            where the file system has links.
 
     Raises:
         TypeError: It is no such view.
@@ -89,23 +87,21 @@ def write(
         raise SchemaError(f"fit {fit!r} without size=: pass size=, too")
     resize = None if size is None else SizeOption.parse(size, fit)
     added = {n: _added(n, each, known.fields.get(n), source) for n, each in (add or {}).items()}
-    content = content_of(source, known, Recoding(codec, quality, resize=resize), added)
+    content = content_of(source, known, Recoding(codec, quality), added, resize)
     if source.numbers is not None:
         check_no_stream(source)
     _check_keys(content)
     asked = RunSettings(**settings)
     is_changed = bool(asked.shard_bytes or content.recoders or added)
-    # What is written here is linked to its place whatever is asked of shards that are there.
-    whole = source.whole_shards if link and not is_changed else None
-    formats = {shard_format(shard.info.file) for shard in whole or ()}
-    if asked.format and formats != {asked.format}:
-        whole = None
+    whole = () if is_changed else source.whole_shards or ()
+    formats = {shard_format(shard.info.file) for shard in whole}
+    if asked.format is None or formats == {asked.format}:
+        content.whole = whole
     given = {"codec": codec, "size": size, "fit": size and fit, "quality": quality}
     options: dict[str, Any] = {n: value for n, value in given.items() if value is not None}
     options |= {"add": sorted(added)} if added else {}
     content.provenance = {"command": "write", **_made_of(source), "options": options}
-    content.whole = whole or ()
-    decides = {**options, **_identity(content), "link": whole is not None}
+    decides = {**options, **_identity(content), "whole": bool(content.whole)}
     return write_datasets(dst, "write", [source], {"": content}, decides, asked)
 
 

@@ -38,6 +38,7 @@ _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }
+_UNEXPECTED = "unexpected {!r}; use comparisons, and, or, not, in, names and literals"
 _CONTAINS = np.frompyfunc(lambda text, part: part in text, 2, 1)
 
 
@@ -94,9 +95,7 @@ def _mask(view: View, node: ast.expr) -> Any:
             pairs = zip(itertools.pairwise([left, *others]), ops, strict=True)
             found = [_compare(view, one, op, other) for (one, other), op in pairs]
             return functools.reduce(np.logical_and, found)
-    value = _operand(view, node)
-    nothing = _Operand("nothing", value.kind, "" if value.kind == "text" else 0)
-    return _related(value, ast.NotEq(), nothing)
+    raise SchemaError(_UNEXPECTED.format(ast.unparse(node)))
 
 
 def _compare(view: View, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Any:
@@ -132,8 +131,7 @@ def _operand(view: View, node: ast.expr) -> _Operand:
             return _Operand(text, "number", value)
         case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
             return _Operand(text, "number", -value)
-    what = "use comparisons, and, or, not, in, names and literals"
-    raise SchemaError(f"unexpected {text!r}; {what}")
+    raise SchemaError(_UNEXPECTED.format(text))
 
 
 def _column(view: View, name: str) -> _Operand:

@@ -17,7 +17,7 @@ from contextlib import closing
 from functools import partial
 from operator import attrgetter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from loaders.errors import CodecError, LoadersError, PackError, SourceError
 from loaders.system import opencv
@@ -130,16 +130,13 @@ class Run:
             hint = "Pass on_error='skip' to continue, or overwrite=True to start anew"
             raise PackError(what, packing.dst, hint)
         note = MADE if packing.is_published else self._pack(packing, splits)
-        return self.summary(packing, counted_folders(splits), [note] if note else [])
+        return self.summary(packing, [note] if note else [])
 
-    def summary(
-        self, packing: Packing, counted_in: Sequence[str] = ("",), notes: Sequence[str] = ()
-    ) -> Summary:
-        """Return what was done; samples are counted in some of the folders."""
+    def summary(self, packing: Packing, notes: Sequence[str] = ()) -> Summary:
+        """Return what was done."""
         return summary_of(
             packing.dst,
             packing.manifests,
-            counted_in=counted_in,
             rejected=packing.state.rejected,
             seconds=time.monotonic() - self._began,
             encoded=self.num_encoded,
@@ -149,7 +146,8 @@ class Run:
 
     def _pack(self, packing: Packing, splits: Sequence[tuple[str, Recipe]]) -> str:
         """Pack and publish; return what is worth knowing of it."""
-        earlier = self.pack_splits(packing, splits)
+        earlier = sum(map(packing.state.num_samples, targets_of(*splits)))
+        self._pack_splits(packing, splits)
         if not self._is_unchanged():
             raise source_changed(packing.dst)
         made = {
@@ -160,15 +158,15 @@ class Run:
         packing.publish(made)
         return f"continued: {counted(earlier, 'sample')} packed earlier" if earlier else ""
 
-    def pack_splits(self, packing: Packing, splits: Sequence[tuple[str, Recipe]]) -> int:
-        """Put what is left of the splits into shards; return how many samples were packed earlier."""
+    def _pack_splits(self, packing: Packing, splits: Sequence[tuple[str, Recipe]]) -> None:
+        """Put what is left of the splits into shards."""
         sizes = [r.num_samples if r.is_of_blocks else len(r) for _, r in splits]
         total = None if None in sizes else sum(size or 0 for size in sizes)
         state = packing.state
-        earlier = sum(min(map(state.num_samples, targets_of(each))) for each in splits)
+        done = sum(min(map(state.num_samples, targets_of(each))) for each in splits)
         self.num_rejected = len(state.rejected)
         with closing(self.shown), opencv.one_thread():
-            self.shown.start(total, earlier)
+            self.shown.start(total, done)
             for split, recipe in splits:
                 if recipe.whole:
                     num_samples = sum(shard.info.num_samples for shard in recipe.whole)
@@ -176,7 +174,6 @@ class Run:
                     self.shown.advance(0, num_samples)
                 elif split not in state.ended:
                     self._pack_split(packing, split, recipe)
-        return earlier
 
     def _pack_split(self, packing: Packing, split: str, recipe: Recipe) -> None:
         from packdata.ahead import fetched_ahead  # late: --help is quick without
@@ -185,8 +182,8 @@ class Run:
         # Blocks are alike, so that a few are enough to keep all workers busy.
         most = _MAX_BLOCK_BYTES if recipe.is_of_blocks else MAX_RESULT_BYTES
         num_workers = 0 if recipe.only_copies else self.settings.num_workers
-        pool = OrderedPool(encode, num_workers, attrgetter("nbytes"), most)
-        with SplitPacker(self, packing, split, targets, pool) as packer:
+        with OrderedPool(encode, num_workers, attrgetter("nbytes"), most) as pool:
+            packer = SplitPacker(self, packing, split, targets, pool)
             with closing(fetched_ahead(recipe.items(packer.num_items))) as items:
                 for item in items:
                     packer.put(item)
@@ -216,15 +213,6 @@ def targets_of(*splits: tuple[str, Recipe]) -> dict[str, Target]:
     return dict(targets)
 
 
-def counted_folders(splits: Sequence[tuple[str, Recipe]]) -> list[str]:
-    """Return the folders that hold each sample once between them."""
-    found: list[str] = []
-    for split, recipe in splits:
-        folders = [*targets_of((split, recipe))]
-        found += folders if recipe.divides else folders[:1]
-    return found
-
-
 def _encode(recipe: Recipe, format: Format, item: Any) -> Outcome:
     """Return what became of an item; runs on the threads."""
     try:
@@ -252,8 +240,8 @@ def _encode(recipe: Recipe, format: Format, item: Any) -> Outcome:
 class SplitPacker:
     """Packs the items of one split into the shards of its targets, by their folder, from where those end.
 
-    Items are encoded by a pool, which is closed at the end; what becomes of them is taken in order. The next one to be
-    handed over has the number ``num_items``.
+    Items are encoded by a pool; what becomes of them is taken in order. The next one to be handed over has the number
+    ``num_items``.
     """
 
     def __init__(
@@ -279,12 +267,6 @@ class SplitPacker:
         self._counts_before = self._counts  # the item under way, of which a shard may hold a part
         self._expected = {reject.number for reject in state.rejects.get(split, ())}
         self._rejects: list[Reject] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._pool.close()
 
     def put(self, item: Any) -> None:
         """Hand the next item over, and take those that are encoded; LoadersError if one cannot be packed."""
@@ -333,9 +315,9 @@ class SplitPacker:
                 if 0 < first >= num:
                     raise source_changed(self._packing.dst, f" (item {number})")
                 if number >= at.items:
+                    self._run.num_encoded += num
                     for row in builder.add(each, first):
                         self._packing.write(folder, builder, self._at(number, num, row))
-            self._run.num_encoded += num_samples
             self._run.shown.advance(self._run.num_rejected, num_samples + len(rejects))
 
     def _take_rejects(self, number: int, rejects: Sequence[tuple[str, LoadersError]]) -> None:

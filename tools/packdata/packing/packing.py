@@ -107,7 +107,6 @@ class Packing:
             and other datasets may be below the destination. Copying them again is cheap: as without a plan, an error
             leaves nothing, and any packing deletes what a kill left. Otherwise the same plan continues.
         adds: Add to the dataset that is there (``Made.before``).
-        link: Link whole shards where the file system has links.
 
     Attributes:
         is_published: True once the datasets are there: on entering, if the same plan has made them.
@@ -126,12 +125,11 @@ class Packing:
         overwrite: bool = False,
         of_packed: bool = False,
         adds: bool = False,
-        link: bool = True,
     ) -> None:
         self.dst, self.folders = dst, tuple(folders)
         self._plan, self._of_packed = dict(plan), of_packed
         self._overwrite, self._adds = overwrite, adds
-        self._store = store_of(dst, link=link)
+        self._store = store_of(dst)
         self.state = State()  # how far the packing has come
         self._pool = ThreadPoolExecutor(_AT_ONCE, "packdata-shard")
         self._room = Semaphore(_WRITTEN_AT_ONCE)

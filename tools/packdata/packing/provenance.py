@@ -47,18 +47,26 @@ def describe_origin(provenance: Mapping[str, Any]) -> str:
         'images: photos, quality=80'
         >>> describe_origin({"command": "merge", "sources": [{"name": "a"}, {"name": "b"}]})
         'merge: a, b'
+        >>> describe_origin({"recipe": "arrays", "source": "scans", "appended": [{"name": "more"}]})
+        'arrays: scans, extended by more'
     """
     command = provenance.get("command") or provenance.get("recipe")
-    source = provenance.get("sources") or provenance.get("source")
+    source = _names(provenance.get("sources") or provenance.get("source"))
+    head = ": ".join(filter(None, [command and str(command), source]))
+    added = _names(provenance.get("appended"))
+    inner = provenance.get("options")
+    options = {**provenance, **(inner if isinstance(inner, Mapping) else {})}
+    shown = [f"{n}={cut(str(v), 60)}" for n, v in options.items() if v and n not in _NO_OPTIONS]
+    return cut(", ".join(filter(None, [head, *shown, added and f"extended by {added}"])), 300)
+
+
+def _names(source: Any) -> str:
+    """Return the first names of a source or of several."""
     if isinstance(source, Mapping):
         source = source.get("files") or source.get("name") or source.get("kind")
     sources = source if isinstance(source, list) else [source] if source else []
     names = [each.get("name", "?") if isinstance(each, Mapping) else each for each in sources]
-    head = ": ".join(filter(None, [command and str(command), few(map(str, names), 3)]))
-    inner = provenance.get("options")
-    options = {**provenance, **(inner if isinstance(inner, Mapping) else {})}
-    shown = [f"{n}={cut(str(v), 60)}" for n, v in options.items() if v and n not in _NO_OPTIONS]
-    return cut(", ".join(filter(None, [head, *shown])), 300)
+    return few(map(str, names), 3)
 
 
 def as_json(provenance: Mapping[str, Any]) -> dict[str, Any]:

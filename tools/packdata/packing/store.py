@@ -48,21 +48,16 @@ if TYPE_CHECKING:
     from loaders.data.manifest import ShardInfo
 
 
-def store_of(place: Location, *, link: bool = True) -> Store:
-    """Return the store at a place, as ``target_at`` returns it; ``link`` is as of ``FolderStore``."""
-    return Bucket(place) if isinstance(place, URL) else FolderStore(place, link=link)
+def store_of(place: Location) -> Store:
+    """Return the store at a place, as ``target_at`` returns it."""
+    return Bucket(place) if isinstance(place, URL) else FolderStore(place)
 
 
 class FolderStore:
-    """A folder as a store. Machines that mount it may write at one time: names appear by a link or a rename.
+    """A folder as a store. Machines that mount it may write at one time: names appear by a link or a rename."""
 
-    Args:
-        folder: The folder.
-        link: Link shards, where the file system has links; else they are copied, and the copies verified.
-    """
-
-    def __init__(self, folder: Path, *, link: bool = True) -> None:
-        self.url, self._link = folder, link  # the place as it was given, for messages
+    def __init__(self, folder: Path) -> None:
+        self.url = folder  # the place as it was given, for messages
         self._folder = folder.absolute()  # the working folder may change
 
     def read(self, name: str) -> tuple[bytes | None, dict[str, Any]]:
@@ -84,17 +79,11 @@ class FolderStore:
     def put_shard(self, folder: str, path: Path, info: ShardInfo) -> None:
         """Put a file under a name that no other content has, over what is there: link it, or copy and verify it."""
         target = self._folder / name_at(folder, info.file)
-
-        def write(beside: Path) -> None:
-            if self._link:
-                with suppress(OSError):  # another file system, or one without links
-                    return os.link(path.resolve(), beside)
-            return _copy(path, beside, info.xxh3_128)
-
         if (what := size_fault(path, info.size_bytes)) is not None:
             hint = "Run 'packdata verify', and copy what it names from a backup"
             raise ShardError(what, path, hint=hint)
-        self._publish(target, write, False)  # what is there may be damaged
+        # What is there may be damaged.
+        self._publish(target, lambda beside: _link_or_copy(path, beside, info.xxh3_128), False)
 
     def _publish(self, target: Path, write: Callable[[Path], None], is_first: bool) -> bool:
         """Write a file beside what is ours, and rename it; False if ``is_first``, and another was faster."""
@@ -161,8 +150,10 @@ def _linked(beside: Path, target: Path) -> bool:
     return True
 
 
-def _copy(source: Path, target: Path, digest: str) -> None:
-    """Copy a shard durably, and verify the copy."""
+def _link_or_copy(source: Path, target: Path, digest: str) -> None:
+    """Link a shard; or, as from another file system, copy it durably, and verify the copy."""
+    if _linked(source.resolve(), target):
+        return
     shutil.copyfile(source, target)
     with open(target, "rb+") as file:
         os.fsync(file.fileno())

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from loaders.remote.url import URL, Location, place_of
+from loaders.remote.url import Location, place_of
 from loaders.text import describe_size, printable
 from packdata.describe import counted
 from packdata.packing.target import PARTS_NAME, REJECTED_NAME
@@ -40,7 +40,7 @@ class Summary:
 
     Attributes:
         dst: Where the datasets are.
-        samples: Samples packed, counted once where several sizes were made of each.
+        samples: Samples of all datasets together.
         shards: Files, of all datasets together.
         bytes: Their size.
         rejected: ``(item, error)`` of what was left out.
@@ -84,10 +84,9 @@ class Summary:
             lines += [f"  {dataset}" for dataset in self.datasets]
         lines += map(printable, self.notes)
         if self.rejected:
-            listed = place_of(self.dst) / REJECTED_NAME
-            is_part = PARTS_NAME in self.dst.split("/")
-            is_listed = not is_part and (isinstance(listed, URL) or listed.exists())
-            where = f", listed in {printable(str(listed))}" if is_listed else ""
+            is_part = PARTS_NAME in self.dst.split("/")  # the list is made of all parts
+            listed = printable(str(place_of(self.dst) / REJECTED_NAME))
+            where = "" if is_part else f", listed in {listed}"
             lines.append(f"rejected {len(self.rejected):,}{where}:")
         for item, error in self.rejected[:_SHOWN_REJECTS]:
             name = printable(item)
@@ -101,7 +100,6 @@ def summary_of(
     dst: Location | str,
     manifests: Mapping[str, Manifest],
     *,
-    counted_in: Iterable[str] | None = None,
     rejected: Iterable[tuple[str, str]] = (),
     seconds: float = 0.0,
     encoded: int = 0,
@@ -109,18 +107,14 @@ def summary_of(
     amount: str = "",
     counts: Mapping[str, int] = MappingProxyType({}),
 ) -> Summary:
-    """Return the summary of datasets at a destination, by their folders.
-
-    Samples are counted in the folders ``counted_in``, by default in all; this run ``encoded`` so many.
-    """
+    """Return the summary of datasets at a destination, by their folders; this run ``encoded`` so many samples."""
     datasets = tuple(
         DatasetSummary(folder, m.num_samples, len(m.shards), m.size_bytes, m.fingerprint)
         for folder, m in manifests.items()
     )
-    folders = manifests if counted_in is None else counted_in
     return Summary(
         dst=str(dst),
-        samples=sum(manifests[folder].num_samples for folder in folders),
+        samples=sum(d.samples for d in datasets),
         shards=sum(d.shards for d in datasets),
         bytes=sum(d.bytes for d in datasets),
         rejected=tuple(rejected),

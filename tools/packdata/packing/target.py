@@ -72,7 +72,8 @@ def locked(folder: Path) -> Iterator[None]:
     path = folder / PACKING_NAME / LOCK_NAME
     made = make_folder(folder)
     try:
-        fd = lock(path)
+        if (fd := lock_if_free(path)) is None:
+            raise PackError("in use by another process", folder, "Wait for it, or stop it")
         try:
             yield
         finally:
@@ -82,17 +83,6 @@ def locked(folder: Path) -> Iterator[None]:
         with suppress(OSError):  # something lies there
             for each in (path.parent, *made):
                 each.rmdir()
-
-
-def lock(path: Path) -> int:
-    """Lock a file, which is made, until the descriptor that is returned is closed.
-
-    Raises:
-        PackError: Another process has locked it.
-    """
-    if (fd := lock_if_free(path)) is None:
-        raise PackError("in use by another process", path.parent.parent, "Wait for it, or stop it")
-    return fd
 
 
 def check_outside(dst: Location | str, sources: Sequence[Location | str]) -> None:

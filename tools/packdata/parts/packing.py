@@ -14,7 +14,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import socket
 import time
@@ -31,7 +30,7 @@ from loaders.remote.url import URL, Location
 from packdata.bucket import target_at
 from packdata.claimed import claimed_folder
 from packdata.describe import counted, few
-from packdata.packing.engine import counted_folders, targets_of, why_rejected
+from packdata.packing.engine import targets_of, why_rejected
 from packdata.packing.journal import State, differences, flatten_plan, parse_journal
 from packdata.packing.packing import Packing, manifests_of
 from packdata.packing.provenance import PLAN
@@ -102,7 +101,7 @@ class PartPacking(Packing):
     def __init__(
         self, run: Run, recipes: Sequence[tuple[str, Recipe]], dst: Location, part: Part
     ) -> None:
-        share = {"of": part.of, "counted": counted_folders(recipes), "versions": versions()}
+        share = {"of": part.of, "versions": versions()}
         folders, plan = [*targets_of(*recipes)], run.plan_of(recipes)
         plan |= flatten_plan({"part": share})
         super().__init__(dst, folders, plan, overwrite=run.settings.overwrite)
@@ -280,20 +279,11 @@ def _join(store: Store, parts: Sequence[State], began: float, *, overwrite: bool
     return summary_of(
         store.url,
         joined,
-        counted_in=_first_folders([*joined], parts[0].plan),
         rejected=rejected,
         seconds=time.monotonic() - began,
         amount=counted(len(parts), "part"),
         counts=sum((Counter(part.counts) for part in parts), Counter()),
     )
-
-
-def _first_folders(folders: Sequence[str], plan: Mapping[str, str]) -> Sequence[str]:
-    """Return the folders that hold each sample once between them, by a part's plan."""
-    with suppress(KeyError, ValueError):  # of very many it is a hash
-        found: list[str] = json.loads(plan[f"{OF}counted"])
-        return found
-    return folders
 
 
 def _nothing_left(store: Store) -> Summary:

@@ -88,8 +88,7 @@ class PartRecipe(Recipe):
         self._recipe, self._inside = recipe, inside
         self.targets, self.identity = recipe.targets, recipe.identity
         self.provenance, self.tally = recipe.provenance, recipe.tally
-        self.is_of_blocks, self.divides = recipe.is_of_blocks, recipe.divides
-        self.why_empty = recipe.why_empty
+        self.is_of_blocks, self.why_empty = recipe.is_of_blocks, recipe.why_empty
         self.num_samples = recipe.num_samples if len(inside) == len(recipe) else None
 
     def __len__(self) -> int:

@@ -8,9 +8,6 @@ from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import numpy as np
-import numpy.typing as npt
-
 from loaders.errors import SourceError
 from packdata.reading import File, RemoteFile
 
@@ -18,8 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from packdata.sources.columns import Column
-
-Pixels = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +25,8 @@ class Item:
     # differs in nothing else.
     key: str
     where: str  # its place: ``cats/1.jpg``, ``a.tar: 1.jpg``, ``list.csv, line 12 (1.jpg)``
-    # Returns the bytes of the file, or the pixels (H x W) where the source holds those; where items have several
-    # pictures, the bytes of each file; SourceError.
-    read: Callable[[], bytes | Pixels | list[bytes]]
+    # Returns the bytes of the file; where items have several pictures, those of each file; SourceError.
+    read: Callable[[], bytes | list[bytes]]
     # Value by field name; None where it is missing.
     labels: Mapping[str, Any] = field(default_factory=dict)
     # Returns the bytes of the mask, if the source has masks; SourceError.
@@ -54,7 +48,7 @@ class Item:
 class Source(ABC):
     """Lists pictures (or other files) in a fixed order."""
 
-    kind: str  # what it is: ``classes``, ``folder``, ``list``, ``tar``, ``parquet``, ``idx``, ...
+    kind: str  # what it is: ``classes``, ``folder``, ``list``, ``tar``, ``parquet``, ...
     name: str  # its last path component
     # JSON: changes when the files do (names, sizes, modification times); no absolute paths.
     identity: Mapping[str, Any]
@@ -62,8 +56,6 @@ class Source(ABC):
     has_masks: bool = False  # True if items come with ``read_mask``
     mask_folder: str = ""  # the name of the folder of masks, if they come from one
     has_several: bool = False  # True if items have any number of pictures each
-    # (height, width) of every item, where ``read`` gives pixels; else None.
-    pixels: tuple[int, int] | None = None
     # Names of classes by column, or by member of a column: ``objects.category``.
     classes: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     # How many other files were skipped, by suffix.

@@ -106,13 +106,13 @@ def _fill_keypoints(
         raise ValueError("keypoints differ by category: pack each category by itself")
     points = names.pop() if names else ()
     given = (each[_KEYPOINTS] for each in boxes if each.get(_KEYPOINTS))
-    num = 3 * len(points) or len(next(given, [0] * 3))
+    num = len(points) or len(next(given, ())) // 3 or 1
     for each in boxes:
-        each[_KEYPOINTS] = each.get(_KEYPOINTS) or [0] * num
-        if points and len(each[_KEYPOINTS]) != num:
-            what = f"{len(each[_KEYPOINTS])} numbers of keypoints: x, y and v of {len(points)}"
-            raise ValueError(f"{what} are {num}")
-    return Keypoints(len(points) or None, _mirrored(points))
+        each[_KEYPOINTS] = each.get(_KEYPOINTS) or [0] * 3 * num
+        if len(each[_KEYPOINTS]) != 3 * num:
+            what = f"{len(each[_KEYPOINTS])} numbers of keypoints: x, y and v of {num}"
+            raise ValueError(f"{what} are {3 * num}")
+    return Keypoints(num, _mirrored(points))
 
 
 def _mirrored(names: Sequence[str]) -> tuple[tuple[int, int], ...]:

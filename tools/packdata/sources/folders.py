@@ -23,6 +23,7 @@ from packdata.sources.names import (
     PICTURES,
     FileKind,
     check_name,
+    foreign_hint,
     is_split,
     key_of,
     shared_keys,
@@ -50,9 +51,10 @@ class _Chosen:
         self.identity = {"num_files": len(self), "files": digest}
         if not self._numbers:
             seen = few(f"{count} x {suffix}" for suffix, count in self.ignored.most_common(5))
-            hint = f"{kind.names.capitalize()} end in {' '.join(sorted(kind.suffixes))}"
+            usual = f"{kind.names.capitalize()} end in {' '.join(sorted(kind.suffixes))}"
             if kind is PICTURES:
-                hint += "; tar, Parquet and IDX files are looked for here alone, not below"
+                usual += "; tar and Parquet files are looked for here alone, not below"
+            hint = next(filter(None, map(foreign_hint, listing)), usual)
             what = f"no {kind.names}" + (f", but {seen}" if seen else "")
             raise SourceError(what, listing.root, hint)
 
@@ -124,7 +126,7 @@ def check_classes(source: FolderSource, *, is_all: bool, has_annotations: bool) 
 
     Args:
         source: A folder, or one of a split.
-        is_all: True if no split may have more classes.
+        is_all: True if no split of several classes has them.
         has_annotations: Whether there are annotations, with which folders are no classes.
     """
     folders, root = source.labels[LABEL].classes, source.listing.root
@@ -145,7 +147,9 @@ def check_classes(source: FolderSource, *, is_all: bool, has_annotations: bool) 
         what, hint = f"{folders[0]} would be the only class", f"Pack {root / folders[0]}"
     else:
         return
-    raise SourceError(what, root, f"{hint}; if these are classes, name them with classes=")
+    # With annotations classes= names those of boxes.
+    hint += "; if these are classes, name them with classes=" * (not has_annotations)
+    raise SourceError(what, root, hint)
 
 
 def split_suffix(suffix: str) -> tuple[str, str]:

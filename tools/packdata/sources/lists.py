@@ -162,11 +162,12 @@ def _state(file: File) -> tuple[int, int]:
 
 
 def _open_csv(given: File) -> CsvRows:
-    """Open a CSV list: cells are separated by commas, tabs or semicolons, with a blank behind each or none."""
+    """Open a CSV list: of cells between commas, tabs (as in .tsv) or semicolons, a blank behind each or none."""
     with open_text(given) as file:
         head = file.read(HEAD_BYTES).decode(errors="replace")
     first = head.lstrip("\ufeff\r\n").partition("\n")[0]
-    delimiter = max(",\t;", key=first.count)
+    marks = "\t" if suffix_inside(given.path.name) == ".tsv" else ",\t;"
+    delimiter = max(marks, key=first.count)
     options = CsvOptions(delimiter=delimiter if delimiter in first else None)
     skips_blanks = f"{delimiter} " in first
     rows = CsvRows(given, options, strict=True, skips_blanks=skips_blanks)

@@ -22,7 +22,7 @@ PICTURE_SUFFIXES = frozenset(
 SPLIT_NAMES = ("train", "training", "val", "valid", "validation", "test", "testing")
 _SPLIT = "|".join(SPLIT_NAMES)
 _SPLIT_FOLDER = re.compile(rf"({_SPLIT})[-_.]?v?[0-9.]*", re.IGNORECASE)  # train2017
-_SPLIT_FILE = re.compile(rf"({_SPLIT}|t10k)([-_.].*)?", re.IGNORECASE)  # of MNIST: t10k
+_SPLIT_FILE = re.compile(rf"({_SPLIT})([-_.].*)?", re.IGNORECASE)
 _SYSTEM_FILES = frozenset({"thumbs.db", "desktop.ini", "__macosx"})
 
 _OWN_LIBRARY = "The format has a library, whose samples packdata.pack takes: examples/from_{}.py"
@@ -33,6 +33,7 @@ _FOREIGN = {
     ".tgz": "Members of a compressed tar cannot be read one by one: gunzip the tar first",
     ".mds": _OWN_LIBRARY.format("mds"),
     ".tfrecord": _OWN_LIBRARY.format("tfrecord"),
+    "-ubyte": "IDX files (MNIST) are not read: packdata.pack takes their arrays, see docs/images.md",
 }
 
 
@@ -87,7 +88,7 @@ def is_split(folder: str) -> bool:
 def split_of(file: str) -> str | None:
     """Return the split that the name of a file begins with, in lower case."""
     match = _SPLIT_FILE.fullmatch(file)
-    return match and ("test" if match[1].lower() == "t10k" else match[1].lower())
+    return match and match[1].lower()
 
 
 def key_of(relative: str, shared: Container[str] = ()) -> str:

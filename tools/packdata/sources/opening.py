@@ -16,7 +16,6 @@ from packdata.sources.annotations import NO_LABELS, Annotations
 from packdata.sources.coco import read_coco
 from packdata.sources.columns import ColumnNames
 from packdata.sources.folders import FolderSource
-from packdata.sources.idx import IDX_SUFFIXES, IdxSource
 from packdata.sources.listed import Listing, look_at, relative_names
 from packdata.sources.lists import LIST_SUFFIXES, ListSource
 from packdata.sources.names import (
@@ -39,8 +38,7 @@ if TYPE_CHECKING:
     from packdata.sources.base import Source
 
 _ARCHIVES = (
-    ", WebDataset .tar files, .parquet files with pictures, folders of datasets.save_to_disk, or MNIST's "
-    "images-idx3-ubyte"
+    ", WebDataset .tar files, .parquet files with pictures, or folders of datasets.save_to_disk"
 )
 # Of Delta Lake, Iceberg and Hudi, by how a file in them ends: files of rows that were deleted since stay in the folder.
 _LOGS = {"_delta_log": ".json", "metadata": ".metadata.json", ".hoodie": "hoodie.properties"}
@@ -78,7 +76,7 @@ def open_source(
     files = files_of(found, kind)
     archive = _kind_of_all(files, kind) if files else "folder"
     asked = [columns.file, columns.mask, None if archive == "tar" else columns.label]
-    if archive in ("folder", "idx", "tar") and (named := [*filter(None, asked)]):
+    if archive in ("folder", "tar") and (named := [*filter(None, asked)]):
         raise SourceError(f"no columns, so none is called {named[0]!r}", place)
     if isinstance(found, Listing) and not files:
         return FolderSource(found, kind, without)
@@ -89,8 +87,6 @@ def open_source(
         return RowsSource(files, name, columns)
     if files[1:]:
         raise several_sources([file.path for file in files])
-    if archive == "idx":
-        return IdxSource(files[0])
     if suffix_inside(place.name) in LIST_SUFFIXES:
         return ListSource(files[0], kind, columns)
     hint = foreign_hint(place.name) or (
@@ -126,8 +122,7 @@ def find_splits(listing: Listing, kind: FileKind = PICTURES) -> Mapping[str, Fou
     """Return the folder or the files of each split in a folder by name, or None if it is one source.
 
     Splits are folders all named ``train``, ``training``, ``val``, ``valid``, ``validation``,
-    ``test`` or ``testing``; or tar, Parquet or MNIST files, all of whose names begin so and not all
-    alike.
+    ``test`` or ``testing``; or tar or Parquet files, all of whose names begin so and not all alike.
 
     Raises:
         SourceError: Two or more folders or files are splits and others are not, or folders and files
@@ -165,7 +160,7 @@ def _holds(kind: FileKind, listing: Listing) -> bool:
 
 
 def _check_alone(listing: Listing, archives: Sequence[File]) -> None:
-    """Raise SourceError if pictures lie beside tar, IDX or files of rows, or in folders there."""
+    """Raise SourceError if pictures lie beside tars or files of rows, or in folders there."""
     if _holds(PICTURES, listing):
         what = f"pictures beside {few([file.path.name for file in archives])}"
         hint = "Move either away, or pack one by itself: a folder, a file or a pattern of files"
@@ -173,19 +168,16 @@ def _check_alone(listing: Listing, archives: Sequence[File]) -> None:
 
 
 def _archives(listing: Listing, kind: FileKind) -> list[File]:
-    """Return the tar, IDX and files of rows; of an IDX file beside its .gz, the file."""
+    """Return the tars and files of rows."""
     if kind is not PICTURES:
         return []
     if (listed := listed_files(listing)) is not None:
         return listed
-    names = dict.fromkeys(name for name in listing.names() if _archive_kind(name))
-    return listing.files(n for n in names if not n.endswith(".gz") or n[:-3] not in names)
+    return listing.files(name for name in listing.names() if _archive_kind(name))
 
 
 def _archive_kind(name: str) -> str:
-    if suffix_of(name) == TAR_SUFFIX:
-        return "tar"
-    return row_kind(name) or ("idx" if name.lower().endswith(IDX_SUFFIXES) else "")
+    return "tar" if suffix_of(name) == TAR_SUFFIX else row_kind(name)
 
 
 def _kind_of_all(files: Sequence[File], kind: FileKind) -> str:

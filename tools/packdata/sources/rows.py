@@ -110,7 +110,7 @@ class ColumnsSource(Source):
         for file, number, values in self._rows(names, start):
             row, where = dict(zip(names, values, strict=True)), file.place(number)
             key = self._key(file, number, row.get(self._keyed_by))
-            labels = {field: self._value(field, row[name]) for name, field in self._fields.items()}
+            labels = {field: row[name] for name, field in self._fields.items()}
             cells = self._cells(row[self._image])
             if self.has_several:
                 each = [self._read(f"picture {n}", c, where, file) for n, c in enumerate(cells)]
@@ -133,11 +133,6 @@ class ColumnsSource(Source):
             return read
         hint = "Fill the column in, or leave the sample or column out of the source"
         return partial(fail, SourceError(f"the {what} is missing", where, hint))
-
-    def _value(self, field: str, value: Any) -> Any:
-        if self.labels[field].kind == "text":
-            return "" if value is None else str(value)
-        return value
 
 
 def _read_each(reads: Sequence[Read]) -> list[bytes]:

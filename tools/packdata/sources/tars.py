@@ -109,11 +109,8 @@ class TarSource(Source):
         self.labels = {_FIELDS[role]: self._column(role) for role in self._roles}
         if self._label_key:
             self.labels[LABEL] = column_of(LABEL, map(self._label_of, self._values("json")))
-        folders = sorted({sample.key.rpartition("/")[0] for sample in self._samples} - {""})
         if LABEL not in self.labels:
-            named = f" ({few(folders)})" if len(folders) > 1 else ""
-            what = f"no label: no .cls, nor {', '.join(LABEL_NAMES)} in the first .json"
-            self.notes = [f"{what}; tars and folders in them{named} are not read as classes"]
+            self.notes = [f"no label: no .cls, nor {', '.join(LABEL_NAMES)} in the first .json"]
 
     def _column(self, role: str) -> Column:
         if role != "cls":

@@ -44,8 +44,6 @@ def read_yolo(found: Annotations) -> None:
         what = "polygons or poses, which look alike, and there is no data.yaml that says which"
         hint = f"Add it: names: of classes, kpt_shape: of poses. {_AS_COCO}"
         raise SourceError(what, found.place, hint)
-    if shapes and all(map(_has_visibilities, shapes)):
-        raise SourceError("polygons look like poses, a box and points", found.place, _AS_COCO)
     if shapes:
         found.more[_POLYGON] = Column("json", field=Json())
 
@@ -68,11 +66,6 @@ def _bounds(polygon: Sequence[float]) -> list[float]:
     left, right = min(polygon[::2]), max(polygon[::2])
     top, bottom = min(polygon[1::2]), max(polygon[1::2])
     return [(left + right) / 2, (top + bottom) / 2, right - left, bottom - top]
-
-
-def _has_visibilities(shape: Sequence[float]) -> bool:
-    """Tell whether every third number behind a box is 0, 1 or 2, as in poses."""
-    return len(shape) % 3 == 1 and {*shape[6::3]} <= {0, 1, 2}
 
 
 # -- the names of classes -----------------------------------------------------------------------------

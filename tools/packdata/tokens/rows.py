@@ -86,7 +86,7 @@ class TokensRecipe(Recipe):
         kept = {tokenizer.name: tokenizer.file} if tokenizer and tokenizer.file else {}
         folders: Sequence[str] = ("",)
         if self.val_share:
-            folders, self.divides, self.why_empty = ("train", "val"), True, _ALL_IN_ONE
+            folders, self.why_empty = ("train", "val"), _ALL_IN_ONE
         self.targets: Sequence[Target] = [Target(f, Schema(fields), kept) for f in folders]
         self.runs, self.tally = source.runs, Tally()
 
