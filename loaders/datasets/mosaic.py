@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from loaders.checks import as_list, real_number, whole_number
-from loaders.datasets.reading.known import check_rows, first_boxes, has_planes, has_rows
+from loaders.datasets.reading.known import check_rows, first_boxes, has_rows
 from loaders.datasets.reading.samples import Padded, Ragged, in_form, shaped_alike
 from loaders.device.mix import batch_word, uniform_of
 from loaders.errors import BatchError
-from loaders.schema import Boxes, Image, Keypoints, Mask
+from loaders.schema import Boxes, Image, Images, Keypoints, Mask
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -83,12 +83,16 @@ class Mosaic(nn.Module):
             epoch: From 0.
 
         Raises:
-            BatchError: Pictures differ in size, or there is no ``sample_id``.
+            BatchError: Pictures differ in size, there is no ``sample_id``, or other fields have pixels: ``Images``, or
+                arrays with spatial axes.
         """
         is_dict = isinstance(batch, dict)
         values: dict[str, Any] = dict(batch) if is_dict else batch._asdict()
         served = {name: field for name, field in self.fields.items() if name in values}
         pictures = [name for name, field in served.items() if isinstance(field, Image | Mask)]
+        for name, field in served.items():
+            if isinstance(field, Images) or getattr(field, "spatial", None):
+                raise BatchError(f"{name!r} has pixels that Mosaic does not move: leave it out")
         size = _size_of({name: values[name] for name in pictures})
         if "sample_id" not in values:
             raise BatchError("Mosaic needs sample_id for its random numbers: add it to fields")
@@ -120,8 +124,6 @@ class Mosaic(nn.Module):
         keeps: torch.Tensor | None = None
         for name in sorted(served, key=lambda name: name != leader):
             field, goes_along = served[name], self._goes_along(name, served[name], leader)
-            if leader is not None and has_planes(field):
-                raise BatchError(f"{name!r} has pixels for each box: leave it out of fields")
             if not goes_along and not isinstance(field, Boxes | Keypoints):
                 continue
             lists = shaped_alike(_listed(values[name]))
@@ -159,15 +161,14 @@ class Mosaic(nn.Module):
 
 
 def _size_of(pictures: Mapping[str, Any]) -> tuple[int, int]:
-    sizes = {
-        tuple(each.shape[-2:]) if isinstance(each, torch.Tensor) else None
-        for each in pictures.values()
-    }
-    if len(sizes) != 1 or None in sizes:
+    if lists := [name for name, each in pictures.items() if not isinstance(each, torch.Tensor)]:
+        hint = "augment= with a size, such as Resize((h, w)), makes it one tensor"
+        raise BatchError(f"Mosaic needs pictures of one size, {lists[0]!r} is a list: {hint}")
+    sizes = {(each.shape[-2], each.shape[-1]) for each in pictures.values()}
+    if len(sizes) != 1:
         listed = ", ".join(map(str, sizes)) or "none"
         raise BatchError(f"Mosaic needs images and masks of one size, got {listed}")
-    height, width = next(size for size in sizes if size is not None)
-    return height, width
+    return sizes.pop()
 
 
 def _joined_pictures(pictures: torch.Tensor, centres: list[list[int]]) -> torch.Tensor:

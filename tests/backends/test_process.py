@@ -4,6 +4,8 @@ import itertools
 import multiprocessing
 import os
 import resource
+import subprocess
+import sys
 import time
 from typing import Any
 
@@ -89,6 +91,43 @@ def test_an_error_of_the_dataset_costs_its_batch_alone(num_workers: int) -> None
         "epoch": 1,
         "delivered": 0,
     }
+
+
+def test_a_worker_that_ended_ends_the_iteration_where_it_was() -> None:
+    """Torch would go on without its batches: later ones would be counted as these."""
+    script = f"""
+import os
+import time
+from loaders import DataLoader
+
+class Ends(list):
+    def __getitem__(self, i):
+        if i == 3 and os.environ.get("ENDS"):
+            time.sleep(0.5)  # the batch before is there
+            os._exit(9)
+        return i
+
+if __name__ == "__main__":
+    os.environ["ENDS"] = "1"
+    loader = DataLoader(Ends(range({NUM})), 1, num_workers=2, timeout=60)
+    iterator, errors = iter(loader), 0
+    found = [next(iterator).item() for _ in range(3)]
+    for _ in range(3):
+        try:
+            found.append(next(iterator).item())
+        except RuntimeError:
+            errors += 1
+    del os.environ["ENDS"]
+    again = DataLoader(Ends(range({NUM})), 1, num_workers=2)
+    again.load_state_dict(loader.state_dict())
+    print(errors, found + [batch.item() for batch in again])
+"""
+    # Torch's handler of the signal may raise anywhere in a process.
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120
+    )
+
+    assert done.stdout == f"3 {[*range(NUM)]}\n", done.stderr
 
 
 def test_workers_end_with_the_loop_that_an_error_ends() -> None:

@@ -12,7 +12,7 @@ import packdata
 from loaders import DataLoader, Mosaic, ShardDataset
 from loaders.datasets.reading.samples import Padded, Ragged
 from loaders.errors import BatchError, SchemaError
-from loaders.schema import Array, Boxes, Image, Keypoints, Label, Mask
+from loaders.schema import Array, Boxes, Image, Images, Keypoints, Label, Mask, Schema
 
 NUM, SIZE = 12, (40, 56)
 
@@ -174,3 +174,14 @@ def test_wrong_use_is_an_error(folder: Path) -> None:
         Mosaic(schema, fields="kinds")
     kinds = Mosaic(schema, fields=["points"])(fewer).kinds
     assert all(map(torch.equal, kinds, fewer.kinds))
+
+
+@pytest.mark.parametrize("field", [Array(dtype="float32", dims=(1, 8, 8), spatial=2), Images()])
+def test_pixels_that_would_stay_where_they_are_are_refused(field: Any) -> None:
+    """A depth map, or frames, would be of one of the four samples alone."""
+    mosaic = Mosaic(Schema({"image": Image("raw", size=(8, 8)), "other": field}))
+    batch = {"image": torch.zeros(4, 3, 8, 8, dtype=torch.uint8), "sample_id": torch.arange(4)}
+
+    assert mosaic(batch)["image"].shape == (4, 3, 8, 8)
+    with pytest.raises(BatchError):
+        mosaic(batch | {"other": torch.zeros(4, 1, 8, 8)})
