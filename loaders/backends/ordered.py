@@ -52,6 +52,8 @@ class OrderedBatches:
     behind it can still be had. ``num_taken`` counts batches that were returned, or whose error was raised.
     """
 
+    is_lost = False
+
     def __init__(
         self,
         pool: Pool,

@@ -15,18 +15,14 @@ _EARLY = (
     "a worker raised StopIteration, in the dataset, its transform or collate_fn, or another iteration took over the "
     "worker processes that persist"
 )
-_LOST = (
-    "a worker process ended, and its batches with it: begin a new iteration; with persistent_workers, make the loader "
-    "anew"
-)
 _TIMEOUT = "timed out"  # in torch's message: its workers go on
 
 
 class TorchBatches:
     """Wraps torch's iterator for one epoch.
 
-    ``num_taken`` counts batches that were returned, or whose error was raised. Where a worker process ended there are
-    none behind: torch would go on with those of other workers, as if they followed.
+    ``num_taken`` counts batches that were returned, or whose error was raised. With a worker process
+    that ends they end (``is_lost``): torch would go on with those of other workers, as if they followed.
     """
 
     is_ready = False
@@ -39,14 +35,12 @@ class TorchBatches:
         num_batches: int | None,  # of the epoch: an earlier end is an error; None: unknown
     ) -> None:
         self._iterator, self._num_workers, self._num_batches = batches, num_workers, num_batches
-        self.num_taken, self._is_lost = 0, False
+        self.num_taken, self.is_lost = 0, False
 
     def __iter__(self) -> TorchBatches:
         return self
 
     def __next__(self) -> Any:
-        if self._is_lost:
-            raise RuntimeError(_LOST)
         try:
             # Without workers the index sampler enters the context of each batch: it ends with the batch.
             with nullcontext() if self._num_workers else reading(None):
@@ -60,7 +54,9 @@ class TorchBatches:
         except BaseException as error:
             is_of_batch = not self._num_workers or _is_of_batch(error)
             self.num_taken += is_of_batch
-            self._is_lost = not is_of_batch and _TIMEOUT not in str(error)
+            if not is_of_batch and _TIMEOUT not in str(error):
+                self.is_lost = True
+                self.close()
             if self._num_workers:
                 # Torch keeps the error in a frame of its traceback, and with it the iterator and its workers.
                 traceback.clear_frames(error.__traceback__)

@@ -177,7 +177,8 @@ class Delivery(Generic[BatchT]):
         self._is_over = True
         self._hook.close()
         plan = self._pass.plan
-        if plan is None or self._batches.num_taken >= plan.num_remaining_steps:
+        is_whole = plan is None or self._batches.num_taken >= plan.num_remaining_steps
+        if is_whole and not self._batches.is_lost:
             self._pass.end()
         self._on_close()
 
