@@ -37,10 +37,9 @@ class LoadersError(Exception):
 
 
 def sentence(*parts: str) -> str:
-    """Join parts into sentences, each ending with one full stop, or as it does with ``?`` or ``!``."""
-    whole = (
-        part if part.endswith(("?", "!")) else f"{part.rstrip('.')}." for part in parts if part
-    )
+    """Join parts into sentences, each ending with one full stop, or as it does with ``?``, ``!`` or ``...``."""
+    ends = ("?", "!", "...")
+    whole = (part if part.endswith(ends) else f"{part.rstrip('.')}." for part in parts if part)
     return printable(" ".join(whole), keep="\n")
 
 

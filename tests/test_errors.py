@@ -143,6 +143,7 @@ def test_a_sample_without_key_shows_none() -> None:
         (("a", ""), "a."),
         (("a", "", "c"), "a. c."),
         (("a", "is it b?"), "a. is it b?"),
+        (("a, ...", "b"), "a, ... b."),
         ((), ""),
     ],
 )

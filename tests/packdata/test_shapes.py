@@ -190,7 +190,9 @@ class TestColumns:
         sample = ShardDataset(tmp_path / "out", fields=["image", "box", "box_labels"])[0]
         assert (sample.box.tolist(), sample.box_labels.tolist()) == (CORNERS[:1], [2])
 
-    @pytest.mark.parametrize("labels", [[1], [1, 2, 3], [0.5, 1], [[1], [2]], 5, {"a": 1}])
+    @pytest.mark.parametrize(
+        "labels", [[1], [1, 2, 3], [0.5, 1], [True, False], [[1], [2]], 5, {"a": 1}]
+    )
     def test_classes_that_are_not_one_a_box_are_refused(self, tmp_path: Path, labels: Any) -> None:
         pictures(tmp_path, "a.png")
         source = listed(tmp_path, [{"path": "a.png", "box": CORNERS, "kind": labels}], "jsonl")
@@ -1116,3 +1118,24 @@ class TestAnnotations:
         ).notes()
 
         assert any("not there: 2" in note for note in notes)
+
+
+@pytest.mark.parametrize("labels", [["dog", "cat"], ["cat", "cat"]])
+def test_the_classes_that_are_given_number_labels_and_boxes(
+    tmp_path: Path, labels: list[str]
+) -> None:
+    """In each split alike, whichever of them it has."""
+    rows = [
+        {"path": f"{i}.png", "label": label, "box": CORNERS[:1], "kind": ["cat"]}
+        for i, label in enumerate(labels)
+    ]
+    source = listed(pictures(tmp_path, "0.png", "1.png"), rows, "jsonl")
+    options: dict[str, Any] = {"boxes": "box", "box_labels": "kind"}
+
+    pack_images(source, tmp_path / "out", classes=["dog", "bird", "cat"], **options)
+
+    dataset = ShardDataset(tmp_path / "out", fields=["image", "label", "box_labels"])
+    assert [s.label for s in dataset] == [["dog", "bird", "cat"].index(each) for each in labels]
+    assert [s.box_labels.tolist() for s in dataset] == [[2], [2]]
+    with pytest.raises(SourceError):
+        pack_images(source, tmp_path / "other", classes=["bird"], **options)

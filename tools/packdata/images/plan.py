@@ -17,7 +17,7 @@ from packdata.images.shapes import ShapeOptions, check_same_classes
 from packdata.options import take, takes
 from packdata.packing.settings import PackSettings
 from packdata.plan import pack_plan
-from packdata.sources.columns import BOX_LABELS
+from packdata.sources.columns import BOX_LABELS, LABEL
 from packdata.sources.listed import listed_sources
 
 if TYPE_CHECKING:
@@ -56,9 +56,9 @@ def plan_images(src: Location | str | Sequence[Location | str], **options: Any) 
     sources, shapes = listed_sources(src), take(ShapeOptions, options)
     source = take(SourceOptions, options)
     image_options, has_annotations = ImageOptions(**options), shapes.annotations is not None
-    of_boxes: Sequence[str] = ()
-    if source.classes is not None and (has_annotations or shapes.box_labels is not None):
-        of_boxes = read_classes(source.classes, BOX_LABELS)
+    of_boxes, classes = tuple[str, ...](), source.classes
+    if classes is not None and (has_annotations or shapes.box_labels is not None):
+        of_boxes = read_classes(classes, BOX_LABELS)
         source = replace(source, classes=None)
     open_again = partial(open_splits, sources, source, has_annotations=has_annotations)
     opened = open_again()
@@ -66,7 +66,10 @@ def plan_images(src: Location | str | Sequence[Location | str], **options: Any) 
     used = Counter[tuple[str, str]]()
     extended = {name: shapes.extend(s, name, of_boxes, used) for name, s in opened.items()}
     check_same_classes(extended.values())
-    with_labels = labelled(extended, source.classes, source.multi_label)
+    kinds = {each.labels[LABEL].kind for each in extended.values() if LABEL in each.labels}
+    if of_boxes and "class" not in kinds:  # else they number labels, too
+        classes = None
+    with_labels = labelled(extended, classes, source.multi_label)
     splits = [(split.name, ImagesRecipe(split, image_options)) for split in with_labels]
     settings = settings.or_usual(_usual_format(splits))
     return ImagesPlan(sources, splits, settings, listed, list_again)

@@ -10,6 +10,7 @@ from loaders.augment.pixels import move_boxes, move_keypoints
 from loaders.checks import shown
 from loaders.errors import CodecError, SchemaError, SourceError
 from loaders.schema import Array, Boxes, Keypoints
+from packdata.describe import few
 from packdata.geometry import BOX_FORMATS, to_boxes, to_keypoints
 from packdata.options import check_options, opt, parse_target
 from packdata.parsing import parse_json
@@ -120,14 +121,15 @@ class ShapeOptions:
 
         def extend(item: Item) -> Item:
             given, rows = _list(item, path), _list(item, [boxes])
-            found: list[Any] = [each for each in given if isinstance(each, int | str)]
+            found: list[Any] = [each for each in given if type(each) in (int, str)]
             if names:
                 found = [numbers.get(each if is_counted else str(each)) for each in found]
             num = len(rows) if not rows or isinstance(rows[0], list | tuple) else 1
             if len(found) != num or not all(isinstance(each, int) for each in found):
-                what = f"box_labels {given[:3]} are not a class for each of {num} boxes"
+                kind = f"one of {few(names)}" if names else "a number"
+                what = f"box_labels {given[:3]} are not {kind} for each of {num} boxes"
                 hint = "Class names need classes=: a file with one name a line"
-                raise SourceError(what, item.where, hint)
+                raise SourceError(what, item.where, "" if names else hint)
             return replace(item, labels={**item.labels, BOX_LABELS: found})
 
         field = Array(dtype="int64", dims=(None,), classes=tuple(names) or None)
