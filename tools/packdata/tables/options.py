@@ -15,7 +15,8 @@ class TableOptions:
     """Which columns become what."""
 
     target: tuple[str, ...] = opt(
-        (), "columns to predict: text becomes classes, sorted; numbers stay as they are"
+        (),
+        "columns to predict: text becomes classes, sorted; numbers are float32, or as --dtype float64",
     )
     features: tuple[str, ...] = opt((), "columns to learn from (default: all others)")
     drop: tuple[str, ...] = opt((), "columns to leave out (default: none)")
