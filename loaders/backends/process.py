@@ -15,7 +15,8 @@ _EARLY = (
     "a worker raised StopIteration, in the dataset, its transform or collate_fn, or another iteration took over the "
     "worker processes that persist"
 )
-_TIMEOUT = "timed out"  # in torch's message: its workers go on
+# Of the wait for a worker, not of a batch, nor of a handler of signals: it has ended, unless torch's wait has.
+_OF_WORKERS, _TIMEOUT = (RuntimeError, ConnectionError, EOFError), "timed out"
 
 
 class TorchBatches:
@@ -54,7 +55,7 @@ class TorchBatches:
         except BaseException as error:
             is_of_batch = not self._num_workers or _is_of_batch(error)
             self.num_taken += is_of_batch
-            if not is_of_batch and _TIMEOUT not in str(error):
+            if not is_of_batch and isinstance(error, _OF_WORKERS) and _TIMEOUT not in str(error):
                 self.is_lost = True
                 self.close()
             if self._num_workers:

@@ -161,7 +161,7 @@ def test_what_all_rows_teach_comes_to_parts_by_a_plan(
 
     assert main(["finish", str(tmp_path / "parts")]) == 0
     assert contents(tmp_path / "parts") == contents(tmp_path / "plain")
-    other = ["--dtype", "float64"] if line.startswith("tables") else ["--seed", "1"]
+    other = ["--dtype", "float64"] if line.startswith("tables") else ["--row-tokens", "8"]
     assert main([*argv[1], *other, "--part", "0/2", "--plan", str(plan)]) == 1
 
 
