@@ -52,7 +52,7 @@ class OrderedBatches:
     behind it can still be had. ``num_taken`` counts batches that were returned, or whose error was raised.
     """
 
-    is_lost = False
+    is_lost = False  # as torch's are, of a worker that ended
 
     def __init__(
         self,

@@ -237,7 +237,7 @@ class TestLabelMaps:
         ("option", "text"), [("palette", "no colours"), ("palette", "1 2 3\n1 2 3"), ("label_map", "[1]"),
                              ("palette", "1 2 3\n1 2 256\n4 5 6"), ("palette", "1 2 3\n#80400\n4 5 6"),
                              ("palette", "1 2 3\nroad\n4 5 6"), ("palette", "300 2 3\n4 5 6"),
-                             ("label_map", '{"0": 1}'), ("label_map", "0 70000"),
+                             ("label_map", '{"0": 1}'), ("label_map", "0 70000"), ("label_map", "0 0\n1 -1"),
                              ("label_map", "0 1\n0 2")]
     )  # fmt: skip
     def test_other_files_are_refused(self, tmp_path: Path, option: str, text: str) -> None:

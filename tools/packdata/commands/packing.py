@@ -146,8 +146,8 @@ packdata images scans packed --masks masks --keep-depth""",
 def images(args: Namespace) -> int:
     """Pack pictures with their labels and masks.
 
-    The source is a folder per class, a flat folder, a .csv, .tsv or .jsonl list, WebDataset tars,
-    Parquet, or a folder of splits of these, each of which becomes a dataset. Without
+    The source is a .csv, .tsv or .jsonl list, a folder per class, a flat folder, WebDataset tars,
+    Parquet, or a folder of splits of these but lists, each of which becomes a dataset. Without
     --size and --codec, files are kept byte for byte, except those that decoders read differently.
 
     After a kill, a full disk or Ctrl-C, run the same command again to continue.
@@ -174,8 +174,8 @@ packdata arrays cases packed --array image --mask-array label""",
 def arrays(args: Namespace) -> int:
     """Pack volumes and other arrays with their labels and masks.
 
-    The source is a folder per class, a flat folder, a .csv, .tsv or .jsonl list, or a folder of splits
-    of these, each of which becomes a dataset. Volumes are served as (C, D, H, W), masks as (D, H, W).
+    The source is a .csv, .tsv or .jsonl list, a folder per class, a flat folder, or a folder of splits
+    of folders, each of which becomes a dataset. Volumes are served as (C, D, H, W), masks as (D, H, W).
 
     After a kill, a full disk or Ctrl-C, run the same command again to continue.
     """

@@ -26,7 +26,7 @@ NUM_PEEKED = 16  # items that are looked at before the first is packed
 _EXACT = ("png", "gif", "bmp", "tiff")
 _HEX = re.compile(r"#([0-9a-fA-F]{6})\b")
 _THREE = re.compile(r"(?<!\d)(\d{1,3})[\s,;]+(\d{1,3})[\s,;]+(\d{1,3})(?!\d)")
-_TWO = re.compile(r"^[ \t]*(\d+)[ \t,;:]+(\d+)\b", re.MULTILINE)
+_TWO = re.compile(r"^[ \t]*(-?\d+)[ \t,;:]+(-?\d+)\b", re.MULTILINE)
 _COLORS_HINT = "A palette has a colour a line, R G B or #RRGGBB, in the order of the classes"
 _NUMBERS_HINT = "A label map has two numbers a line, old and new, from 0 to 65535"
 
@@ -140,8 +140,9 @@ def _label_map(label_map: Location | str) -> dict[int, int]:
     text = read_file(label_map, _NUMBERS_HINT).decode(errors="replace")
     lines = _TWO.findall(text)
     pairs = {int(old): int(new) for old, new in lines}
-    if not pairs or len(pairs) < len(lines) or max(*pairs, *pairs.values()) > 65_535:
-        what = "duplicate numbers, numbers above 65535, or none"
+    numbers = {*pairs, *pairs.values()}
+    if not pairs or len(pairs) < len(lines) or min(numbers) < 0 or max(numbers) > 65_535:
+        what = "duplicate numbers, numbers outside 0 to 65535, or none"
         raise SourceError(what, label_map, _NUMBERS_HINT)
     return pairs
 

@@ -97,7 +97,8 @@ class TarSource(Source):
         nothing = _Sample(files[0], "KEY")
         for sample in self._samples or [nothing]:
             if _IMAGE not in sample.members:
-                what = f"no picture {sample.key}.jpg, or .png, but {few(ignored) or 'no files'}"
+                others = f"; other files: {few(ignored)}" if ignored else ""
+                what = f"no picture {sample.key}.jpg, or .png{others}"
                 hint = "packdata.pack takes samples of several pictures, and pictures with other names"
                 raise SourceError(what, sample.tar.path, hint)
         self.ignored = dict(ignored)
